@@ -87,6 +87,7 @@ def run_batches(
     key: Callable[[Item], str] = _ID,
     desc: str = "",
     unit: str = "question",
+    at_once: bool = False,
 ) -> None:
     """Compute the missing rows in all processes; then the first process merges them.
 
@@ -103,6 +104,7 @@ def run_batches(
         key: Returns an item's id.
         desc: Label of the progress bar.
         unit: Unit of the progress bar.
+        at_once: True to work on all batches of a process as one, in which no item depends on the others.
 
     Raises:
         UserError: Another run appends to the same logs, or they are of other settings.
@@ -111,6 +113,8 @@ def run_batches(
     with logs.open(processes.index) as log:  # until the rows are merged, so that no other run deletes or merges them
         mine = batches[processes.index :: processes.count]
         left = [batch for batch in mine if any(key(item) not in done for item in batch)]
+        if at_once and left:
+            left = [[item for batch in left for item in batch if key(item) not in done]]
         total, initial = sum(map(len, mine)), sum(key(item) in done for batch in mine for item in batch)
         with progress_bar(total=total, initial=initial, desc=desc, unit=unit, disable=processes.index > 0) as bar:
             for row_id, row in itertools.chain.from_iterable(map(work, left)):

@@ -122,7 +122,7 @@ class StubServer:
         self.requests: list[tuple[Message, dict[str, Any]]] = []
         self.targets: list[str] = []
         self.delivered: Counter[str] = Counter()
-        self.most_at_a_time = self._at_a_time = self.refused = 0
+        self.most_at_a_time = self._at_a_time = self._waiting = self.refused = 0
         self.lock = threading.Lock()
         self._tries: Counter[str] = Counter()
         self._http = _Server(("127.0.0.1", 0), _handler(self))
@@ -157,7 +157,8 @@ class StubServer:
             number = self._tries[text]
             self._tries[text] += 1
             self._at_a_time += 1
-            self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
+            self._waiting += 1
+            self.most_at_a_time = max(self.most_at_a_time, self._waiting)
         try:
             self._reply(handler, body, text, self.fault(text, number))
         except OSError:
@@ -168,6 +169,8 @@ class StubServer:
 
     def _reply(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], text: str, fault: Fault) -> None:
         time.sleep(fault.get("seconds", self.seconds))
+        with self.lock:
+            self._waiting -= 1  # before the client has the reply, and sends another request
         content = fault.get("body", json.dumps(self._completion(body, text))).encode()
         handler.send_response(fault.get("status", 200))
         handler.send_header("Content-Length", str(len(content)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,16 +14,18 @@ from reflectune.core.errors import UserError
 from reflectune.inference.operators.pair_pictures import PairPictures
 from reflectune.inference.operators.parsing import label
 from reflectune.inference.operators.requests import (
-    Form,
     JudgeEachReply,
+    JudgeEachRequest,
     JudgeReply,
     Picture,
     Prompt,
     WriteReply,
+    WriteRequest,
+    YesNoRequest,
     run_slot,
 )
 from reflectune.inference.operators.schemas import response_format
-from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, RemoteReply, is_word
+from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, is_word
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered
 from reflectune.models.rendering.turns import (
@@ -198,7 +201,7 @@ class LocalModel:
 class ServedModel:
     """A model on a server. Replies are cached in a file, and never requested twice.
 
-    A picture is encoded once for all steps about it.
+    A picture is encoded once for all steps about it. Threads may share a model: lists are sent one by one.
 
     Args:
         remote: The model's client.
@@ -208,20 +211,41 @@ class ServedModel:
     def __init__(self, remote: RemoteModel, of_pairs: PairPictures | None = None) -> None:
         self._remote, self._of_pairs = remote, of_pairs
         self._urls = PictureUrls(remote.endpoint.max_pixels)
-        self._writes_labels = False
+        self._writes_labels = self._is_settled = False
+        self._settling = threading.Lock()
+
+    @property
+    def concurrency(self) -> int:
+        """Most requests under way at a time."""
+        return self._remote.endpoint.concurrency
+
+    def requests(self, image: Picture, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
+        """Return functions that execute a step; for `JudgeEachRequest` one a document. Threads may call them."""
+        if isinstance(request, WriteRequest):
+            return [lambda: self._written(image, request.prompt, request.max_tokens)]
+        prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
+        return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
 
     def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
         """Request a reply to each prompt, with fewer documents where a server refuses it; "" if still refused."""
-        return self._fitted(prompts, max_tokens, lambda asked: self._write(asked, max_tokens))
+        return [self._written(image, prompt, max_tokens) for image, prompt in prompts]
 
-    def _write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        replies: dict[int, RemoteReply] = {}
-        for form in dict.fromkeys(self._form(prompt) for _, prompt in prompts):
-            places = [place for place, (_, prompt) in enumerate(prompts) if self._form(prompt) == form]
-            asked = [self._conversation(*prompts[place]) for place in places]
-            fields = {"max_tokens": max_tokens, **response_format(form)}
-            replies |= zip(places, self._remote.complete_all(asked, desc="", **fields), strict=True)
-        return [_written(replies[place], prompt) for place, (_, prompt) in enumerate(prompts)]
+    def _written(self, image: Picture, prompt: Prompt, max_tokens: int) -> WriteReply:
+        form = response_format(prompt.form if self._remote.endpoint.guided else "free")
+
+        def ask(fitting: Prompt) -> WriteReply:
+            asked = self._conversation(image, fitting)
+            (reply,) = self._remote.complete_all([asked], desc="", max_tokens=max_tokens, **form)
+            return WriteReply(
+                reply.text,
+                0 if reply.refused else fitting.documents_shown,
+                reply.prompt_tokens,
+                reply.completion_tokens,
+                reply.finish != "length" and not reply.refused,
+                refused=reply.refused,
+            )
+
+        return self._fitted(image, prompt, max_tokens, ask)
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
@@ -233,51 +257,49 @@ class ServedModel:
         Raises:
             UserError: The server returns NaN; or the words differ by case or marks only.
         """
+        return [self._judged(image, prompt, yes, no) for image, prompt in prompts]
+
+    def _judged(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
-        return self._fitted(prompts, self._remote.endpoint.max_tokens, lambda asked: self._judge(asked, yes, no))
 
-    def _judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
-        conversations = [self._conversation(image, prompt) for image, prompt in prompts]
+        def ask(fitting: Prompt) -> JudgeReply:
+            with self._settling:  # one asks, and the others wait, until it is known if there are log-probabilities
+                if not self._is_settled:
+                    return self._ask(image, fitting, yes, no)
+            return self._ask(image, fitting, yes, no)
+
+        return self._fitted(image, prompt, self._remote.endpoint.max_tokens, ask)
+
+    def _ask(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+        conversation = self._conversation(image, prompt)
         if self._writes_labels:
-            return self._labels(prompts, conversations, yes, no)
+            return self._label(prompt, conversation, yes, no)
         try:
-            replies = self._remote.log_probabilities(conversations, [yes, no], desc="")
+            (reply,) = self._remote.log_probabilities([conversation], [yes, no], desc="")
         except (NoLogProbabilities, AllRefused):
-            return self._labels(prompts, conversations, yes, no)
-        firsts = [reply.first_token for reply in replies]
-        likely = [[math.exp(first[word]) if word in first else 0.0 for word in (yes, no)] for first in firsts]
-        answered = [pair for pair, reply in zip(likely, replies, strict=True) if not reply.refused]
-        if any(sum(pair) < _LEAST_ANSWERED for pair in answered):
+            return self._label(prompt, conversation, yes, no)
+        if reply.refused:
+            return JudgeReply(0.0, 0.0, refused=reply.refused)
+        self._is_settled = True
+        likely = [math.exp(reply.first_token[word]) if word in reply.first_token else 0.0 for word in (yes, no)]
+        if sum(likely) < _LEAST_ANSWERED:
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
-                f"{min(map(sum, answered)):.2%}), so that their share says nothing; judge with a model that answers at "
-                "once",
+                f"{sum(likely):.2%}), so that their share says nothing; judge with a model that answers at once",
                 stacklevel=2,
             )
-        return [
-            JudgeReply(pair[0], pair[1], 0 if reply.refused else prompt.documents_shown, refused=reply.refused)
-            for pair, reply, (_, prompt) in zip(likely, replies, prompts, strict=True)
-        ]
+        return JudgeReply(likely[0], likely[1], prompt.documents_shown)
 
-    def _labels(
-        self, prompts: Sequence[AboutPicture], conversations: Sequence[Messages], yes: str, no: str
-    ) -> list[JudgeReply]:
+    def _label(self, prompt: Prompt, conversation: Messages, yes: str, no: str) -> JudgeReply:
         """Judge by the word that the model writes."""
-        replies = self._remote.complete_all(conversations, desc="")
-        self._writes_labels = self._writes_labels or any(not reply.refused for reply in replies)
-        labels = [None if reply.refused else label(reply.text, yes, no) for reply in replies]
-        return [
-            JudgeReply(
-                float(said is True),
-                float(said is False),
-                0 if reply.refused else prompt.documents_shown,
-                reply.prompt_tokens,
-                refused=reply.refused,
-                written=not reply.refused,
-            )
-            for said, reply, (_, prompt) in zip(labels, replies, prompts, strict=True)
-        ]
+        (reply,) = self._remote.complete_all([conversation], desc="")
+        if reply.refused:
+            return JudgeReply(0.0, 0.0, 0, reply.prompt_tokens, refused=reply.refused)
+        self._writes_labels = self._is_settled = True
+        said = label(reply.text, yes, no)
+        shown = prompt.documents_shown
+        return JudgeReply(float(said is True), float(said is False), shown, reply.prompt_tokens, written=True)
 
     def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone. The prompts share a prefix, which a server's prefix cache reads once.
@@ -285,13 +307,10 @@ class ServedModel:
         Raises:
             UserError: The server returns no log-probabilities.
         """
-        alone = [
-            (image, dataclasses.replace(prompt, documents=(document,)))
+        return [
+            JudgeEachReply(tuple(self._judged(image, alone, yes, no) for alone in prompt.apart()))
             for image, prompt in prompts
-            for document in prompt.documents
         ]
-        judged = iter(self.judge(alone, yes, no))
-        return [JudgeEachReply(tuple(itertools.islice(judged, len(prompt.documents)))) for _, prompt in prompts]
 
     def _room(self, image: Picture, prompt: Prompt, max_tokens: int) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
@@ -305,35 +324,19 @@ class ServedModel:
             return parts
         return fit_leading(render, parts, room, least=1, length=context.count)[0]
 
-    def _fitted(
-        self,
-        prompts: Sequence[AboutPicture],
-        max_tokens: int,
-        ask: Callable[[Sequence[AboutPicture]], Sequence[Reply]],
-    ) -> list[Reply]:
-        """Ask about prompts with the documents that fit; about a refused one again with three quarters, down to one."""
-        kept = [self._room(image, prompt, max_tokens) for image, prompt in prompts]
-        replies = dict[int, Reply]()
-        waiting = [*range(len(prompts))]
-        while waiting:
-            asked = [
-                (image, dataclasses.replace(prompt, most=kept[place]))
-                for place in waiting
-                for image, prompt in [prompts[place]]
-            ]
+    def _fitted(self, image: Picture, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply]) -> Reply:
+        """Ask about a prompt with the documents that fit; if it is refused, again with three quarters, down to one."""
+        kept = self._room(image, prompt, max_tokens)
+        while True:
             try:
-                replies |= zip(waiting, ask(asked), strict=True)
-            except AllRefused:  # the first requests of a run, each too long
-                if max(kept[place] for place in waiting) <= 1:
+                reply = ask(dataclasses.replace(prompt, most=kept))
+            except AllRefused:  # among the first requests of a run
+                if kept <= 1:
                     raise
-            waiting = [it for it in waiting if it not in replies or (replies[it].refused and kept[it] > 1)]
-            for place in waiting:
-                kept[place] = 3 * kept[place] // 4 if kept[place] > 1 else kept[place]
-        return [replies[place] for place in range(len(prompts))]
-
-    def _form(self, prompt: Prompt) -> Form:
-        """Return the form that a reply is constrained to; `free` unless the server does so."""
-        return prompt.form if self._remote.endpoint.guided else "free"
+            else:
+                if not reply.refused or kept <= 1:
+                    return reply
+            kept = 3 * kept // 4
 
     def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
         paths = prompt.shown_pictures(prompt.parts)
@@ -380,14 +383,3 @@ def documents_parts(parts: Sequence[str | Slot], pictures: int) -> tuple[str | S
     """Return a prompt's parts with places for its documents' pictures: each begins a slot of its own (`run_slot`)."""
     runs = [run for n in range(1, pictures + 1) for run in (" ", PICTURE, Slot(run_slot(n)))]
     return tuple(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,)))
-
-
-def _written(reply: RemoteReply, prompt: Prompt) -> WriteReply:
-    return WriteReply(
-        reply.text,
-        0 if reply.refused else prompt.documents_shown,
-        reply.prompt_tokens,
-        reply.completion_tokens,
-        reply.finish != "length" and not reply.refused,
-        refused=reply.refused,
-    )

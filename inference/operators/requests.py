@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from PIL import Image
@@ -79,6 +79,10 @@ class Prompt:
     def documents_shown(self) -> int:
         """Number of documents that are shown if all of `most` fit."""
         return self.parts if self.documents else 0
+
+    def apart(self) -> list[Prompt]:
+        """Return the prompt with each of its documents alone."""
+        return [replace(self, documents=(document,)) for document in self.documents]
 
     def places(self, shown: int) -> list[int]:
         """Return the places of `shown` documents: the first ones of each group, by their share of it."""

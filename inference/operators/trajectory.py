@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit
+from reflectune.inference.operators.models import ServedModel
+from reflectune.inference.operators.request_pool import RequestPool
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
+    JudgeEachRequest,
     JudgeReply,
     JudgeRequest,
     LikenReply,
@@ -47,6 +51,8 @@ RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 """Function from texts with passages to the reranker's scores."""
 
 
+_AHEAD: Final = 4
+"""One in so many requests waits for a thread, so that none is idle during a search."""
 AGAIN: Final = "\n\nYour last reply could not be read. Reply in exactly the requested form, and briefly."
 """Reminder at the end of a prompt that is asked again."""
 
@@ -135,6 +141,7 @@ class _Course:
         due: Places of those that are not executed yet.
         replies: Replies by place.
         unlogged: Of each place the steps executed, until those before them are logged.
+        keeps_error: True to end with the error of an unusable question instead of raising it.
     """
 
     question: Question
@@ -150,6 +157,9 @@ class _Course:
     limit: Limit | None = None
     outcome: TrajectoryResult | None = None
     is_list: bool = False
+    place: int = 0
+    keeps_error: bool = False
+    error: UnusableInput | None = None
 
     def advance(self) -> None:
         """Advance the trajectory by its replies, to its next requests or to its end."""
@@ -179,6 +189,10 @@ class _Course:
             requests = step()
         except StopIteration as end:
             self.waiting, self.outcome = [], end.value
+        except UnusableInput as error:
+            if not self.keeps_error:
+                raise
+            self.waiting, self.error = [], error
         else:
             self.is_list = isinstance(requests, tuple)
             self.waiting = [self._seen(it) for it in (requests if isinstance(requests, tuple) else (requests,))]
@@ -230,6 +244,9 @@ class TrajectoryPipeline:
     Every round executes one kind of step for all questions that wait for it, choosing the kind with the most requests.
     Questions at different iterations thus share a batch, as do a question's steps that don't depend on each other.
 
+    Requests to a served model are sent as soon as a trajectory comes to them. If all models are served, there are no
+    rounds: questions begin while fewer requests than `llm_concurrency` are under way, and a few wait for a thread.
+
     Args:
         start: Starts a question's trajectory.
         tools: Models and functions that execute steps.
@@ -256,43 +273,89 @@ class TrajectoryPipeline:
 
     def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
         """Return one trace per question, in order."""
-        courses = [
-            _Course(
-                question,
-                image,
-                self._start(dataclasses.replace(question, image="" if image is None else question.image or "image")),
-                self.tools,
-            )
-            for question, image in zip(questions, images, strict=True)
-        ]
+        ended = {course.place: course for course in self._ended(zip(questions, images, strict=True))}
+        return [_trace(self.name, ended[place]) for place in range(len(questions))]
+
+    def stream(
+        self, asked: Iterable[tuple[Question, Picture]], failed: Callable[[Question, UnusableInput], Trace]
+    ) -> Iterator[Trace]:
+        """Yield the trace of each question when it ends. Questions are taken as they begin.
+
+        Args:
+            asked: Questions with their images.
+            failed: Returns the trace of a question that can't be used.
+        """
+        for course in self._ended(asked, keeps_errors=True):
+            yield _trace(self.name, course) if course.error is None else failed(course.question, course.error)
+
+    def _ended(self, asked: Iterable[tuple[Question, Picture]], *, keeps_errors: bool = False) -> Iterator[_Course]:
+        """Yield trajectories as they end."""
+        served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
+        threads = max((model.concurrency for model in served), default=1)
+        most = threads + threads // _AHEAD + 1 if len(served) == len(self.tools.models) else 0
+        beginning, courses, asks_more = enumerate(asked), list[_Course](), True
+        with RequestPool[tuple[_Course, int]](threads) as pool:
+            while courses or asks_more:
+                while asks_more and (not most or pool.load + sum(bool(course.due) for course in courses) < most):
+                    if asks_more := (it := next(beginning, None)) is not None:
+                        courses.append(self._begun(*it, keeps_errors))
+                self._end_spent([course for course in courses if course.due])
+                yield from (course for course in courses if not course.waiting)
+                courses = [course for course in courses if course.waiting]
+                self._send(courses, pool)
+                group = _largest_group(courses) if most or not pool.load else []
+                received = self._execute(group)
+                for arrived in pool.collect(wait=not group):
+                    course, place = arrived.key
+                    is_each = isinstance(course.waiting[place], JudgeEachRequest)
+                    reply = JudgeEachReply(tuple(arrived.replies)) if is_each else arrived.replies[0]
+                    received.append((course, place, reply, arrived.seconds))
+                for course, place, reply, seconds in received:
+                    course.receive(place, reply, seconds)
+                changed = dict.fromkeys(course for course, *_ in received)
+                publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
+
+    def _begun(self, place: int, asked: tuple[Question, Picture], keeps_error: bool) -> _Course:
+        """Begin the trajectory of a question."""
+        question, image = asked
+        shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
+        course = _Course(question, image, self._start(shown), self.tools, place=place, keeps_error=keeps_error)
+        course.advance()
+        return course
+
+    def _send(self, courses: Sequence[_Course], pool: RequestPool[tuple[_Course, int]]) -> None:
+        """Send the requests to served models."""
         for course in courses:
-            course.advance()
-        while True:
-            self._end_spent(courses)
-            if not (chosen := _largest_group(courses)):
-                break
-            requests = [course.waiting[place] for course, place in chosen]
-            start = time.perf_counter()
-            replies = self._execute([course.image for course, _ in chosen], requests)
-            seconds = (time.perf_counter() - start) / len(chosen)
-            for course, place in chosen:
-                course.due.remove(place)
-            for (course, place), reply in zip(chosen, replies, strict=True):
-                course.receive(place, reply, seconds)
-            asked = dict.fromkeys(course for course, _ in chosen)
-            publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in asked)
-        return [_trace(self.name, course) for course in courses]
+            for place in [*course.due]:
+                request = course.waiting[place]
+                if not isinstance(request, WriteRequest | YesNoRequest):
+                    continue
+                model = self.tools.models[request.model]
+                if isinstance(model, ServedModel):
+                    course.due.remove(place)
+                    pool.send((course, place), model.requests(course.image, request))
 
     def _end_spent(self, courses: Sequence[_Course]) -> None:
-        """End trajectories that exceed their budget before a round."""
+        """End trajectories that exceed their budget before their next step."""
         budget = self.tools.budget
         spent = budget.spent()
         for course in courses:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
 
-    def _execute(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
-        """Execute requests of one kind."""
+    def _execute(self, chosen: Sequence[tuple[_Course, int]]) -> list[tuple[_Course, int, StepReply, float]]:
+        """Execute requests of one kind; return their trajectories, places, replies and seconds."""
+        if not chosen:
+            return []
+        requests: list[Any] = [course.waiting[place] for course, place in chosen]
+        start = time.perf_counter()
+        replies = self._replies([course.image for course, _ in chosen], requests)
+        seconds = (time.perf_counter() - start) / len(chosen)
+        for course, place in chosen:
+            course.due.remove(place)
+        return [(course, place, reply, seconds) for (course, place), reply in zip(chosen, replies, strict=True)]
+
+    def _replies(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
         first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]

@@ -48,7 +48,7 @@ from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
-from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
+from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
 from reflectune.models.schemes.decision import set_temperatures
 from reflectune.models.schemes.registry import load_scheme
@@ -224,10 +224,9 @@ def describe(config: EvaluateConfig) -> str:
         reader += f", answers by base_model {models.base_model}" if use.base_answers else ""
         answerer = use.other_answerer(models)
         reader += f", answers by answerer {answerer}" if answerer else ""
-        size = batch_size(
-            use, models, config.batch_questions, RemoteConfig.of(config).endpoint() if use.is_served else None
-        )
-        lines.append(f"  {name}: {len(pipeline.questions)} questions in batches of {size}{reader}")
+        size = batch_size(use, models, config.batch_questions)
+        by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
+        lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -269,11 +268,9 @@ def _answer(
             ready = dataclasses.replace(ready, answerer=open_engine(models, model))
             del model
         for pipeline in pipelines:
-            size = batch_size(
-                pipeline.use, models, running.batch_questions, ready.remote.endpoint if ready.remote else None
-            )
-            key = _fingerprint(pipeline, dataset, models, loaded, hashes, running.batch_questions)
-            _run(pipeline, ready, dataset, running.model_copy(update={"batch_questions": size}), key, traces)
+            size = batch_size(pipeline.use, models, running.batch_questions)
+            key = _fingerprint(pipeline, dataset, models, loaded, hashes, size)
+            _run(pipeline, ready, dataset, running, size, key, traces)
         del ready
         gc.collect()
     return {name: traces[name] for name in planned}, loaded
@@ -286,14 +283,9 @@ def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[
     return sorted(readers, key=lambda reader: ROLES.index(reader[0]))
 
 
-def batch_size(use: ModelUse, models: ModelSettings, questions: int, endpoint: Endpoint | None) -> int:
-    """Return the questions of a batch: if a server's model does everything, as many as it is asked at a time.
-
-    A server's replies don't depend on the batch, which is therefore not part of the fingerprint then.
-    """
-    if endpoint is None or not use.is_served or use.reader or use.second_model(models):
-        return questions
-    return max(questions, endpoint.concurrency)
+def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:
+    """Return the questions of a batch; None if a server's models do everything: their replies depend on no batch."""
+    return questions if not use.is_served or use.reader or use.second_model(models) else None
 
 
 def _run(
@@ -301,6 +293,7 @@ def _run(
     parts: PipelineParts,
     dataset: Dataset,
     running: RunSettings,
+    batch_questions: int | None,
     key: str,
     traces: dict[str, Mapping[str, Trace]],
 ) -> None:
@@ -312,7 +305,7 @@ def _run(
         image_root=dataset.root,
         folder=Path(running.output, "traces"),
         fingerprint=key,
-        batch_questions=running.batch_questions,
+        batch_questions=batch_questions,
         on_error=running.on_error,
         form=running.traces,
         reopen=functools.partial(outgrown, now=parts.budget.limits),
@@ -325,7 +318,7 @@ def _fingerprint(
     models: ModelSettings,
     loaded: Sequence[ModelFacts],
     part_hashes: Mapping[str, Any],
-    batch_questions: int,
+    batch_questions: int | None,
 ) -> str:
     """Hash everything that a pipeline's traces depend on; the number of questions is not part of it."""
     use, by_role = pipeline.use, {model.role: model.fingerprint for model in loaded}  # of several, the last one reads

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -52,7 +52,7 @@ def run_pipeline(
     image_root: Path,
     folder: Path,
     fingerprint: str,
-    batch_questions: int,
+    batch_questions: int | None,
     on_error: OnError,
     form: TraceForm = "jsonl",
     reopen: Reopen = lambda limit: False,
@@ -69,7 +69,7 @@ def run_pipeline(
         image_root: The data set's folder, which image paths are relative to (see `dataset.image_roots`).
         folder: Folder of the traces (see `TraceStore`).
         fingerprint: Hash of everything that determines an answer.
-        batch_questions: Questions in a batch.
+        batch_questions: Questions in a batch; None for a pipeline whose models are all served: there are no batches.
         on_error: Behaviour for a question whose image or text can't be used.
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
@@ -99,8 +99,27 @@ def run_pipeline(
     def rows(batch: Sequence[Question]) -> Iterable[tuple[str, Row]]:
         return ((trace.question_id, to_row(trace)) for trace in each_or_all(batch, answer, failed, on_error))
 
-    store = TraceStore(folder, name, fingerprint, form)
-    return store.fill(ordered, rows, batch_questions, launch_processes(), reopen=reopen)
+    def stream(asked: Sequence[Question]) -> Iterator[tuple[str, Row]]:
+        built, errors = pipeline(), dict[str, str]()
+        if not isinstance(built, TrajectoryPipeline):
+            raise ValueError(f"{name} has no trajectories")
+
+        def opened() -> Iterator[tuple[Question, Image.Image | None]]:
+            for question in asked:
+                if built.takes_texts and question.text.strip() and not question.image:
+                    yield question, None
+                else:
+                    good, images, unreadable = open_questions([question], image_root, on_error)
+                    errors.update(unreadable)
+                    yield from zip(good, images, strict=True)
+
+        for trace in built.stream(opened(), lambda question, error: failed(*_problem(question, error, on_error))):
+            yield trace.question_id, to_row(trace)
+        for question_id, error in errors.items():
+            yield question_id, to_row(failed(question_id, error))
+
+    store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
+    return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen)
 
 
 def each_or_all(
@@ -128,10 +147,20 @@ def each_or_all(
             raise
         if len(batch) > 1:
             return [made for question in batch for made in each_or_all([question], make, failed, on_error)]
-        problem = str(error) if is_named else f"question {batch[0].id}: {error}"
-        if on_error == "stop":
-            raise UserError(f"{problem}; `on_error: skip` leaves it out") from error
-        return [failed(batch[0].id, problem)]
+        return [failed(*_problem(batch[0], error, on_error))]
+
+
+def _problem(question: Question, error: UnusableInput, on_error: OnError) -> tuple[str, str]:
+    """Return the id of a question that can't be used and its problem, or raise that.
+
+    Raises:
+        UserError: `on_error` is "stop".
+    """
+    is_named = f"question {question.id}" in str(error)
+    problem = str(error) if is_named else f"question {question.id}: {error}"
+    if on_error == "stop":
+        raise error if is_named else UserError(f"{problem}; `on_error: skip` leaves it out") from error
+    return question.id, problem
 
 
 def open_questions(

@@ -51,7 +51,7 @@ class TraceStore:
         self,
         questions: Sequence[Question],
         answer: Callable[[Sequence[Question]], Iterable[tuple[str, Row]]],
-        batch_questions: int,
+        batch_questions: int | None,
         processes: Processes,
         *,
         reopen: Reopen = lambda limit: False,
@@ -61,7 +61,7 @@ class TraceStore:
         Args:
             questions: In order of their ids, which must be unique.
             answer: Computes a batch's rows, each with its question's id.
-            batch_questions: Questions in a batch.
+            batch_questions: Questions in a batch; None: all missing ones of a process at once.
             processes: Processes of the launch.
             reopen: Selects stored traces that are missing: they are computed again.
 
@@ -75,8 +75,8 @@ class TraceStore:
         logged = self._places(self._logs.paths(), reopen)
         done = {*logged, *self._places(self._lines, reopen), *self._tabled(reopen)}
         if self._logs.paths() or not done.issuperset(ids):
-            starts = range(0, len(questions), batch_questions)
-            batches = [questions[start : start + batch_questions] for start in starts]
+            size = batch_questions or 1
+            batches = [questions[start : start + size] for start in range(0, len(questions), size)]
             run_batches(
                 batches,
                 answer,
@@ -85,6 +85,7 @@ class TraceStore:
                 merge=lambda: self._merge(ids, reopen),
                 processes=processes,
                 desc=self.name,
+                at_once=batch_questions is None,
             )
         return self.read(ids)
 

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +67,7 @@ class RemoteReply:
 
 
 class RemoteModel(Closing):
-    """A model on a server.
+    """A model on a server. Threads may share one.
 
     Every reply is on the disk before its thread sends the next request, under a hash of the URL and the whole request.
     After a `kill -9` only requests that were under way are sent again.
@@ -90,6 +89,8 @@ class RemoteModel(Closing):
         self.endpoint, self.context = endpoint, ServerContext(endpoint)
         self._replies = ReplyFile(cache)
         self._lock = threading.Lock()
+        self._transport: Transport | None = None
+        self._under_way: dict[str, Future[RemoteReply]] = {}
         self._sent = self._reused = 0
         self._refused: dict[str, str] = {}
         self._cut: set[str] = set()
@@ -104,7 +105,7 @@ class RemoteModel(Closing):
     def complete_all(
         self, conversations: Sequence[Messages], *, desc: str = "requests", **fields: Any
     ) -> list[RemoteReply]:
-        """Return the replies to conversations, in their order. Equal ones are sent once.
+        """Return the replies to conversations, in their order. Equal ones are sent once, by whatever thread.
 
         Conversations with a common beginning are sent one after the other, so that a server with a prefix cache (vLLM)
         reads a picture and a question once for all their passages.
@@ -120,12 +121,13 @@ class RemoteModel(Closing):
         bodies = [self.endpoint.request(messages, **fields) for messages in conversations]
         keys = [request_key(self.endpoint, body) for body in bodies]
         missing = self._missing(keys, bodies)
-        self._reused += len(set(keys)) - len(missing)
-        refused = self._send_all(missing, desc)
+        refused = self._send_all(missing, desc) if missing else {}
         replies = [refused[key] if key in refused else self._kept(key) for key in keys]
-        self._refused |= {key: reply.refused for key, reply in refused.items()}
-        if "logprobs" not in fields:
-            self._cut |= {key for key, reply in zip(keys, replies, strict=True) if reply.finish == "length"}
+        with self._lock:
+            self._reused += len(set(keys)) - len(missing)
+            self._refused |= {key: reply.refused for key, reply in refused.items()}
+            if "logprobs" not in fields:
+                self._cut |= {key for key, reply in zip(keys, replies, strict=True) if reply.finish == "length"}
         return replies
 
     def texts(self, conversations: Sequence[Messages], *, desc: str = "requests") -> list[str]:
@@ -188,29 +190,15 @@ class RemoteModel(Closing):
         )
 
     def close(self) -> None:
-        """Close the file of replies."""
+        """Close the file of replies, and the connections."""
         self._replies.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def _send_all(self, bodies: Mapping[str, dict[str, Any]], desc: str) -> dict[str, RemoteReply]:
         """Send requests, keep the replies and return the refusals."""
-        refused: dict[str, RemoteReply] = {}
-        if not bodies:
-            return refused
-        bar = progress_bar(total=len(bodies), desc=desc, unit="req", leave=False, disable=not desc)
-        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)))
-        with bar, closing(Transport(self.endpoint)) as transport, pool:
-            futures = {pool.submit(self._ask, transport, key, body): key for key, body in bodies.items()}
-            try:
-                for future in as_completed(futures):
-                    reply = future.result()
-                    if reply.refused:
-                        refused[futures[future]] = reply
-                    bar.update()
-                    bar.set_postfix_str(self._progress(), refresh=False)
-            except BaseException:
-                # requests under way are paid for: wait for them and keep their replies
-                pool.shutdown(wait=True, cancel_futures=True)
-                raise
+        sent = self._ask_all(bodies, desc) if len(bodies) > 1 else {key: self._ask(key, bodies[key]) for key in bodies}
+        refused = {key: reply for key, reply in sent.items() if reply.refused}
         if not self._replies:
             reason = next(iter(refused.values())).refused
             raise AllRefused(
@@ -218,7 +206,47 @@ class RemoteModel(Closing):
             )
         return refused
 
-    def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> RemoteReply:
+    def _ask_all(self, bodies: Mapping[str, dict[str, Any]], desc: str) -> dict[str, RemoteReply]:
+        """Send requests, several at a time."""
+        replies: dict[str, RemoteReply] = {}
+        bar = progress_bar(total=len(bodies), desc=desc, unit="req", leave=False, disable=not desc)
+        pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)))
+        with bar, pool:
+            futures = {pool.submit(self._ask, key, body): key for key, body in bodies.items()}
+            try:
+                for future in as_completed(futures):
+                    replies[futures[future]] = future.result()
+                    bar.update()
+                    bar.set_postfix_str(self._progress(), refresh=False)
+            except BaseException:
+                # requests under way are paid for: wait for them and keep their replies
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return replies
+
+    def _ask(self, key: str, body: dict[str, Any]) -> RemoteReply:
+        """Send a request, unless another thread has sent it."""
+        with self._lock:
+            if key in self._replies:
+                return self._kept(key)
+            future = self._under_way.get(key)
+            is_sent = future is not None
+            if future is None:
+                future = self._under_way[key] = Future()
+            if self._transport is None:
+                self._transport = Transport(self.endpoint)
+        if is_sent:
+            return future.result()
+        try:
+            future.set_result(self._sent_now(self._transport, key, body))
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            with self._lock:
+                del self._under_way[key]
+        return future.result()
+
+    def _sent_now(self, transport: Transport, key: str, body: dict[str, Any]) -> RemoteReply:
         try:
             reply = transport.post(body, read_completion)
         except Refused as error:

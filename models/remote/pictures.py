@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import threading
 from typing import Final
 
 from PIL import Image
@@ -16,7 +17,7 @@ MOST_ENCODED: Final = 1 << 28
 
 
 class PictureUrls:
-    """Cache of data URLs by picture.
+    """Cache of data URLs by picture, which threads may share.
 
     Args:
         max_pixels: Most pixels of a picture that is sent; 0: any.
@@ -25,11 +26,15 @@ class PictureUrls:
 
     def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
         self._max_pixels, self._lossless = max_pixels, lossless
-        self._size = 0
+        self._size, self._lock = 0, threading.Lock()
         self._encoded: dict[int, tuple[Image.Image, str]] = {}
 
     def of(self, image: Image.Image) -> str:
         """Return a picture's data URL."""
+        with self._lock:
+            return self._of(image)
+
+    def _of(self, image: Image.Image) -> str:
         if id(image) not in self._encoded:
             mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
             url = f"data:{mime};base64,{base64.b64encode(content).decode()}"

@@ -274,7 +274,8 @@ WITHOUT_LOG_PROBABILITIES = {
 @pytest.mark.parametrize("fault", WITHOUT_LOG_PROBABILITIES.values(), ids=WITHOUT_LOG_PROBABILITIES)
 def test_a_server_without_log_probabilities_writes_the_word(fault: dict[str, Any], stub_server, remote) -> None:
     said = {"One.": "**Yes**, it names the builder.", "Two.": "No", "Three.": "Perhaps."}
-    server = stub_server(lambda text: said[text.splitlines()[-1]], lambda text, number: {} if number else fault)
+    server = stub_server(lambda text: said[text.splitlines()[-1]])
+    server.fault = lambda text, number: fault if "logprobs" in server.requests[-1][1] else {}
     prompt = dataclasses.replace(ASKED, documents=tuple(said))
     with remote(server.url) as model:
         (judged,) = (served := ServedModel(model)).judge_each([(IMAGE, prompt)], "Yes", "No")

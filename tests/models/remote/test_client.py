@@ -334,4 +334,5 @@ def test_ctrl_c_keeps_what_arrived(stub_server: Start, remote: Open) -> None:
     with remote(server.url, concurrency=2) as model:
         with pytest.raises(KeyboardInterrupt):
             model.complete_all([ask(str(i)) for i in range(500)])
+        server.settle()
         assert 0 < model.usage()["replies"] == sum(server.delivered.values()) < 500
