@@ -169,9 +169,9 @@ class StubServer:
 
     def _reply(self, handler: BaseHTTPRequestHandler, body: dict[str, Any], text: str, fault: Fault) -> None:
         time.sleep(fault.get("seconds", self.seconds))
+        content = fault.get("body", json.dumps(self._completion(body, text))).encode()
         with self.lock:
             self._waiting -= 1  # before the client has the reply, and sends another request
-        content = fault.get("body", json.dumps(self._completion(body, text))).encode()
         handler.send_response(fault.get("status", 200))
         handler.send_header("Content-Length", str(len(content)))
         if "status" in fault:

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators.budget import Budget, BudgetSpent, Limit
+from reflectune.inference.operators.budget import Budget
+from reflectune.inference.operators.course import Course
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.request_pool import RequestPool
 from reflectune.inference.operators.requests import (
@@ -36,10 +37,9 @@ from reflectune.inference.operators.requests import (
     WriteRequest,
     YesNoRequest,
 )
-from reflectune.inference.operators.step_log import StepLog, unreadable
+from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace, publish
-from reflectune.models.rendering.thoughts import without_thoughts
 
 SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[SearchReply]]
 """Function from pictures and searches to their results."""
@@ -53,8 +53,6 @@ RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 
 _AHEAD: Final = 4
 """One in so many requests waits for a thread, so that none is idle during a search."""
-AGAIN: Final = "\n\nYour last reply could not be read. Reply in exactly the requested form, and briefly."
-"""Reminder at the end of a prompt that is asked again."""
 
 
 class Model(Protocol):
@@ -132,112 +130,6 @@ class TrajectoryResult:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-@dataclass(eq=False)
-class _Course:
-    """A question's trajectory.
-
-    Attributes:
-        waiting: Requests that it waits for; several if they don't depend on each other.
-        due: Places of those that are not executed yet.
-        replies: Replies by place.
-        unlogged: Of each place the steps executed, until those before them are logged.
-        keeps_error: True to end with the error of an unusable question instead of raising it.
-    """
-
-    question: Question
-    image: Picture
-    steps: Steps[TrajectoryResult]
-    tools: Tools
-    waiting: list[StepRequest] = dataclasses.field(default_factory=list)
-    due: list[int] = dataclasses.field(default_factory=list)
-    replies: dict[int, StepReply] = dataclasses.field(default_factory=dict)
-    unlogged: list[list[tuple[StepRequest, StepReply, float, bool]]] = dataclasses.field(default_factory=list)
-    log: StepLog = dataclasses.field(default_factory=StepLog)
-    prefixes: set[tuple[object, ...]] = dataclasses.field(default_factory=set)
-    limit: Limit | None = None
-    outcome: TrajectoryResult | None = None
-    is_list: bool = False
-    place: int = 0
-    keeps_error: bool = False
-    error: UnusableInput | None = None
-
-    def advance(self) -> None:
-        """Advance the trajectory by its replies, to its next requests or to its end."""
-        replies = tuple(self.replies[place] for place in range(len(self.waiting)))
-        self._proceed(lambda: self.steps.send(replies if self.is_list else replies[0] if replies else None))
-
-    def receive(self, place: int, raw: StepReply, seconds: float) -> None:
-        """Take the reply to a request, or ask once more; advance with the last one."""
-        request = self.waiting[place]
-        reply = _without_thoughts(request, raw)
-        again = _again(request, reply) if self.tools.retries else None
-        self.unlogged[place].append((request, reply, seconds, again is not None))
-        if again is None:
-            self.replies[place] = reply
-        else:
-            self.waiting[place] = again
-            self.due.append(place)
-        for earlier, steps in enumerate(self.unlogged):
-            while steps:
-                self._add(*steps.pop(0))
-            if earlier not in self.replies:
-                return
-        self.advance()
-
-    def _proceed(self, step: Callable[[], StepRequest | tuple[StepRequest, ...]]) -> None:
-        try:
-            requests = step()
-        except StopIteration as end:
-            self.waiting, self.outcome = [], end.value
-        except UnusableInput as error:
-            if not self.keeps_error:
-                raise
-            self.waiting, self.error = [], error
-        else:
-            self.is_list = isinstance(requests, tuple)
-            self.waiting = [self._seen(it) for it in (requests if isinstance(requests, tuple) else (requests,))]
-        self.due, self.replies, self.unlogged = [*range(len(self.waiting))], {}, [[] for _ in self.waiting]
-
-    def _seen(self, request: StepRequest) -> StepRequest:
-        """Clear `Prompt.picture` in requests of a question without a picture."""
-        if self.image is not None or not isinstance(request, (WriteRequest, YesNoRequest)):
-            return request
-        return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
-
-    def _add(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:
-        """Log a step, and count computed tokens: shared prefixes once; drop the count if one is unknown."""
-        self.log.add(request, reply, seconds, retried=retried)
-        if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
-            request, (WriteRequest, YesNoRequest)
-        ):
-            return
-        if reply.shared is None:
-            self.log.tokens.pop("computed", None)
-        elif "computed" in self.log.tokens:
-            prefix = (id(self.tools.models[request.model]), request.prompt.system, reply.shared)
-            self.log.tokens["computed"] += reply.read - (reply.shared if prefix in self.prefixes else 0)
-            self.prefixes.add(prefix)
-
-    @property
-    def may_end(self) -> bool:
-        """True if a spent budget can still end it: once, and not at its request for the answer or the extraction."""
-        answering = all(isinstance(it, WriteRequest) and it.operator in ("answer", "extract") for it in self.waiting)
-        is_whole = len(self.due) == len(self.waiting) > 0
-        return is_whole and self.limit is None and not (answering and self.log.steps)
-
-    def end(self, limit: Limit) -> None:
-        """Make it answer from its records, or else end with its last answer; without a step it ends with no answer."""
-        self.limit = limit
-        try:
-            if not self.log.steps:
-                raise BudgetSpent(limit)
-            self._proceed(lambda: self.steps.throw(BudgetSpent(limit)))
-        except BudgetSpent:
-            answers = [step.text for step in self.log.steps if step.operator == "answer"]
-            self.waiting, self.due = [], []
-            self.outcome = TrajectoryResult("".join(answers[-1:]), str(limit), fallback="budget")
-
-
 class TrajectoryPipeline:
     """A pipeline in which each question follows a trajectory of steps.
 
@@ -288,13 +180,13 @@ class TrajectoryPipeline:
         for course in self._ended(asked, keeps_errors=True):
             yield _trace(self.name, course) if course.error is None else failed(course.question, course.error)
 
-    def _ended(self, asked: Iterable[tuple[Question, Picture]], *, keeps_errors: bool = False) -> Iterator[_Course]:
+    def _ended(self, asked: Iterable[tuple[Question, Picture]], *, keeps_errors: bool = False) -> Iterator[Course]:
         """Yield trajectories as they end."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
         most = threads + threads // _AHEAD + 1 if len(served) == len(self.tools.models) else 0
-        beginning, courses, asks_more = enumerate(asked), list[_Course](), True
-        with RequestPool[tuple[_Course, int]](threads) as pool:
+        beginning, courses, asks_more = enumerate(asked), list[Course](), True
+        with RequestPool[tuple[Course, int]](threads) as pool:
             while courses or asks_more:
                 while asks_more and (not most or pool.load + sum(bool(course.due) for course in courses) < most):
                     if asks_more := (it := next(beginning, None)) is not None:
@@ -315,15 +207,16 @@ class TrajectoryPipeline:
                 changed = dict.fromkeys(course for course, *_ in received)
                 publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
 
-    def _begun(self, place: int, asked: tuple[Question, Picture], keeps_error: bool) -> _Course:
+    def _begun(self, place: int, asked: tuple[Question, Picture], keeps_error: bool) -> Course:
         """Begin the trajectory of a question."""
         question, image = asked
         shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
-        course = _Course(question, image, self._start(shown), self.tools, place=place, keeps_error=keeps_error)
+        models, retries = self.tools.models, self.tools.retries
+        course = Course(place, question, image, self._start(shown), models, retries=retries, keeps_error=keeps_error)
         course.advance()
         return course
 
-    def _send(self, courses: Sequence[_Course], pool: RequestPool[tuple[_Course, int]]) -> None:
+    def _send(self, courses: Sequence[Course], pool: RequestPool[tuple[Course, int]]) -> None:
         """Send the requests to served models."""
         for course in courses:
             for place in [*course.due]:
@@ -335,7 +228,7 @@ class TrajectoryPipeline:
                     course.due.remove(place)
                     pool.send((course, place), model.requests(course.image, request))
 
-    def _end_spent(self, courses: Sequence[_Course]) -> None:
+    def _end_spent(self, courses: Sequence[Course]) -> None:
         """End trajectories that exceed their budget before their next step."""
         budget = self.tools.budget
         spent = budget.spent()
@@ -343,7 +236,7 @@ class TrajectoryPipeline:
             if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
                 course.end(limit)
 
-    def _execute(self, chosen: Sequence[tuple[_Course, int]]) -> list[tuple[_Course, int, StepReply, float]]:
+    def _execute(self, chosen: Sequence[tuple[Course, int]]) -> list[tuple[Course, int, StepReply, float]]:
         """Execute requests of one kind; return their trajectories, places, replies and seconds."""
         if not chosen:
             return []
@@ -371,28 +264,6 @@ class TrajectoryPipeline:
         return likenesses(requests, tools.embed, tools.too_long)
 
 
-def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
-    """Remove a reasoning model's thoughts from a reply, unless they are requested."""
-    if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
-        return reply
-    return dataclasses.replace(reply, text=without_thoughts(reply.text))
-
-
-def _again(request: StepRequest, reply: StepReply) -> WriteRequest | None:
-    """Return the request with a reminder if its reply can't be read; None for others, refused and second ones."""
-    if not isinstance(request, WriteRequest) or not isinstance(reply, WriteReply):
-        return None
-    prompt = request.prompt
-    last = prompt.rounds[-1][1] if prompt.rounds else prompt.template
-    if reply.refused or last.endswith(AGAIN) or not unreadable(request, reply):
-        return None
-    if prompt.rounds:
-        again = dataclasses.replace(prompt, rounds=(*prompt.rounds[:-1], (prompt.rounds[-1][0], last + AGAIN)))
-    else:
-        again = dataclasses.replace(prompt, template=last + AGAIN)
-    return dataclasses.replace(request, prompt=again)
-
-
 def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:
     """Compute the highest cosine similarities of comparisons; every text is encoded once."""
     texts = list(dict.fromkeys(text for request in requests for text in (*request.texts, *request.others)))
@@ -407,9 +278,9 @@ def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong
     ]
 
 
-def _largest_group(courses: Sequence[_Course]) -> list[tuple[_Course, int]]:
+def _largest_group(courses: Sequence[Course]) -> list[tuple[Course, int]]:
     """Return the largest group of requests of one kind, as trajectories and places; of equal ones the first."""
-    groups: dict[tuple[object, ...], list[tuple[_Course, int]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Course, int]]] = {}
     for course in courses:
         for place in course.due:
             groups.setdefault(_kind(course.waiting[place]), []).append((course, place))
@@ -425,10 +296,10 @@ def _kind(request: StepRequest) -> tuple[object, ...]:
     return (type(request),)
 
 
-def _trace(name: str, course: _Course) -> Trace:
-    outcome, log = course.outcome, course.log
-    if outcome is None:
-        raise ValueError(f"the trajectory of question {course.question.id} has no outcome")
+def _trace(name: str, course: Course) -> Trace:
+    log = course.log
+    answers = [step.text for step in log.steps if step.operator == "answer"]
+    outcome = course.outcome or TrajectoryResult("".join(answers[-1:]), str(course.limit), fallback="budget")
     return Trace(
         question_id=course.question.id,
         pipeline=name,

@@ -79,7 +79,8 @@ def test_as_many_requests_are_under_way_as_allowed(stub_server, scripting, tools
     server = stub_server(lambda text: text[-300:], seconds=0.1)
     asked = [Question(f"{n:03d}", "image.png", f"Who built number {n}?") for n in range(120)]
     pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], tools(server.url, 32))
-    (begun, begin) = [], pipeline._start
+    begun: list[int] = []
+    begin = pipeline._start
     pipeline._start = lambda question: begun.append(len(server.delivered)) or begin(question)
     traces = list(pipeline.stream(((question, IMAGE) for question in asked), lambda *_: pytest.fail("unusable")))
     assert server.most_at_a_time == 32

@@ -6,7 +6,8 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.trajectory import AGAIN, TrajectoryPipeline
+from reflectune.inference.operators.course import AGAIN
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.trace import Trace
 

@@ -9,10 +9,11 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import Budget
+from reflectune.inference.operators.course import AGAIN
 from reflectune.inference.operators.models import conversation
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.tool_calls import Action, keeps_format, read_action
-from reflectune.inference.operators.trajectory import AGAIN, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.promsa import LAST, SYSTEM, Promsa, PromsaSettings
 from reflectune.inference.trace import Trace, from_row, to_row
 
