@@ -49,10 +49,8 @@ TooLong = Callable[[Sequence[str]], list[bool]]
 """True for each text that is longer than an encoder reads."""
 RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
 """Function from texts with passages to the reranker's scores."""
-
-
-_AHEAD: Final = 4
-"""One in so many requests waits for a thread, so that none is idle during a search."""
+_WAITING: Final = 0.25
+"""Share of requests that wait for a thread, so that none is idle during a search."""
 
 
 class Model(Protocol):
@@ -184,7 +182,7 @@ class TrajectoryPipeline:
         """Yield trajectories as they end."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
-        most = threads + threads // _AHEAD + 1 if len(served) == len(self.tools.models) else 0
+        most = threads + int(_WAITING * threads) + 1 if len(served) == len(self.tools.models) else 0
         beginning, courses, asks_more = enumerate(asked), list[Course](), True
         with RequestPool[tuple[Course, int]](threads) as pool:
             while courses or asks_more:

@@ -78,10 +78,13 @@ def test_traces_are_those_of_questions_asked_alone_and_equal_requests_are_sent_o
 def test_as_many_requests_are_under_way_as_allowed(stub_server, scripting, tools) -> None:
     server = stub_server(lambda text: text[-300:], seconds=0.1)
     asked = [Question(f"{n:03d}", "image.png", f"Who built number {n}?") for n in range(120)]
-    pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], tools(server.url, 32))
     begun: list[int] = []
-    begin = pipeline._start
-    pipeline._start = lambda question: begun.append(len(server.delivered)) or begin(question)
+
+    def start(question: Question) -> Steps[TrajectoryResult]:
+        begun.append(len(server.delivered))
+        return PIPELINES["mi_rag"](question)
+
+    pipeline = TrajectoryPipeline("mi_rag", start, tools(server.url, 32))
     traces = list(pipeline.stream(((question, IMAGE) for question in asked), lambda *_: pytest.fail("unusable")))
     assert server.most_at_a_time == 32
     assert sorted(trace.question_id for trace in traces) == [question.id for question in asked]
