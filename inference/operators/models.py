@@ -7,7 +7,8 @@ import functools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
@@ -21,6 +22,7 @@ from reflectune.inference.operators.requests import (
     Prompt,
     WriteReply,
     WriteRequest,
+    Writing,
     YesNoRequest,
     run_slot,
 )
@@ -206,10 +208,16 @@ class ServedModel:
     Args:
         remote: The model's client.
         of_pairs: Pictures of documents, if prompts show them.
+        step_models: Other models of the server, by the step that they do, as in MI-RAG's Table A4.
     """
 
-    def __init__(self, remote: RemoteModel, of_pairs: PairPictures | None = None) -> None:
-        self._remote, self._of_pairs = remote, of_pairs
+    def __init__(
+        self,
+        remote: RemoteModel,
+        of_pairs: PairPictures | None = None,
+        step_models: Mapping[Writing, str] = MappingProxyType({}),
+    ) -> None:
+        self._remote, self._of_pairs, self._step_models = remote, of_pairs, step_models
         self._urls = PictureUrls(remote.endpoint.max_pixels)
         self._writes_labels = self._is_settled = False
         self._settling = threading.Lock()
@@ -222,7 +230,8 @@ class ServedModel:
     def requests(self, image: Picture, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
         """Return functions that execute a step; for `JudgeEachRequest` one a document. Threads may call them."""
         if isinstance(request, WriteRequest):
-            return [lambda: self._written(image, request.prompt, request.max_tokens)]
+            name = self._step_models.get(request.operator, "")
+            return [lambda: self._written(image, request.prompt, request.max_tokens, name)]
         prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
         return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
 
@@ -230,12 +239,13 @@ class ServedModel:
         """Request a reply to each prompt, with fewer documents where a server refuses it; "" if still refused."""
         return [self._written(image, prompt, max_tokens) for image, prompt in prompts]
 
-    def _written(self, image: Picture, prompt: Prompt, max_tokens: int) -> WriteReply:
-        form = response_format(prompt.form if self._remote.endpoint.guided else "free")
+    def _written(self, image: Picture, prompt: Prompt, max_tokens: int, name: str = "") -> WriteReply:
+        fields = response_format(prompt.form if self._remote.endpoint.guided else "free")
+        fields |= {"model": name} if name else {}
 
         def ask(fitting: Prompt) -> WriteReply:
             asked = self._conversation(image, fitting)
-            (reply,) = self._remote.complete_all([asked], desc="", max_tokens=max_tokens, **form)
+            (reply,) = self._remote.complete_all([asked], desc="", max_tokens=max_tokens, **fields)
             return WriteReply(
                 reply.text,
                 0 if reply.refused else fitting.documents_shown,
@@ -245,7 +255,7 @@ class ServedModel:
                 refused=reply.refused,
             )
 
-        return self._fitted(image, prompt, max_tokens, ask)
+        return self._fitted(image, prompt, max_tokens, ask, name)
 
     def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
@@ -312,9 +322,9 @@ class ServedModel:
             for image, prompt in prompts
         ]
 
-    def _room(self, image: Picture, prompt: Prompt, max_tokens: int) -> int:
+    def _room(self, image: Picture, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
-        context, parts = self._remote.context, prompt.parts
+        context, parts = self._remote.context_of(name), prompt.parts
 
         def render(count: int) -> Messages:
             return self._conversation(image, dataclasses.replace(prompt, most=count))
@@ -324,9 +334,11 @@ class ServedModel:
             return parts
         return fit_leading(render, parts, room, least=1, length=context.count)[0]
 
-    def _fitted(self, image: Picture, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply]) -> Reply:
+    def _fitted(
+        self, image: Picture, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
+    ) -> Reply:
         """Ask about a prompt with the documents that fit; if it is refused, again with three quarters, down to one."""
-        kept = self._room(image, prompt, max_tokens)
+        kept = self._room(image, prompt, max_tokens, name)
         while True:
             try:
                 reply = ask(dataclasses.replace(prompt, most=kept))

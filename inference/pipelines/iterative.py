@@ -171,7 +171,7 @@ def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> M
     Args:
         shown: Pictures of pairs, if the reader is shown them.
     """
-    served = ServedModel(needed(parts.remote), shown) if parts.use.is_served else None
+    served = ServedModel(needed(parts.remote), shown, parts.use.step_models) if parts.use.is_served else None
     reader: Model = (
         LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
     )
@@ -206,7 +206,10 @@ def trajectory_models(config: Settings) -> ModelUse:
     """Return the models of an iterative pipeline under a command's config."""
     roles = RoleSettings.of(config)
     return ModelUse(
-        None if roles.reader == SERVER else "base_model", is_served=roles.is_served, answerer=roles.answerer
+        None if roles.reader == SERVER else "base_model",
+        is_served=roles.is_served,
+        answerer=roles.answerer,
+        step_models=roles.step_models,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,6 +14,7 @@ from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ModelSettings
 from reflectune.inference.operators.budget import Budget
+from reflectune.inference.operators.requests import Writing
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
@@ -41,6 +42,7 @@ class ModelUse:
         is_served: True if a server's model reads or answers.
         answerer: The model that answers in place of the reader: `server` or a name; "" for the reader.
         reads: See `Recipe.reads`.
+        step_models: Other models of the server, by the step that they do.
     """
 
     reader: ModelRole | None
@@ -48,6 +50,7 @@ class ModelUse:
     is_served: bool = False
     answerer: str = ""
     reads: str = ""
+    step_models: Mapping[Writing, str] = field(default_factory=dict)
 
     def checkpoint(self, models: ModelSettings) -> str:
         """Return the name of the model that is loaded to read; "" for none."""

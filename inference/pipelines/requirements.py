@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from reflectune.core.config import Settings, setting
+from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import checked_by
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.budget import BudgetSettings
+from reflectune.inference.operators.requests import Writing
 from reflectune.models.names import model_name
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
@@ -29,6 +30,18 @@ class RoleSettings(Settings):
     answerer: Annotated[str, checked_by(lambda name: "" if name == SERVER else model_name(name))] = setting(
         "", "iterative: who answers from the records: a second model, or server, a server's; default: the reader"
     )
+
+    step_models: dict[Writing, str] = setting(
+        {}, "iterative: models of the server that do some steps, e.g. {caption: Qwen3-VL-2B}; others: `llm_model`"
+    )
+
+    @cross_check
+    def step_problems(self) -> Iterator[str]:
+        """Yield the problem of steps that no server's model does."""
+        if self.step_models and self.reader != SERVER:
+            yield "`step_models` are of the server that reads: set `reader: server`"
+        elif "answer" in self.step_models and self.answerer not in ("", SERVER):
+            yield f"`step_models` names who answers, and so does `answerer: {self.answerer}`; leave one out"
 
     @property
     def is_served(self) -> bool:

@@ -144,7 +144,8 @@ def _part_facts(config: Settings, settings: Mapping[str, Settings]) -> Mapping[s
     if any(recipe.is_iterative for recipe in recipes):
         roles, remote = RoleSettings.of(config), RemoteConfig.of(config)
         server = f"; server {remote.endpoint().shown_url}, {remote.llm_model}" if remote.llm_url else ""
-        facts["iterative"] = f"reader {roles.reader}, answerer {roles.answerer or roles.reader}{server}"
+        steps = "".join(f", {step} by {name}" for step, name in roles.step_models.items())
+        facts["iterative"] = f"reader {roles.reader}, answerer {roles.answerer or roles.reader}{server}{steps}"
     return facts
 
 

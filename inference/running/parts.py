@@ -17,6 +17,7 @@ from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.budget import Budget, BudgetSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
+from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_texts
 from reflectune.models.remote.client import RemoteModel
@@ -95,8 +96,10 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         seed: Seed of a diagnosis.
     """
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-    endpoint = _endpoint(config) if remote else None
-    server = (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context) if endpoint else None
+    server: tuple[Any, ...] | None = None
+    if remote:
+        endpoint, steps = _endpoint(config), sorted(RoleSettings.of(config).step_models.items())
+        server = (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context, steps)
     entries = {
         "index": retriever.finder_fingerprint() if retriever.finds_entries else None,
         "title_weight": retriever.title_weight,

@@ -76,9 +76,6 @@ class RemoteModel(Closing):
         endpoint: The server and the model.
         cache: The file of replies.
 
-    Attributes:
-        context: The context of the model.
-
     Example:
         >>> with RemoteModel(Endpoint("http://localhost:8000/v1", "Qwen3-8B"), "replies.jsonl") as model:
         ...     model.complete([{"role": "user", "content": "Say yes."}])
@@ -86,7 +83,8 @@ class RemoteModel(Closing):
     """
 
     def __init__(self, endpoint: Endpoint, cache: str | Path) -> None:
-        self.endpoint, self.context = endpoint, ServerContext(endpoint)
+        self.endpoint = endpoint
+        self._contexts: dict[str, ServerContext] = {}
         self._replies = ReplyFile(cache)
         self._lock = threading.Lock()
         self._transport: Transport | None = None
@@ -101,6 +99,14 @@ class RemoteModel(Closing):
     def cache(self) -> Path:
         """The file of replies."""
         return self._replies.path
+
+    def context_of(self, name: str = "") -> ServerContext:
+        """Return the context of a model of the server; "" for the endpoint's."""
+        with self._lock:
+            if name not in self._contexts:
+                endpoint = dataclasses.replace(self.endpoint, model=name) if name else self.endpoint
+                self._contexts[name] = ServerContext(endpoint)
+            return self._contexts[name]
 
     def complete_all(
         self, conversations: Sequence[Messages], *, desc: str = "requests", **fields: Any

@@ -299,6 +299,23 @@ def test_guided_replies_of_known_forms_are_json(stub_server, tmp_path) -> None:
     assert forms == [None, {"type": "json_schema", "json_schema": {"name": "queries", "schema": SCHEMAS["queries"]}}]
 
 
+def test_steps_are_done_by_the_models_that_are_named_for_them(stub_server, scripting, tmp_path) -> None:
+    """MI-RAG's Table A4, with one file of replies and one count of requests for all models of a server."""
+    server = stub_server(say)
+    script = scripting(find=lambda query, base: [f"{base} {n}" for n in range(2)])
+    steps = MiRag(MiRagSettings(iterations=1, max_new_tokens=8), {"texts": 2, "pairs": 2})
+    names = {"rewrite": "small", "reason": "large"}
+    with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as model:
+        served = ServedModel(model, step_models=names)
+        tools = Tools({"reader": served, "answerer": served}, script.search, script.embed)
+        (trace,) = TrajectoryPipeline("mi_rag", steps, tools).run([Question("q", "i.png", "Who built it?")], [IMAGE])
+        written = [step.operator for step in trace.steps if step.generated]
+        assert model.summary().startswith(f"stub: {len(written)} replies, 0 more")
+    asked = [names.get(operator, "stub") for operator in written]
+    assert [body["model"] for _, body in server.requests] == asked
+    assert set(asked) == {"small", "large", "stub"}
+
+
 @pytest.mark.parametrize("retries", [False, True])
 @pytest.mark.parametrize("name", ["mi_rag", "pmsr"])
 def test_a_config_says_whether_unreadable_replies_are_asked_for_again(name: str, retries: bool, remote) -> None:

@@ -144,6 +144,19 @@ def test_a_config_needs_the_models_that_work_and_no_other(case: Case, pipeline: 
     assert use.second_model(ModelSettings.of(used)) == (SECOND if SECOND in case.loaded else "")
 
 
+def test_models_by_step_are_of_a_server_that_reads_and_decide_the_traces(config: Any, ran: Any) -> None:
+    steps: dict[str, Any] = {"step_models": {"rewrite": "small", "answer": "large"}}
+    both = CASES["the server does both"]
+    assert ran(config(both, **steps))[1].fingerprint != ran(config(both))[1].fingerprint
+    (local,) = config(CASES["the base does both"], **steps).problems()
+    assert local == "`step_models` are of the server that reads: set `reader: server`"
+    second = next(case for case in CASES.values() if case.reader == "server" and case.answerer not in ("", "server"))
+    (twice,) = config(second, **steps).problems()
+    assert twice.startswith("`step_models` names who answers, and so does `answerer: ")
+    with pytest.raises(ValidationError, match="step_models"):
+        config(both, step_models={"read": "small"})
+
+
 def test_an_answerer_that_cannot_be_a_model_is_a_config_problem(config: Any, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     case = Case("base_model", str(tmp_path / "empty"), (BASE,), (LocalModel, LocalModel))
