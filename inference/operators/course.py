@@ -35,10 +35,6 @@ class Course:
 
     Attributes:
         place: Place of the question.
-        question: The question.
-        image: Its picture.
-        steps: Its steps.
-        models: The models by name.
         waiting: Requests that it waits for; several if they don't depend on each other.
         due: Places of those that are not executed yet.
         replies: Replies by place.

@@ -16,21 +16,11 @@ Key = TypeVar("Key")
 
 
 @dataclass(eq=False)
-class Arrived(Generic[Key]):
-    """Replies that belong together.
-
-    Attributes:
-        key: Their key.
-        replies: In the order of the requests.
-        seconds: Their share of the time: seconds under way, divided among all requests that were.
-    """
-
+class _Group(Generic[Key]):
     key: Key
     replies: list[Any]
+    missing: int
     seconds: float = 0.0
-
-
-_Request = tuple[Arrived[Key], int, Callable[[], Any]]
 
 
 class RequestPool(Closing, Generic[Key]):
@@ -44,22 +34,23 @@ class RequestPool(Closing, Generic[Key]):
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads, self._executor = threads, ThreadPoolExecutor(threads)
-        self._done: SimpleQueue[tuple[_Request[Key], Future[tuple[Any, float]]]] = SimpleQueue()
-        self._missing: dict[Arrived[Key], int] = {}
-        self._refused: list[_Request[Key]] = []
-        self.load = 0
+        self._threads, self._executor, self.load = threads, ThreadPoolExecutor(threads), 0
+        self._done: SimpleQueue[tuple[_Group[Key], int, Callable[[], Any], Future[tuple[Any, float]]]] = SimpleQueue()
+        self._refused: list[tuple[_Group[Key], int, Callable[[], Any]]] = []
 
     def send(self, key: Key, requests: Sequence[Callable[[], Any]]) -> None:
         """Send requests whose replies are collected together."""
-        group = Arrived(key, [None] * len(requests))
-        self._missing[group] = len(requests)
+        group = _Group(key, [None] * len(requests), len(requests))
         self.load += len(requests)
         for place, request in enumerate(requests):
-            self._submit((group, place, request))
+            self._submit(group, place, request)
 
-    def collect(self, *, wait: bool) -> list[Arrived[Key]]:
-        """Return the groups of replies that are complete; wait for one if `wait`.
+    def _submit(self, group: _Group[Key], place: int, request: Callable[[], Any]) -> None:
+        sent = self._executor.submit(_timed, request)
+        sent.add_done_callback(lambda done: self._done.put((group, place, request, done)))
+
+    def collect(self, *, wait: bool) -> list[tuple[Key, list[Any], float]]:
+        """Return complete groups: their key, replies, and share of the time of all requests; wait for one if `wait`.
 
         A request that a server refuses before it has answered any is sent again once it has.
 
@@ -67,31 +58,24 @@ class RequestPool(Closing, Generic[Key]):
             AllRefused: All requests were refused.
             Exception: A request failed.
         """
-        complete: list[Arrived[Key]] = []
+        complete: list[tuple[Key, list[Any], float]] = []
         while self.load and ((wait and not complete) or not self._done.empty()):
-            request, done = self._done.get()
+            group, place, request, done = self._done.get()
             try:
-                reply, seconds = done.result()
+                group.replies[place], seconds = done.result()
             except AllRefused:
-                self._refused.append(request)
+                self._refused.append((group, place, request))
                 if len(self._refused) == self.load:
                     raise
                 continue
             while self._refused:
-                self._submit(self._refused.pop())
-            group, place, _ = request
-            group.replies[place] = reply
+                self._submit(*self._refused.pop())
             group.seconds += seconds / min(self.load, self._threads)
             self.load -= 1
-            self._missing[group] -= 1
-            if not self._missing[group]:
-                del self._missing[group]
-                complete.append(group)
+            group.missing -= 1
+            if not group.missing:
+                complete.append((group.key, group.replies, group.seconds))
         return complete
-
-    def _submit(self, request: _Request[Key]) -> None:
-        sent = self._executor.submit(_timed, request[2])
-        sent.add_done_callback(lambda done: self._done.put((request, done)))
 
     def close(self) -> None:
         """Wait for the requests under way, so that their replies are stored; send no others."""

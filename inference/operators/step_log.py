@@ -31,9 +31,9 @@ from reflectune.inference.trace import FoundPassage, Step
 REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_unread", "records_empty")
 """Keys of the counts of a model's replies that are not as they should be: refused by a server, cut off at the longest
 length, or without the requested form; among the unread and refused ones, those without queries, and empty records."""
-LEFT_OUT: Final = "documents_left_out"
+DOCUMENTS_LEFT_OUT: Final = "documents_left_out"
 """Key of the count of documents that a model wasn't shown, as they didn't fit its context."""
-NOTED: Final = ("replies_retried", "labels_written", LEFT_OUT)
+NOTED: Final = ("replies_retried", "labels_written", DOCUMENTS_LEFT_OUT)
 """Keys of counts that are there if they are not 0: unread replies that were asked for again, judgements read from a
 written word, and documents left out."""
 _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations", *REPLIES)
@@ -68,7 +68,7 @@ class StepLog:
             counts["documents_read"] += reply.shown
             counts["replies_refused"] += bool(reply.refused)
             if isinstance(request, WriteRequest | YesNoRequest) and request.prompt.documents and not reply.refused:
-                self._count(LEFT_OUT, len(request.prompt.documents) - reply.shown)
+                self._count(DOCUMENTS_LEFT_OUT, len(request.prompt.documents) - reply.shown)
             step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
         if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
             if retried:

@@ -195,11 +195,10 @@ class TrajectoryPipeline:
                 self._send(courses, pool)
                 group = _largest_group(courses) if most or not pool.load else []
                 received = self._execute(group)
-                for arrived in pool.collect(wait=not group):
-                    course, place = arrived.key
+                for (course, place), replies, seconds in pool.collect(wait=not group):
                     is_each = isinstance(course.waiting[place], JudgeEachRequest)
-                    reply = JudgeEachReply(tuple(arrived.replies)) if is_each else arrived.replies[0]
-                    received.append((course, place, reply, arrived.seconds))
+                    reply = JudgeEachReply(tuple(replies)) if is_each else replies[0]
+                    received.append((course, place, reply, seconds))
                 for course, place, reply, seconds in received:
                     course.receive(place, reply, seconds)
                 changed = dict.fromkeys(course for course, *_ in received)

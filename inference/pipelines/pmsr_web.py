@@ -75,11 +75,9 @@ class PmsrWeb(Pmsr):
 
     def _of_record(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
         """Return the query of the last record, condensed if it is long; none if its scope isn't used."""
-        if self.settings.scopes == "trajectory":
-            return []
         query = expand(question.text, records[-1])
-        if len(query) <= self.settings.condense_above:
-            return [query]
+        if self.settings.scopes == "trajectory" or len(query) <= self.settings.condense_above:
+            return [query] if self.settings.scopes != "trajectory" else []
         return [(yield from self._condense(iteration, question, query)) or question.text]
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:

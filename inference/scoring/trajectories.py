@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.step_log import LEFT_OUT, NOTED, REPLIES
+from reflectune.inference.operators.step_log import DOCUMENTS_LEFT_OUT, NOTED, REPLIES
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.mentions import mentions_by_iteration
@@ -60,7 +60,7 @@ def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
         if named:
             warning = "warning: " if any(is_many(counts.get(key, 0), counts["calls"]) for key in REPLIES) else ""
             sentences.append(f"{warning}{name}: of {counts['calls']:,} replies {', '.join(named)}.")
-        if left_out := counts.get(LEFT_OUT):
+        if left_out := counts.get(DOCUMENTS_LEFT_OUT):
             sentences.append(
                 f"{name}: {left_out:,} documents didn't fit the model's context and were left out, of each knowledge "
                 "base the last ones."

@@ -78,8 +78,8 @@ class RemoteModel(Closing):
 
     Example:
         >>> with RemoteModel(Endpoint("http://localhost:8000/v1", "Qwen3-8B"), "replies.jsonl") as model:
-        ...     model.complete([{"role": "user", "content": "Say yes."}])
-        'Yes.'
+        ...     model.texts([[{"role": "user", "content": "Say yes."}]])
+        ['Yes.']
     """
 
     def __init__(self, endpoint: Endpoint, cache: str | Path) -> None:

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import threading
+import weakref
 from typing import Final
 
 from PIL import Image
@@ -13,7 +14,7 @@ from PIL import Image
 from reflectune.core.images import encode_image
 
 MOST_ENCODED: Final = 1 << 28
-"""Most characters of the pictures that are kept as they are sent: those of a batch of questions."""
+"""Most characters of the pictures that are kept as they are sent: those of questions under way."""
 
 
 class PictureUrls:
@@ -26,23 +27,20 @@ class PictureUrls:
 
     def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
         self._max_pixels, self._lossless = max_pixels, lossless
-        self._size, self._lock = 0, threading.Lock()
-        self._encoded: dict[int, tuple[Image.Image, str]] = {}
+        self._lock = threading.Lock()
+        self._encoded: dict[int, str] = {}
 
     def of(self, image: Image.Image) -> str:
-        """Return a picture's data URL."""
+        """Return a picture's data URL, which is kept as long as the picture."""
         with self._lock:
-            return self._of(image)
-
-    def _of(self, image: Image.Image) -> str:
-        if id(image) not in self._encoded:
-            mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
-            url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
-            self._size += len(url)
-            while self._encoded and self._size > MOST_ENCODED:
-                self._size -= len(self._encoded.pop(next(iter(self._encoded)))[1])
-            self._encoded[id(image)] = image, url
-        return self._encoded[id(image)][1]
+            if (url := self._encoded.get(id(image))) is None:
+                mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
+                url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
+                while self._encoded and len(url) + sum(map(len, [*self._encoded.values()])) > MOST_ENCODED:
+                    self._encoded.pop(next(iter(self._encoded)), None)
+                self._encoded[id(image)] = url
+                weakref.finalize(image, self._encoded.pop, id(image), None)
+            return url
 
 
 @functools.lru_cache(maxsize=256)

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,6 +111,9 @@ def test_pictures_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypa
     urls.of(Image.new("RGB", (8, 8)))
     urls.of(images[0])
     assert encoded[65:] == [images[0]]
+    encoded.clear()
+    gone = weakref.ref(images.pop())
+    assert gone() is None  # a picture is not kept for its URL
 
 
 def test_a_large_picture_travels_within_max_pixels(stub_server, tmp_path) -> None:
