@@ -128,6 +128,10 @@ class TrajectoryResult:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
+Trajectory = Callable[[Question], Steps[TrajectoryResult]]
+"""Function that starts a question's trajectory."""
+
+
 class TrajectoryPipeline:
     """A pipeline in which each question follows a trajectory of steps.
 
@@ -146,7 +150,7 @@ class TrajectoryPipeline:
     def __init__(
         self,
         name: str,
-        start: Callable[[Question], Steps[TrajectoryResult]],
+        start: Trajectory,
         tools: Tools,
         *,
         takes_texts: bool = False,

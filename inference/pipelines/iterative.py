@@ -15,8 +15,7 @@ from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.pair_pictures import PairPictures, PairPictureSettings
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
-from reflectune.inference.operators.trajectory import Model, Tools, TrajectoryPipeline, TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import (
     BUDGET,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:  # slow to import
 
 Budgets = Mapping[str, int]
 """The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
-Trajectory = Callable[[Question], Steps[TrajectoryResult]]
 Kind = TypeVar("Kind", bound="TrajectorySettings")
 
 DETAILED = "Based on the information, provide a detailed answer to the question."
@@ -275,7 +273,7 @@ def iterative_recipe(
         uses=trajectory_models,
         title=title,
         form=name,
-        is_iterative=True,
+        trajectory=make,
         takes_texts=takes_texts,
         has_own_depth=has_own_depth,
     )

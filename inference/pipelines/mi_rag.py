@@ -20,13 +20,12 @@ from reflectune.inference.operators.pair_pictures import PairPictureSettings, pi
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.searching import SearchSettings
-from reflectune.inference.operators.trajectory import TrajectoryResult
+from reflectune.inference.operators.trajectory import Trajectory, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
 from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
 from reflectune.inference.pipelines.iterative import (
     Budgets,
     PairSettings,
-    Trajectory,
     TrajectorySettings,
     answer_instruction,
     expand,

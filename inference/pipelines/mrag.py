@@ -17,10 +17,9 @@ from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import Pairs, Reranking, paragraphs, rerank
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings
-from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
+from reflectune.inference.operators.trajectory import Tools, Trajectory, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import (
-    Trajectory,
     TrajectorySettings,
     answer_instruction,
     entry_retriever,
@@ -178,7 +177,7 @@ def mrag_recipe(
         uses=trajectory_models,
         title=title,
         form=name,
-        is_iterative=True,
+        trajectory=lambda settings, parts: make(settings),
     )
     return {name: recipe}
 

@@ -15,6 +15,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ModelSettings
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.requests import Writing
+from reflectune.inference.operators.trajectory import Trajectory
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
@@ -138,7 +139,7 @@ class Recipe(Generic[PipelineSettings]):
         measured_by: The stage that measures its decisions; "" for none.
         may_use_base: True if the base model answers after the tuned model's reflection under some settings.
         choices: Choices of a sweep's grid points in addition to its settings; empty if it can't be swept.
-        is_iterative: True if it is a trajectory of steps.
+        trajectory: Builds its trajectory of steps; None if it is none.
         takes_texts: True if it also answers questions without a picture; with an index of passages it needs no entries.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
         reads: The contexts that it reads, which select its reader of several plain models: `none`, or a form of
@@ -158,11 +159,16 @@ class Recipe(Generic[PipelineSettings]):
     measured_by: str = ""
     may_use_base: bool = False
     choices: tuple[str, ...] = ()
-    is_iterative: bool = False
+    trajectory: Callable[[PipelineSettings, PipelineParts], Trajectory] | None = None
     takes_texts: bool = False
     has_own_depth: bool = False
     reads: str = ""
     answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None
+
+    @property
+    def is_iterative(self) -> bool:
+        """True if it is a trajectory of steps."""
+        return self.trajectory is not None
 
     def plain_name(self, settings: Settings) -> str:
         """Return `title` with the numbers of the pipeline's settings, small ones in words."""

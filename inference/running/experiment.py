@@ -28,6 +28,7 @@ from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recip
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
 from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.costs import describe_cost
 from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, reader_facts, run_facts
 from reflectune.inference.running.loading import (
     open_calibration,
@@ -227,6 +228,7 @@ def describe(config: EvaluateConfig) -> str:
         size = batch_size(use, models, config.batch_questions)
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
+        lines += describe_cost(config, dataset, pipeline.recipe, use, pipeline.questions)
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 

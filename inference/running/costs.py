@@ -1,0 +1,248 @@
+"""Forecast the requests and tokens of a pipeline behind a server, by its trajectories with a model that only counts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from reflectune.core.config import Settings
+from reflectune.core.types import Passage, Question
+from reflectune.formats.dataset import Dataset
+from reflectune.formats.hits import PassageHit
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.formats.passages import split_passages
+from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.operators.budget import Budget, BudgetSettings
+from reflectune.inference.operators.models import conversation
+from reflectune.inference.operators.parsing import STATE_FIELDS
+from reflectune.inference.operators.requests import (
+    JudgeEachReply,
+    JudgeReply,
+    ModelName,
+    Picture,
+    Prompt,
+    RerankReply,
+    RerankRequest,
+    SearchReply,
+    SearchRequest,
+    WriteReply,
+)
+from reflectune.inference.operators.searching import ENTRIES, PAIRS
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
+from reflectune.inference.pipelines.requirements import SERVER
+from reflectune.inference.pipelines.settings import DepthSettings
+from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.two_stage import article_of
+
+ASKED: Final = 16
+"""Questions whose trajectories are counted."""
+_BYTES_OF_TOKEN: Final = 4
+_PICTURE: Final = 576
+"""Tokens of a picture: LLaVA-1.5's, and Qwen2-VL's of 672 x 672 pixels."""
+_ENTRIES: Final = 1000
+"""Entries that stand for the knowledge base."""
+_MANY: Final = 9
+"""Queries in a reply, of which a pipeline takes the first."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Requests and tokens of a question, on average.
+
+    Attributes:
+        requests: Number of requests.
+        read: Tokens sent: a token for four bytes of text, and 576 for a picture.
+        written: Tokens received, if each reply is as long as it may be.
+    """
+
+    requests: float
+    read: float
+    written: float
+
+
+def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions: Sequence[Question]) -> Cost | None:
+    """Return the cost of an iterative pipeline behind a server; None if no server's model works.
+
+    Its trajectories run over a few of the questions. Replies are of the requested form and as long as they may be, and
+    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't.
+
+    Args:
+        recipe: The pipeline's recipe.
+        settings: Its settings.
+        parts: `knowledge`, `use` and the budget; an index needs not be open, any value stands for it.
+        questions: The questions.
+    """
+    use = parts.use
+    if recipe.trajectory is None or not (use.is_served and questions):
+        return None
+    asked = questions[:: max(1, len(questions) // ASKED)][:ASKED]
+    models: dict[ModelName, _Counting] = {"reader": _Counting(), "answerer": _Counting()}
+    depth = settings.top_n if isinstance(settings, DepthSettings) and not recipe.has_own_depth else 0
+    found = _Found(parts, depth, reads_articles=settings.model_dump().get("unit") != "passage")
+    tools = Tools(models, found.search, _different, found.rerank, parts.budget)
+    pipeline = TrajectoryPipeline(recipe.form, recipe.trajectory(settings, parts), tools)
+    pipeline.run(asked, [None if not question.image else _IMAGE for question in asked])
+    reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
+    served = [models["reader"]] * reads + [models["answerer"]] * answers
+    return Cost(*(sum(count) / len(asked) for count in zip(*(it.counts for it in served), strict=True)))
+
+
+def describe_cost(
+    config: Settings, dataset: Dataset, recipe: Recipe[Any], use: ModelUse, questions: Sequence[Question]
+) -> list[str]:
+    """Return a line with the requests, the tokens and the price of a pipeline behind a server; none for others.
+
+    Args:
+        config: The command's config.
+        dataset: The data set, with its knowledge base.
+        recipe: The pipeline's recipe.
+        use: The models that it uses.
+        questions: The questions.
+    """
+    indexed: Any = object()
+    texts = TextIndexSettings.of(config)
+    parts = PipelineParts(
+        dataset.knowledge,
+        dataset.root,
+        retriever=indexed if RetrieverConfig.of(config).finds_entries else None,
+        texts=indexed if texts.text_index else None,
+        text_knowledge=KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else None,
+        use=use,
+        budget=Budget.of(BudgetSettings.of(config), None),
+    )
+    cost = forecast(recipe, recipe.settings_of(config), parts, questions)
+    if cost is None:
+        return []
+    all_of_them = [round(each * len(questions)) for each in (cost.requests, cost.read, cost.written)]
+    price = RemoteConfig.of(config).endpoint().cost(*all_of_them[1:])
+    priced = f", cost {price:,.2f}" if price else ""
+    return [
+        f"    at most {cost.requests:,.1f} requests a question, with about {cost.read:,.0f} tokens read and "
+        f"{cost.written:,.0f} written; in all {all_of_them[0]:,}, {all_of_them[1]:,} and {all_of_them[2]:,}{priced}"
+    ]
+
+
+class _Counting:
+    """A model that counts what a server would read and write.
+
+    Attributes:
+        counts: Requests, tokens read, and tokens written.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0, 0, 0]
+
+    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
+        """Reply to each prompt in its form, as long as it may be."""
+        replies = []
+        for image, prompt in prompts:
+            text = _reply(prompt, max_tokens, self.counts[0])
+            replies.append(WriteReply(text, prompt.documents_shown, self._read(image, prompt, max_tokens), max_tokens))
+        return replies
+
+    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+        """Judge each prompt as likely right."""
+        return [JudgeReply(0.9, 0.1, it.documents_shown, self._read(image, it, 1)) for image, it in prompts]
+
+    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+        """Judge each document as likely right."""
+        return [
+            JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.apart()], yes, no)))
+            for image, prompt in prompts
+        ]
+
+    def _read(self, image: Picture, prompt: Prompt, written: int) -> int:
+        pictures = len(prompt.shown_pictures(prompt.parts)) + (prompt.picture and image is not None)
+        texts = [part["text"] for turn in conversation("", prompt) for part in _parts(turn["content"])]
+        read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _PICTURE * pictures
+        self.counts = [count + more for count, more in zip(self.counts, (1, read, written), strict=True)]
+        return read
+
+
+@dataclass
+class _Found:
+    """Searches that find other entries or passages each time."""
+
+    parts: PipelineParts
+    depth: int
+    reads_articles: bool
+
+    def __post_init__(self) -> None:
+        self._texts = self._passages(self.parts.article_source)
+        self._entries = itertools.cycle(itertools.islice(self.parts.knowledge, _ENTRIES))
+        self._pairs = self._passages(self.parts.knowledge)
+
+    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+        """Return as many passages as are requested; of several an entry those of `depth` entries."""
+        return [
+            SearchReply(
+                tuple(
+                    {base: tuple(self._hits(base, tops[place])) for base, tops in request.tops.items()}
+                    for place in range(len(request.queries))
+                )
+            )
+            for _, request in searches
+        ]
+
+    def rerank(self, requests: Sequence[RerankRequest]) -> list[RerankReply]:
+        """Score earlier passages higher."""
+        return [RerankReply(tuple(-float(n) for n in range(len(it.passages)))) for it in requests]
+
+    def _hits(self, base: str, top: int) -> Iterator[PassageHit]:
+        if base == PAIRS and self.depth:
+            passages = [it for entry in itertools.islice(self._entries, self.depth) for it in split_passages(entry)][
+                :top
+            ]
+        elif base in (PAIRS, "texts") or (base == ENTRIES and not self.reads_articles):
+            passages = list(itertools.islice(self._texts if base == "texts" else self._pairs, top))
+        else:
+            articles = (article_of(entry) for entry in itertools.islice(self._entries, top))
+            passages = [article for article in articles if article is not None]
+        for rank, passage in enumerate(passages, start=1):
+            yield PassageHit(passage, 1 / rank, rank, base)
+
+    @staticmethod
+    def _passages(knowledge: KnowledgeBase) -> Iterator[Passage]:
+        entries = itertools.islice(knowledge, _ENTRIES)
+        return itertools.cycle(passage for entry in entries for passage in split_passages(entry))
+
+
+def _different(texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return vectors of texts that have nothing in common."""
+    return np.eye(len(texts), dtype=np.float32)
+
+
+def _parts(content: Any) -> Sequence[dict[str, str]]:
+    return [{"text": content}] if isinstance(content, str) else content
+
+
+def _reply(prompt: Prompt, length: int, number: int) -> str:
+    """Return a reply of a prompt's form and of about `length` tokens, which differs from replies of other numbers."""
+    documents, words = len(prompt.documents), " ".join([f"{number}.", *["word"] * (length - 1)])
+    form = prompt.form
+    if form == "queries":
+        asked = (f"Question {n}: Which one is {number}-{n}?" for n in range(1, _MANY))
+        return "## Queries\n" + "\n".join(asked)
+    if form in ("order", "documents"):
+        return " > ".join(f"[Document {n}]" for n in range(1, documents + 1))
+    if form == "shares":
+        return str([0.5] * documents)
+    if form == "state":
+        return "\n".join(f"{name}: {words}" for name in STATE_FIELDS)
+    fixed = {"preferred": "Document A", "letters": "Answer: A", "action": _call(f"{number}")}
+    return fixed.get(form, words)
+
+
+def _call(query: str) -> str:
+    return f'<tool_call>{{"name": "text_search", "arguments": {{"query": "{query}"}}}}</tool_call>'
+
+
+_IMAGE: Final = Image.new("RGB", (1, 1))

@@ -1,0 +1,84 @@
+"""Costs that are said before a run: those of the trajectories that it then runs, or more."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Question
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
+from reflectune.inference.pipelines.registry import all_recipes, find_recipe
+from reflectune.inference.running import experiment
+from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.costs import forecast
+
+IMAGE = Image.new("RGB", (16, 16))
+QUESTIONS = [Question(f"q{n}", "image.png", "Who built it?" + "?" * n, entity_ids=("e0",)) for n in range(3)]
+SERVED = ModelUse(None, is_served=True)
+SHORT = {"max_record_tokens": 40, "max_new_tokens": 8}
+FIXED: dict[str, dict[str, Any]] = {
+    "mi_rag": {**SHORT, "iterations": 2},
+    "pmsr_fixed": {**SHORT, "iterations": 3},
+    "mrag": {**SHORT, "rerank": "listwise"},
+}
+STOPPING: dict[str, dict[str, Any]] = {"pmsr": {**SHORT, "iterations": 3}, "promsa": SHORT}
+
+
+def parts_of(world: Path, use: ModelUse = SERVED) -> PipelineParts:
+    indexed: Any = object()
+    return PipelineParts(KnowledgeBase(world / "knowledge"), world, retriever=indexed, texts=indexed, use=use)
+
+
+def calls(name: str, settings: Any, parts: PipelineParts, script: Any) -> float:
+    """Run a pipeline with a scripted model, and return its calls of a question."""
+    trajectory = find_recipe(name).trajectory
+    assert trajectory is not None
+    traces = TrajectoryPipeline(name, trajectory(settings, parts), script.tools).run(QUESTIONS, [IMAGE] * 3)
+    return sum(trace.tokens["calls"] for trace in traces) / len(traces)
+
+
+@pytest.mark.parametrize(("name", "values"), [*FIXED.items(), *STOPPING.items()], ids=[*FIXED, *STOPPING])
+def test_requests_are_those_of_the_run_or_more_if_it_stops(name, values, world, scripting) -> None:
+    recipe, parts = find_recipe(name), parts_of(world)
+    settings: Any = recipe.settings(**values)
+    script = scripting(
+        say=lambda text: f"Question 1: What of {len(text)}? [Document 2] > [Document 1]",
+        find=lambda query, base: [f"{base} {len(query)} {n}" for n in range(5)],
+        vector=lambda text: [1.0, 0.0] if name == "pmsr" else [float(len(text) % 2), float(not len(text) % 2)],
+    )
+    cost = forecast(recipe, settings, parts, QUESTIONS)
+    assert cost is not None
+    if name in FIXED:
+        assert cost.requests == calls(name, settings, parts, script)
+        assert cost.written <= cost.requests * 40
+    else:
+        assert cost.requests > calls(name, settings, parts, script)
+
+
+@pytest.mark.parametrize("name", [name for name, recipe in all_recipes().items() if recipe.is_iterative])
+def test_every_iterative_pipeline_has_a_cost_behind_a_server_alone(name: str, world: Path) -> None:
+    recipe = find_recipe(name)
+    served = forecast(recipe, recipe.settings(), parts_of(world), QUESTIONS)
+    assert served is not None
+    assert min(served.requests, served.read, served.written) >= 1
+    assert forecast(recipe, recipe.settings(), parts_of(world, ModelUse("base_model")), QUESTIONS) is None
+    answering = forecast(
+        recipe, recipe.settings(), parts_of(world, ModelUse("base_model", is_served=True, answerer="server")), QUESTIONS
+    )
+    assert answering is not None
+    assert answering.requests <= served.requests
+
+
+def test_a_dry_run_prints_the_cost_of_all_questions(world: Path) -> None:
+    keys: dict[str, Any] = {"dataset": str(world), "index": str(world / "index"), "output": str(world / "out")}
+    keys |= {"splits": ["val_unseen_question"], "pipelines": ["mi_rag"], "device": "cpu", "iterations": 2, **SHORT}
+    keys |= {"reader": "server", "llm_url": "http://localhost:9/v1", "llm_model": "m"}
+    lines = experiment.describe(EvaluateConfig(**keys)).splitlines()
+    (line,) = [line for line in lines if "requests a question" in line]
+    assert "cost" not in line
+    priced = experiment.describe(EvaluateConfig(**keys, llm_input_price=1e6, llm_output_price=0.0))
+    read = line.split(" and ")[-2].rsplit(" ", 1)[-1].replace(",", "")
+    assert f", cost {int(read):,}.00" in priced
