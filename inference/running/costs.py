@@ -50,7 +50,7 @@ _PICTURE: Final = 576
 _ENTRIES: Final = 1000
 """Entries that stand for the knowledge base."""
 _MANY: Final = 9
-"""Queries in a reply, of which a pipeline takes the first."""
+"""Queries in a reply; a pipeline takes as many as it may."""
 
 
 @dataclass(frozen=True)
