@@ -20,7 +20,6 @@ from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recip
 from reflectune.inference.pipelines.requirements import (
     BUDGET,
     ENTRY_INDEX,
-    LISTED_ENTRIES,
     REMOTE,
     SERVER,
     Requirement,
@@ -237,7 +236,7 @@ def iterative_recipe(
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = takes_texts and parts.retriever is None and parts.texts is not None
         shown = _shown(settings, parts)
-        listed = parts.retriever if LISTED_ENTRIES in requires else None
+        listed = None if ENTRY_INDEX in requires or parts.texts is None else parts.retriever
         bases = knowledge_bases(
             None if by_texts else listed if isinstance(listed, RankedRetriever) else entry_retriever(name, parts),
             parts.texts if recipe.needs("texts") else None,

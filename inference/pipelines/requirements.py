@@ -77,7 +77,7 @@ def _no_index(config: Any, names: str) -> Iterable[str]:
 
 
 def _nothing_to_search(config: Any, names: str) -> Iterable[str]:
-    if config.ranked_entities or not config.text_index:
+    if not config.text_index:
         yield from _no_index(config, names)
 
 
@@ -113,7 +113,7 @@ ENTRY_INDEX: Final = Requirement("entries", _no_index, (RetrieverConfig,))
 LISTED_ENTRIES: Final = Requirement("entries", _no_lists, (RetrieverConfig, TextIndexSettings))
 """An index of entries, or entries ranked for each picture and an index of passages."""
 ANY_INDEX: Final = Requirement("entries", _nothing_to_search, (RetrieverConfig, TextIndexSettings))
-"""An index of entries, or of passages."""
+"""An index of entries, or of passages, perhaps with entries ranked for each picture."""
 TEXTS: Final = Requirement(
     "texts",
     _lacking("`text_index` is needed by {}: build one with `reflectune build_index --rows passages`", "text_index"),

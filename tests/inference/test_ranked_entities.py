@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
@@ -15,12 +16,12 @@ from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.promsa import PromsaSettings
-from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, build_pipeline, find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.agent_search import agent_search
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.inference.running.loading import open_engine, open_entries
+from reflectune.inference.running.loading import open_engine, open_entries, open_texts
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.words import WordReranker
@@ -96,6 +97,30 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
     parts = PipelineParts(dataset.knowledge, retriever=retriever, reranker=WordReranker())
     with pytest.raises(UserError, match=f"{name} searches with texts, too: give it an `index`"):
         build_pipeline(name, config, parts)
+
+
+@pytest.mark.parametrize("name", ["mi_rag", "pmsr"])
+def test_pairs_are_of_the_list_where_texts_are_searched_in_passages(name, world, make, tmp_path, scripting) -> None:
+    """MI-RAG's rows with Google Lens: pairs of a picture are its listed entries in every iteration."""
+    dataset = Dataset(world)
+    make.text_index(dataset.knowledge, tmp_path / "texts")
+    where = {"text_index": str(tmp_path / "texts"), "output": str(tmp_path / "out")}
+    config = settings(world, base_model="base", pipelines=[name], **where)
+    assert config.problems() == []
+    texts = TextIndexSettings.of(config)
+    parts = PipelineParts(
+        dataset.knowledge,
+        retriever=open_entries(RetrieverConfig.of(config), dataset, "cpu"),
+        texts=open_texts(texts, dataset.knowledge, "cpu"),
+        remote=MagicMock(),
+        use=ModelUse(None, is_served=True),
+    )
+    pipeline = build_pipeline(name, find_recipe(name).settings_of(config), parts)
+    found = [
+        pipeline.tools.search([(load_image("red.png", root=world), SearchRequest(0, (query,), {"pairs": (2,)}))])  # type: ignore[attr-defined]
+        for query in ("Who built it?", "What does it eat?")
+    ]
+    assert [[hit.passage.entry_id for hit in reply.hits[0]["pairs"]] for (reply,) in found] == [["e1", "e0"]] * 2
 
 
 def test_an_agents_image_search_reads_the_list_and_its_text_search_the_passages(world, make, tmp_path) -> None:
