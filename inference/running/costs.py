@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.two_stage import article_of
+from reflectune.retrieval.retrievers.web import WEB
 
 ASKED: Final = 16
 """Questions whose trajectories are counted."""
@@ -72,7 +74,8 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     """Return the cost of an iterative pipeline behind a server; None if no server's model works.
 
     Its trajectories run over a few of the questions. Replies are of the requested form and as long as they may be, and
-    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't.
+    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't. With
+    `retry_unread` each reply that may be unreadable counts twice.
 
     Args:
         recipe: The pipeline's recipe.
@@ -84,7 +87,8 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     if recipe.trajectory is None or not (use.is_served and questions):
         return None
     asked = questions[:: max(1, len(questions) // ASKED)][:ASKED]
-    models: dict[ModelName, _Counting] = {"reader": _Counting(), "answerer": _Counting()}
+    retries = settings.retry_unread
+    models: dict[ModelName, _Counting] = {"reader": _Counting(retries), "answerer": _Counting(retries)}
     depth = settings.top_n if isinstance(settings, DepthSettings) and not recipe.has_own_depth else 0
     found = _Found(parts, depth, reads_articles=settings.model_dump().get("unit") != "passage")
     tools = Tools(models, found.search, _different, found.rerank, parts.budget)
@@ -133,27 +137,35 @@ def describe_cost(
 class _Counting:
     """A model that counts what a server would read and write.
 
+    Args:
+        retries: True if unreadable replies are requested twice.
+
     Attributes:
         counts: Requests, tokens read, and tokens written.
     """
 
-    def __init__(self) -> None:
-        self.counts = [0, 0, 0]
+    def __init__(self, retries: bool) -> None:
+        self._retries, self.counts = retries, [0, 0, 0]
 
     def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Reply to each prompt in its form, as long as it may be."""
         replies = []
         for image, prompt in prompts:
             text = _reply(prompt, max_tokens, self.counts[0])
-            replies.append(WriteReply(text, prompt.documents_shown, self._read(image, prompt, max_tokens), max_tokens))
+            times = 2 if self._retries and prompt.form != "free" else 1
+            read = [self._read(image, prompt, max_tokens) for _ in range(times)]
+            replies.append(WriteReply(text, prompt.documents_shown, read[0], max_tokens))
         return replies
 
     def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
-        """Judge each prompt as likely right."""
-        return [JudgeReply(0.9, 0.1, it.documents_shown, self._read(image, it, 1)) for image, it in prompts]
+        """Judge documents as relevant, and a response to the question as wrong: then an agent reads the next one."""
+        judged = [(0.1 if "response" in prompt.texts else 0.9, image, prompt) for image, prompt in prompts]
+        return [
+            JudgeReply(it, 1 - it, prompt.documents_shown, self._read(image, prompt, 1)) for it, image, prompt in judged
+        ]
 
     def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
-        """Judge each document as likely right."""
+        """Judge each document alone."""
         return [
             JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.apart()], yes, no)))
             for image, prompt in prompts
@@ -178,7 +190,7 @@ class _Found:
     def __post_init__(self) -> None:
         self._texts = self._passages(self.parts.article_source)
         self._entries = itertools.cycle(itertools.islice(self.parts.knowledge, _ENTRIES))
-        self._pairs = self._passages(self.parts.knowledge)
+        self._pairs, self._pages = self._passages(self.parts.knowledge), itertools.count()
 
     def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
         """Return as many passages as are requested; of several an entry those of `depth` entries."""
@@ -206,6 +218,8 @@ class _Found:
         else:
             articles = (article_of(entry) for entry in itertools.islice(self._entries, top))
             passages = [article for article in articles if article is not None]
+        if base == WEB:  # has more pages than the knowledge base
+            passages = [dataclasses.replace(page, entry_id=f"page {next(self._pages)}") for page in passages]
         for rank, passage in enumerate(passages, start=1):
             yield PassageHit(passage, 1 / rank, rank, base)
 
@@ -226,7 +240,7 @@ def _parts(content: Any) -> Sequence[dict[str, str]]:
 
 def _reply(prompt: Prompt, length: int, number: int) -> str:
     """Return a reply of a prompt's form and of about `length` tokens, which differs from replies of other numbers."""
-    documents, words = len(prompt.documents), " ".join([f"{number}.", *["word"] * (length - 1)])
+    documents, words = len(prompt.documents), " ".join([f"w{number:03}"] * length)
     form = prompt.form
     if form == "queries":
         asked = (f"Question {n}: Which one is {number}-{n}?" for n in range(1, _MANY))
@@ -237,12 +251,11 @@ def _reply(prompt: Prompt, length: int, number: int) -> str:
         return str([0.5] * documents)
     if form == "state":
         return "\n".join(f"{name}: {words}" for name in STATE_FIELDS)
-    fixed = {"preferred": "Document A", "letters": "Answer: A", "action": _call(f"{number}")}
-    return fixed.get(form, words)
-
-
-def _call(query: str) -> str:
-    return f'<tool_call>{{"name": "text_search", "arguments": {{"query": "{query}"}}}}</tool_call>'
+    if form == "action":  # text searches as long as they are allowed, then image searches
+        is_spent = any(result.endswith("calls of text_search.") for _, result in prompt.rounds)
+        tool = "image_search" if is_spent else "text_search"
+        return f'<tool_call>{{"name": "{tool}", "arguments": {{"query": "{number}"}}}}</tool_call>'
+    return {"preferred": "Document A", "letters": "Answer: A"}.get(form, words)
 
 
 _IMAGE: Final = Image.new("RGB", (1, 1))

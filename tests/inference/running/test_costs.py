@@ -1,5 +1,6 @@
 """Costs that are said before a run: those of the trajectories that it then runs, or more."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,27 @@ from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import forecast
 
+ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative]
+SAID = [
+    "",
+    "Question 1: What is oak?\nQuestion 2: Where is oak?",
+    "[Document 2] > [Document 1]",
+    "Document B",
+    "Answer: A",
+    "The oak. " * 8,
+    '<tool_call>{"name": "text_search", "arguments": {"query": "oak"}}</tool_call>',
+    '<tool_call>{"name": "image_search", "arguments": {}}</tool_call>',
+    "<tool_call>{</tool_call>",
+    "<answer>oak</answer>",
+]
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ITERATIVE),
+    ("pmsr_web", {"condense_above": 40}),
+    ("promsa", {"page_summaries": "reader"}),
+    ("promsa", {"page_summaries": "reader", "text_calls": 0}),
+    ("mrag_agent", {"agent_rerank": "pairwise", "agent_fallback": "first"}),
+    ("mi_rag", {"retry_unread": True}),
+]
 IMAGE = Image.new("RGB", (16, 16))
 QUESTIONS = [Question(f"q{n}", "image.png", "Who built it?" + "?" * n, entity_ids=("e0",)) for n in range(3)]
 SERVED = ModelUse(None, is_served=True)
@@ -58,7 +80,33 @@ def test_requests_are_those_of_the_run_or_more_if_it_stops(name, values, world, 
         assert cost.requests > calls(name, settings, parts, script)
 
 
-@pytest.mark.parametrize("name", [name for name, recipe in all_recipes().items() if recipe.is_iterative])
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory, make: Any) -> Path:
+    """A knowledge base with more passages than a question reads."""
+    folder = tmp_path_factory.mktemp("large")
+    make.data_set(folder, [make.entry(number) for number in range(200)], QUESTIONS)
+    return folder
+
+
+@pytest.mark.parametrize(("name", "values"), VARIANTS, ids=[f"{name} {', '.join(more)}" for name, more in VARIANTS])
+def test_no_run_has_more_requests_whatever_a_model_replies(name, values, large, scripting) -> None:
+    recipe, parts = find_recipe(name), parts_of(large)
+    settings: Any = recipe.settings(**{**SHORT, **values})
+    cost = forecast(recipe, settings, parts, QUESTIONS)
+    assert cost is not None
+    for seed in range(20):
+        draw = random.Random(seed)
+        said = draw.sample(SAID, 3) if seed % 2 else SAID[-4:-1]
+        script = scripting(
+            say=lambda text, draw=draw, said=said: draw.choice(said).replace("oak", f"oak {draw.random()}"),
+            find=lambda query, base, draw=draw: [f"{base} {query} {draw.random()}" for _ in range(40)],
+            probability=lambda text, draw=draw, rarely=seed % 3: float(draw.random() ** rarely < 0.5),
+            retries=settings.retry_unread,
+        )
+        assert calls(name, settings, parts, script) <= cost.requests, (seed, said)
+
+
+@pytest.mark.parametrize("name", ITERATIVE)
 def test_every_iterative_pipeline_has_a_cost_behind_a_server_alone(name: str, world: Path) -> None:
     recipe = find_recipe(name)
     served = forecast(recipe, recipe.settings(), parts_of(world), QUESTIONS)
