@@ -98,12 +98,12 @@ class TrajectoryTeacher:
                 break
             stated.append(statement)
         else:
-            return _said(stated[-1], f"<answer>{canonical_answer(self.question)}</answer>")
+            return _said(stated[-1], f"<answer> {canonical_answer(self.question)} </answer>")
         if not any(document.startswith(f"{hop.title}: ") for document in documents) and not stated:
             return _said(UNKNOWN, _called("image_search"))
         missing = f"{hop.title}: {hop.heading} is missing."
-        earlier = sum(missing in reply for reply, _ in rounds)
-        query = " ".join(_filled(self.query_forms[earlier % len(self.query_forms)], hop).split())
+        turn = len(stated) + sum(missing in reply for reply, _ in rounds)  # the forms take turns
+        query = " ".join(_filled(self.query_forms[turn % len(self.query_forms)], hop).split())
         return _said(" ".join([*stated[-1:], missing]), _called("text_search", query=query))
 
     def caption(self, request: WriteRequest, shown: Sequence[str]) -> str:

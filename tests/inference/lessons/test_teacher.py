@@ -108,7 +108,7 @@ def test_an_answer_is_given_where_the_records_state_it(teacher, records: tuple[s
 def reply(thought: str, tool: str = "", **arguments: str) -> str:
     call = json.dumps({"name": tool, "arguments": arguments})
     return f"<thinking>{thought}</thinking>\n" + (
-        f"<tool_call>{call}</tool_call>" if tool else "<answer>Ben Roth</answer>"
+        f"<tool_call>{call}</tool_call>" if tool else "<answer> Ben Roth </answer>"
     )
 
 
@@ -124,7 +124,7 @@ ASK_FIRST = reply(MISSING, "text_search", query="Vik Oak Neighbours")
         pytest.param((f"{OTHER}\n\n{SIZE}",), ASK_FIRST, id="the entity"),
         pytest.param(
             (f"{OTHER}\n\n{NEIGHBOURS}",),
-            reply(f"{FIRST} Ulm Tower: People is missing.", "text_search", query="Ulm Tower People"),
+            reply(f"{FIRST} Ulm Tower: People is missing.", "text_search", query="Ulm Tower"),
             id="first hop",
         ),
         pytest.param((NEIGHBOURS, f"{OTHER}\n\n{PEOPLE}"), reply(SECOND), id="the answer's passage"),
