@@ -203,7 +203,7 @@ class LocalModel:
 class ServedModel:
     """A model on a server. Replies are cached in a file, and never requested twice.
 
-    A picture is encoded once for all steps about it. Threads may share a model: lists are sent one by one.
+    A picture is encoded once for all steps about it. Threads may share a model.
 
     Args:
         remote: The model's client.
@@ -228,18 +228,18 @@ class ServedModel:
         return self._remote.endpoint.concurrency
 
     def requests(self, image: Picture, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
-        """Return functions that execute a step; for `JudgeEachRequest` one a document. Threads may call them."""
+        """Return functions that execute a step, for threads to call; for `JudgeEachRequest` one a document.
+
+        Prompts about documents alone share a prefix, which a server's prefix cache reads once.
+        """
         if isinstance(request, WriteRequest):
             name = self._step_models.get(request.operator, "")
             return [lambda: self._written(image, request.prompt, request.max_tokens, name)]
         prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
         return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
 
-    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
-        """Request a reply to each prompt, with fewer documents where a server refuses it; "" if still refused."""
-        return [self._written(image, prompt, max_tokens) for image, prompt in prompts]
-
-    def _written(self, image: Picture, prompt: Prompt, max_tokens: int, name: str = "") -> WriteReply:
+    def _written(self, image: Picture, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
+        """Request a reply, with fewer documents where the server refuses it; "" if still refused."""
         fields = response_format(prompt.form if self._remote.endpoint.guided else "free")
         fields |= {"model": name} if name else {}
 
@@ -257,8 +257,8 @@ class ServedModel:
 
         return self._fitted(image, prompt, max_tokens, ask, name)
 
-    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
-        """Compute P(yes) and P(no) of each prompt: the server's probabilities of all first tokens that are the word.
+    def _judged(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+        """Compute P(yes) and P(no): the server's probabilities of all first tokens that are the word.
 
         A prompt that the server refuses has fewer documents. 0 if it still is, and for a word outside the top 20. Warns
         if a reply begins with other words, as a reasoning model's does: such a judgement is meaningless. A server
@@ -267,9 +267,6 @@ class ServedModel:
         Raises:
             UserError: The server returns NaN; or the words differ by case or marks only.
         """
-        return [self._judged(image, prompt, yes, no) for image, prompt in prompts]
-
-    def _judged(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         if is_word(yes, no):
             raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
 
@@ -310,17 +307,6 @@ class ServedModel:
         said = label(reply.text, yes, no)
         shown = prompt.documents_shown
         return JudgeReply(float(said is True), float(said is False), shown, reply.prompt_tokens, written=True)
-
-    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
-        """Judge each document alone. The prompts share a prefix, which a server's prefix cache reads once.
-
-        Raises:
-            UserError: The server returns no log-probabilities.
-        """
-        return [
-            JudgeEachReply(tuple(self._judged(image, alone, yes, no) for alone in prompt.apart()))
-            for image, prompt in prompts
-        ]
 
     def _room(self, image: Picture, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""

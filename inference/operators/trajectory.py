@@ -54,7 +54,7 @@ _WAITING: Final = 0.25
 
 
 class Model(Protocol):
-    """A model that executes steps: on this machine, or behind a server."""
+    """A model on this machine that executes steps in batches."""
 
     def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Generate a reply to each prompt."""
@@ -92,7 +92,7 @@ class Tools:
         too_long: Finds texts that `embed` doesn't read whole.
     """
 
-    models: Mapping[ModelName, Model]
+    models: Mapping[ModelName, Model | ServedModel]
     search: SearchFunction = _missing
     embed: Embed = _missing
     rerank: RerankFunction = _missing
@@ -253,6 +253,7 @@ class TrajectoryPipeline:
         first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]
+            assert not isinstance(model, ServedModel)  # `_send` takes its requests
             prompts = [(image, request.prompt) for image, request in zip(images, requests, strict=True)]
             if isinstance(first, WriteRequest):
                 return model.write(prompts, first.max_tokens)

@@ -162,14 +162,14 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
     return entries
 
 
-def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> Mapping[ModelName, Model]:
+def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> Mapping[ModelName, Model | ServedModel]:
     """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model.
 
     Args:
         shown: Pictures of pairs, if the reader is shown them.
     """
     served = ServedModel(needed(parts.remote), shown, parts.use.step_models) if parts.use.is_served else None
-    reader: Model = (
+    reader: Model | ServedModel = (
         LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
     )
     if parts.answerer is not None:

@@ -20,7 +20,13 @@ from reflectune.core.images import load_image, open_image
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.query_reply import read_queries
-from reflectune.inference.operators.requests import JudgeEachRequest, Prompt
+from reflectune.inference.operators.requests import (
+    JudgeEachReply,
+    JudgeEachRequest,
+    JudgeRequest,
+    Prompt,
+    WriteRequest,
+)
 from reflectune.inference.operators.schemas import SCHEMAS
 from reflectune.inference.operators.step_log import REPLIES, StepLog
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -64,6 +70,15 @@ def run(model: Any, scripting: type[Any]) -> Trace:
     return from_row({**to_row(trace), "seconds": {}})
 
 
+def write(model: ServedModel, prompt: Prompt, image: Image.Image = IMAGE) -> Any:
+    (send,) = model.requests(image, WriteRequest("answer", 0, prompt, 8))
+    return send()
+
+
+def judge(model: ServedModel, prompt: Prompt, kind: Any = JudgeRequest, image: Any = IMAGE, no: str = "No") -> Any:
+    return [send() for send in model.requests(image, kind(0, prompt, no=no))]
+
+
 @pytest.fixture
 def remote(tmp_path: Path) -> Callable[[str], RemoteModel]:
     return lambda url: RemoteModel(Endpoint(url, "stub", timeout=5.0), tmp_path / "replies.jsonl")
@@ -89,8 +104,8 @@ def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tm
     server = stub_server(say, first_token={"Yes": -0.1})
     with remote(server.url) as model:
         asked = ServedModel(model)
-        asked.judge_each([(image := load_image(path), ASKED)], "Yes", "No")
-        asked.write([(image, ASKED)], 8)
+        judge(asked, ASKED, JudgeEachRequest, image := load_image(path))
+        write(asked, ASKED, image)
     assert sent(server) == [("image/jpeg", path.read_bytes())] * 3
     assert len(encoded) == 1
     assert server.requests[-1][1]["messages"][0]["content"][1]["text"] == "Question: Who built it?\nOne.\nTwo."
@@ -120,7 +135,7 @@ def test_a_large_picture_travels_within_max_pixels(stub_server, tmp_path) -> Non
     Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.png")
     server = stub_server(say)
     with RemoteModel(Endpoint(server.url, "stub", max_pixels=300), tmp_path / "replies.jsonl") as model:
-        ServedModel(model).write([(load_image(path), ASKED)], 8)
+        write(ServedModel(model), ASKED, load_image(path))
     ((mime, content),) = sent(server)
     assert (mime, open_image(content).size) == ("image/jpeg", (20, 15))
 
@@ -180,8 +195,7 @@ def test_a_refused_document_is_judged_0_and_the_others_by_their_replies(stub_ser
         say, lambda text, number: refuse if "Two." in text else {}, first_token={"Yes": -0.1, "No": -3.0}
     )
     with remote(server.url) as model:
-        (judged,) = ServedModel(model).judge_each([(IMAGE, ASKED)], "Yes", "No")
-    one, two = judged.each
+        one, two = judge(ServedModel(model), ASKED, JudgeEachRequest)
     assert (one.shown, one.refused) == (1, "")
     assert (two.yes, two.no, two.shown) == (0, 0, 0)
     assert "status 413" in two.refused
@@ -190,7 +204,7 @@ def test_a_refused_document_is_judged_0_and_the_others_by_their_replies(stub_ser
 def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "Perhaps": math.log(0.3)})
     with remote(server.url) as model:
-        (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+        (judged,) = judge(ServedModel(model), ASKED)
     assert (round(judged.yes, 6), judged.no, round(judged.share, 6), judged.shown) == (0.6, 0.0, 1.0, 2)
 
 
@@ -198,7 +212,7 @@ def test_a_judgement_that_says_nothing_is_no_secret(stub_server, remote) -> None
     """A reasoning model begins with its thoughts."""
     server = stub_server(say, first_token={"<think>": math.log(0.9), "Well": math.log(0.1)})
     with remote(server.url) as model, pytest.warns(UserWarning, match="begins with neither 'Yes' nor 'No'"):
-        (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+        (judged,) = judge(ServedModel(model), ASKED)
     assert judged.share == 0
 
 
@@ -214,7 +228,7 @@ def test_all_first_tokens_that_are_the_word_count(yes: str, stub_server, remote)
     listed = [(yes, math.log(0.6)), (yes, math.log(0.2)), ("Yes", math.log(0.1)), ("No", -3.0), ("Yesterday", -4.0)]
     server = stub_server(say, lambda text, number: {"body": served(*listed, ("Not", -math.inf))})
     with remote(server.url) as model:
-        (judged,) = ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+        (judged,) = judge(ServedModel(model), ASKED)
     assert (judged.yes, judged.no) == pytest.approx((0.9, math.exp(-3)))
 
 
@@ -222,20 +236,19 @@ def test_a_probability_that_is_nan_is_an_error_and_not_kept(stub_server, remote)
     server = stub_server(say, lambda text, number: {"body": served(("Yes", math.nan), ("No", -0.1))})
     with remote(server.url) as model:
         with pytest.raises(UserError, match="NaN as the log-probability of 'Yes'"):
-            ServedModel(model).judge([(IMAGE, ASKED)], "Yes", "No")
+            judge(ServedModel(model), ASKED)
         assert model.usage()["replies"] == 0
         with pytest.raises(UserError, match="are one word"):
-            ServedModel(model).judge([(IMAGE, ASKED)], "Yes", " yes")
+            judge(ServedModel(model), ASKED, no=" yes")
 
 
 def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "No": math.log(0.3)})
     prompt = dataclasses.replace(ASKED, system="Be brief.", picture=False)
     with remote(server.url) as model:
-        both, one = ServedModel(model).judge_each(
-            [(IMAGE, prompt), (IMAGE, dataclasses.replace(prompt, documents=("Three.",)))], "Yes", "No"
-        )
-    assert [[(round(each.yes, 6), each.shown) for each in judged.each] for judged in (both, one)] == [
+        alone = dataclasses.replace(prompt, documents=("Three.",))
+        both, one = (judge(ServedModel(model), each, JudgeEachRequest) for each in (prompt, alone))
+    assert [[(round(each.yes, 6), each.shown) for each in judged] for judged in (both, one)] == [
         [(0.6, 1), (0.6, 1)],
         [(0.6, 1)],
     ]
@@ -259,14 +272,14 @@ def test_a_prompt_that_is_too_long_for_a_server_is_read_with_fewer_documents(stu
     alone = dataclasses.replace(long, documents=("word " * 50,))
     with remote(server.url) as model:
         served = ServedModel(model)
-        cut, refused, whole = served.write([(IMAGE, long), (IMAGE, alone), (IMAGE, ASKED)], 8)
-        (judged,) = served.judge([(IMAGE, long)], "Yes", "No")
+        cut, refused, whole = (write(served, prompt) for prompt in (long, alone, ASKED))
+        (judged,) = judge(served, long)
     assert (cut.shown, whole.shown, judged.shown) == (3, 2, 3)
     assert cut.text == say("\n".join(["Question: Who built it?", *long.documents[:3]]))
     assert (refused.text, refused.shown) == ("", 0)
     assert "maximum context length" in refused.refused
     with remote(server.url) as model, pytest.raises(UserError, match="refuses every request"):
-        ServedModel(RemoteModel(model.endpoint, model.cache.with_name("none.jsonl"))).write([(IMAGE, alone)], 8)
+        write(ServedModel(RemoteModel(model.endpoint, model.cache.with_name("none.jsonl"))), alone)
 
 
 WITHOUT_LOG_PROBABILITIES = {
@@ -282,9 +295,9 @@ def test_a_server_without_log_probabilities_writes_the_word(fault: dict[str, Any
     server.fault = lambda text, number: fault if "logprobs" in server.requests[-1][1] else {}
     prompt = dataclasses.replace(ASKED, documents=tuple(said))
     with remote(server.url) as model:
-        (judged,) = (served := ServedModel(model)).judge_each([(IMAGE, prompt)], "Yes", "No")
+        judged = JudgeEachReply(tuple(judge(served := ServedModel(model), prompt, JudgeEachRequest)))
         asked = len(server.requests)
-        served.judge([(IMAGE, dataclasses.replace(prompt, documents=("Two.",)))], "Yes", "No")
+        judge(served, dataclasses.replace(prompt, documents=("Two.",)))
     assert [(one.yes, one.no, one.written) for one in judged.each] == [(1, 0, True), (0, 1, True), (0, 0, True)]
     assert len(server.requests) == asked  # read from the file of replies
     log = StepLog()
@@ -296,7 +309,8 @@ def test_a_server_without_log_probabilities_writes_the_word(fault: dict[str, Any
 def test_guided_replies_of_known_forms_are_json(stub_server, tmp_path) -> None:
     server = stub_server(lambda text: '{"analysis": "Which?", "queries": ["Who built it?"]}')
     with RemoteModel(Endpoint(server.url, "stub", guided=True), tmp_path / "replies.jsonl") as model:
-        free, asked = ServedModel(model).write([(IMAGE, ASKED), (IMAGE, dataclasses.replace(ASKED, form="queries"))], 8)
+        served = ServedModel(model)
+        free, asked = (write(served, prompt) for prompt in (ASKED, dataclasses.replace(ASKED, form="queries")))
     assert read_queries(asked.text, 2) == ("Who built it?",)
     assert free.text
     forms = [body.get("response_format") for _, body in server.requests]

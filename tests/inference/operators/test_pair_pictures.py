@@ -12,7 +12,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.pair_pictures import PairPictures, pictures_of
-from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest
+from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest, WriteRequest
 from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import merge
@@ -148,11 +148,15 @@ def test_a_server_gets_each_picture_before_its_text(prompt, shown) -> None:
 
     context = SimpleNamespace(longest=0)
     remote: Any = SimpleNamespace(
-        endpoint=SimpleNamespace(max_pixels=0, guided=False), complete_all=complete_all, context=context
+        endpoint=SimpleNamespace(max_pixels=0, guided=False), complete_all=complete_all, context_of=lambda name: context
     )
     image = Image.new("RGB", (8, 8), "blue")
-    ServedModel(remote, shown).write([(image, prompt)], 8)
-    ServedModel(remote).write([(image, dataclasses.replace(prompt, pictures={}))], 8)
+    for model, asked in (
+        (ServedModel(remote, shown), prompt),
+        (ServedModel(remote), dataclasses.replace(prompt, pictures={})),
+    ):
+        (send,) = model.requests(image, WriteRequest("reason", 0, asked, 8))
+        send()
     (message,), (plain,) = sent
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url", "text", "image_url", "text", "image_url", "text"]

@@ -191,3 +191,18 @@ def test_a_request_that_fails_ends_the_pool_and_seconds_are_shares() -> None:
         pool.send("bad", [begun.set, lambda: 1 / 0])
         with pytest.raises(ZeroDivisionError):
             pool.collect(wait=True)
+
+
+def test_batches_of_a_local_model_do_not_depend_on_a_servers_delays(stub_server, tools, scripting) -> None:
+    def run(url: str) -> tuple[list[Trace], Any]:
+        local = scripting(say=say, find=lambda query, base: [f"{base} {len(query)}"])
+        answerer = tools(url, 4).models["answerer"]
+        mixed = Tools({"reader": local, "answerer": answerer}, local.search, local.embed)
+        steps = MiRag(MiRagSettings(iterations=2, answer_each=True, **SHORT), {"texts": 2})
+        return TrajectoryPipeline("mi_rag", steps, mixed).run(questions(9), [IMAGE] * 9), local.batches
+
+    quick = run(stub_server(say).url)
+    slow = run(stub_server(say, lambda text, number: {"seconds": len(text) % 7 / 100}).url)
+    assert [said(it) for it in quick[0]] == [said(it) for it in slow[0]]
+    assert quick[1] == slow[1]
+    assert {size for kind, size in quick[1] if kind == "write"} == {9}
