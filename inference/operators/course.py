@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import BudgetSpent, Limit
 from reflectune.inference.operators.requests import (
@@ -42,7 +41,6 @@ class Course:
         limit: The budget that ended it.
         outcome: Its result; None if a budget ended it without one.
         retries: True to ask once more for a reply that can't be read.
-        keeps_error: True to end with the error of an unusable question instead of raising it.
     """
 
     place: int
@@ -60,8 +58,6 @@ class Course:
     outcome: Any = None
     is_list: bool = False
     retries: bool = False
-    keeps_error: bool = False
-    error: UnusableInput | None = None
 
     def advance(self) -> None:
         """Advance the trajectory by its replies, to its next requests or to its end."""
@@ -91,10 +87,6 @@ class Course:
             requests = step()
         except StopIteration as end:
             self.waiting, self.outcome = [], end.value
-        except UnusableInput as error:
-            if not self.keeps_error:
-                raise
-            self.waiting, self.error = [], error
         else:
             self.is_list = isinstance(requests, tuple)
             self.waiting = [self._seen(it) for it in (requests if isinstance(requests, tuple) else (requests,))]

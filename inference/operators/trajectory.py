@@ -179,10 +179,11 @@ class TrajectoryPipeline:
             asked: Questions with their images.
             failed: Returns the trace of a question that can't be used.
         """
-        for course in self._ended(asked, keeps_errors=True):
-            yield _trace(self.name, course) if course.error is None else failed(course.question, course.error)
+        for course in self.guided(_keeping_errors)._ended(asked):
+            error = course.outcome if isinstance(course.outcome, UnusableInput) else None
+            yield failed(course.question, error) if error else _trace(self.name, course)
 
-    def _ended(self, asked: Iterable[tuple[Question, Picture]], *, keeps_errors: bool = False) -> Iterator[Course]:
+    def _ended(self, asked: Iterable[tuple[Question, Picture]]) -> Iterator[Course]:
         """Yield trajectories as they end."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
@@ -192,7 +193,7 @@ class TrajectoryPipeline:
             while courses or asks_more:
                 while asks_more and (not most or pool.load + sum(bool(course.due) for course in courses) < most):
                     if asks_more := (it := next(beginning, None)) is not None:
-                        courses.append(self._begun(*it, keeps_errors))
+                        courses.append(self._begun(*it))
                 self._end_spent([course for course in courses if course.due])
                 yield from (course for course in courses if not course.waiting)
                 courses = [course for course in courses if course.waiting]
@@ -208,12 +209,11 @@ class TrajectoryPipeline:
                 changed = dict.fromkeys(course for course, *_ in received)
                 publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
 
-    def _begun(self, place: int, asked: tuple[Question, Picture], keeps_error: bool) -> Course:
+    def _begun(self, place: int, asked: tuple[Question, Picture]) -> Course:
         """Begin the trajectory of a question."""
         question, image = asked
         shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
-        models, retries = self.tools.models, self.tools.retries
-        course = Course(place, question, image, self._start(shown), models, retries=retries, keeps_error=keeps_error)
+        course = Course(place, question, image, self._start(shown), self.tools.models, retries=self.tools.retries)
         course.advance()
         return course
 
@@ -264,6 +264,13 @@ class TrajectoryPipeline:
         if isinstance(first, SearchRequest):
             return tools.search(list(zip(images, requests, strict=True)))
         return likenesses(requests, tools.embed, tools.too_long)
+
+
+def _keeping_errors(_: Question, steps: Steps[Any]) -> Steps[Any]:
+    try:
+        return (yield from steps)
+    except UnusableInput as error:
+        return error
 
 
 def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:

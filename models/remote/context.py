@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, Final
 from reflectune.core.errors import UserError
 from reflectune.core.images import read_header
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import content_of, url_key
+from reflectune.models.remote.pictures import url_key
 from reflectune.models.remote.transport import Refused, Transport
 
 _BYTES_OF_TOKEN: Final = 3
@@ -83,7 +84,7 @@ class ServerContext:
             shown = {"type": "image_url", "image_url": {"url": url}}
             both, alone = ([{"role": "user", "content": content}] for content in ([shown, text], [text]))
             counted = self._count(both) - self._count(alone) if self._tokenizes else 0
-            header = read_header(content_of(url))
+            header = read_header(base64.b64decode(url.partition(",")[2]))
             rule = max(_LEAST_PICTURE, header.width * header.height // _PIXELS_OF_TOKEN)
             self._pictures[key] = counted if counted > _PLACE else rule
         return self._pictures[key]

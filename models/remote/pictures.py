@@ -47,8 +47,3 @@ class PictureUrls:
 def url_key(url: str) -> str:
     """Return the hash of a picture's data URL; all requests about a picture share one URL."""
     return hashlib.sha256(url.encode()).hexdigest()
-
-
-def content_of(url: str) -> bytes:
-    """Return the bytes of a picture's data URL."""
-    return base64.b64decode(url.partition(",")[2])
