@@ -197,6 +197,30 @@ def mrag_downloads(downloads: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_ok_vqa_searches_the_index_of_encyclopedic_vqas_articles(
+    mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mrag_downloads)
+    okvqa, asked = Path("data/okvqa"), {"image_id": 7, "question": "Who built it?", "question_id": 75}
+    (okvqa / "coco/val2014").mkdir(parents=True)
+    Image.new("RGB", (40, 40), "red").save(okvqa / "coco/val2014/COCO_val2014_000000000007.jpg")
+    answered = {**asked, "answers": [{"answer": "ann", "raw_answer": "Ann"}] * 10, "question_type": "four"}
+    questions, annotations = {"questions": [asked], "data_subtype": "val2014"}, {"annotations": [answered]}
+    (okvqa / "OpenEnded_mscoco_val2014_questions.json").write_text(json.dumps(questions))
+    (okvqa / "mscoco_val2014_annotations.json").write_text(json.dumps(annotations))
+    more = {**SMALL, "evaluate": [*SMALL["evaluate"], "--llm_url", stub_server(say).url, "--batch_questions", "4"]}
+    more["data_builders/convert.py"] = ["--split", "test"]
+    for words in commands("mmkb_rag", ["evqa"]):
+        run(words, more)
+    del more["data_builders/convert.py"]
+    for words in commands("mi_rag", ["evqa_index", "texts", "text_index", "okvqa", "evaluate_okvqa"]):
+        run(words, more)
+    metrics = json.loads(Path("runs/mi_rag/okvqa/metrics.json").read_text())
+    assert metrics["pipelines"]["mi_rag"]["overall"]["value"] == 1.0
+    assert metrics["trajectories"]["mi_rag"]["by_iteration"][0]["prr"]
+
+
+@pytest.mark.slow
 def test_mrags_list_runs_from_downloads_to_tables(
     mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
