@@ -90,7 +90,7 @@ class TrajectoryTeacher:
 
     def action(self, rounds: Sequence[tuple[str, str]]) -> str:
         """Return ProMSA's next thought and action: a search for the first missing fact, or the answer if none is."""
-        documents = [document for _, result in rounds for document in result.split("\n\n")]
+        documents = [document for _, result in rounds for document in result.removeprefix("- ").split("\n\n- ")]
         stated: list[str] = []
         for hop in self.hops:
             statement = hop.statement(documents)
@@ -102,8 +102,8 @@ class TrajectoryTeacher:
         if not any(document.startswith(f"{hop.title}: ") for document in documents) and not stated:
             return _said(UNKNOWN, _called("image_search"))
         missing = f"{hop.title}: {hop.heading} is missing."
-        turn = len(stated) + sum(missing in reply for reply, _ in rounds)  # the forms take turns
-        query = " ".join(_filled(self.query_forms[turn % len(self.query_forms)], hop).split())
+        earlier = sum(missing in reply for reply, _ in rounds)
+        query = " ".join(_filled(self.query_forms[earlier % len(self.query_forms)], hop).split())
         return _said(" ".join([*stated[-1:], missing]), _called("text_search", query=query))
 
     def caption(self, request: WriteRequest, shown: Sequence[str]) -> str:
@@ -177,7 +177,7 @@ def teacher_of(
 
 
 def _said(thought: str, action: str) -> str:
-    return f"<thinking>{thought}</thinking>\n{action}"
+    return f"<thinking> {thought} </thinking>\n{action}"
 
 
 def _called(tool: str, **arguments: str) -> str:

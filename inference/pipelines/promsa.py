@@ -175,7 +175,7 @@ class Promsa:
         texts = []
         for passage in passages:
             texts.append((yield from self._shown(turn, question, passage)))
-        return "\n\n".join(texts) or "Nothing new was found."
+        return "\n\n".join(f"- {text}" for text in texts) or "Nothing new was found."
 
     def _shown(self, turn: int, question: Question, passage: Passage) -> Steps[str]:
         """Return a passage as the agent reads it."""

@@ -36,7 +36,7 @@ IMAGE = '<thinking>Which one?</thinking>\n<tool_call>{"name": "image_search", "a
 RIGHT = "<thinking>Of wood.</thinking>\n<answer>oak</answer>"
 WRONG = "<thinking>Of stone.</thinking>\n<answer>stone</answer>"
 SETTINGS = PromsaSettings(call_passages=1)
-TEXT = "tower: It is <image> made of oak."
+TEXT = "- tower: It is <image> made of oak."
 
 
 def search(asked: Sequence[tuple[Any, SearchRequest]]) -> list[SearchReply]:

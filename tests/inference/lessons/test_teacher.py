@@ -107,7 +107,7 @@ def test_an_answer_is_given_where_the_records_state_it(teacher, records: tuple[s
 
 def reply(thought: str, tool: str = "", **arguments: str) -> str:
     call = json.dumps({"name": tool, "arguments": arguments})
-    return f"<thinking>{thought}</thinking>\n" + (
+    return f"<thinking> {thought} </thinking>\n" + (
         f"<tool_call>{call}</tool_call>" if tool else "<answer> Ben Roth </answer>"
     )
 
@@ -124,14 +124,14 @@ ASK_FIRST = reply(MISSING, "text_search", query="Vik Oak Neighbours")
         pytest.param((f"{OTHER}\n\n{SIZE}",), ASK_FIRST, id="the entity"),
         pytest.param(
             (f"{OTHER}\n\n{NEIGHBOURS}",),
-            reply(f"{FIRST} Ulm Tower: People is missing.", "text_search", query="Ulm Tower"),
+            reply(f"{FIRST} Ulm Tower: People is missing.", "text_search", query="Ulm Tower People"),
             id="first hop",
         ),
         pytest.param((NEIGHBOURS, f"{OTHER}\n\n{PEOPLE}"), reply(SECOND), id="the answer's passage"),
     ],
 )
 def test_an_agents_next_action_follows_from_the_results(teacher, results: tuple[str, ...], expected: str) -> None:
-    said = teacher.action([("", result) for result in results])
+    said = teacher.action([("", "- " + result.replace("\n\n", "\n\n- ")) for result in results])
     assert said == expected
     assert keeps_format(said)
 

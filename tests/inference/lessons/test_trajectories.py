@@ -84,7 +84,7 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         "no question to train on": 1,
     }
     example = chosen.kept["q0"].example()
-    assert example.follow_ups == (FollowUp("tower: tower", RIGHT),)
+    assert example.follow_ups == (FollowUp("- tower: tower", RIGHT),)
     assert not PLAIN.problem(example)
 
 

@@ -45,9 +45,9 @@ def scripted(scripting: type[Any], *replies: str, **more: Any) -> Any:
 def test_every_prompt_and_search_of_a_trajectory(scripting: type[Any]) -> None:
     script = scripted(scripting, IMAGE, IMAGE, TEXT, ANSWER)
     trace = run(script)
-    first = f"{BEGIN} [assistant] {IMAGE} [tool] kestrel: kestrel\n\nmerlin: merlin"
-    second = f"{first} [assistant] {IMAGE} [tool] hobby: hobby\n\nosprey: osprey"  # entries that are new
-    third = f"{second} [assistant] {TEXT} [tool] lark: lark"
+    first = f"{BEGIN} [assistant] {IMAGE} [tool] - kestrel: kestrel\n\n- merlin: merlin"
+    second = f"{first} [assistant] {IMAGE} [tool] - hobby: hobby\n\n- osprey: osprey"  # entries that are new
+    third = f"{second} [assistant] {TEXT} [tool] - lark: lark"
     assert script.asked == [
         ("write", BEGIN),
         ("search", "", "pairs", 2),
@@ -106,7 +106,7 @@ def test_ends_and_errors(
 def test_an_unreadable_reply_is_asked_for_once_more(scripting: type[Any]) -> None:
     script = scripted(scripting, IMAGE, "Larks?", ANSWER, retries=True)
     trace = run(script)
-    first = f"{BEGIN} [assistant] {IMAGE} [tool] kestrel: kestrel\n\nmerlin: merlin"
+    first = f"{BEGIN} [assistant] {IMAGE} [tool] - kestrel: kestrel\n\n- merlin: merlin"
     assert script.asked[2:] == [("write", first), ("write", first + AGAIN)]
     assert (trace.answer, trace.tokens["replies_retried"], trace.tokens["replies_unread"]) == ("larks", 1, 0)
 
@@ -114,7 +114,7 @@ def test_an_unreadable_reply_is_asked_for_once_more(scripting: type[Any]) -> Non
 def test_a_summarizer_shortens_passages(scripting: type[Any]) -> None:
     script = scripted(scripting, IMAGE, "A falcon.", "A small falcon.", ANSWER)
     run(script, page_summaries="reader")
-    assert script.asked[-1][1] == f"{BEGIN} [assistant] {IMAGE} [tool] A falcon.\n\nA small falcon."
+    assert script.asked[-1][1] == f"{BEGIN} [assistant] {IMAGE} [tool] - A falcon.\n\n- A small falcon."
 
 
 def test_a_spent_budget_asks_for_the_answer(scripting: type[Any]) -> None:
