@@ -65,12 +65,12 @@ TRAJECTORIES = {
     "learning_rate": 5e-4,
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 1,
-    "max_steps": 2000,
+    "max_steps": 2900,
     "save_steps": 400,
     "logging_steps": 50,
 }
 """Keys that differ from `sft.yaml` in the two trainings of an agent."""
-SEARCHING = {"call_passages": 3, "describe_tools": "false", "max_record_tokens": 192, "batch_questions": 40}
+SEARCHING = {"call_passages": 3, "describe_tools": "false", "max_record_tokens": 160, "batch_questions": 40}
 AGENT_ROWS = {
     ("agent", "promsa"): "`promsa`, SFT on the trajectories",
     ("gspo", "promsa"): "the same, then 20 steps of TN-GSPO",
