@@ -145,7 +145,7 @@ def test_a_papers_list_runs_from_downloads_to_tables(
         assert metrics["replies"][paper]["replies_refused"] == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mrag_downloads(downloads: Path) -> Path:
     """Add InfoSeek's own annotations, and Encyclopedic-VQA with pictures of landmarks and articles."""
     infoseek, evqa = downloads / "data/infoseek", downloads / "data/evqa"
