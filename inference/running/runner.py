@@ -93,33 +93,43 @@ def run_pipeline(
             traces += built.run(texts, [None] * len(texts))
         return [*traces, *(failed(key, message) for key, message in errors.items())]
 
-    def failed(question_id: str, message: str) -> Trace:
-        return Trace(question_id=question_id, pipeline=name, error=message)
+    failed = functools.partial(_failed, name)
 
     def rows(batch: Sequence[Question]) -> Iterable[tuple[str, Row]]:
         return ((trace.question_id, to_row(trace)) for trace in each_or_all(batch, answer, failed, on_error))
 
     def stream(asked: Sequence[Question]) -> Iterator[tuple[str, Row]]:
-        built, errors = pipeline(), dict[str, str]()
-        if not isinstance(built, TrajectoryPipeline):
-            raise ValueError(f"{name} has no trajectories")
-
-        def opened() -> Iterator[tuple[Question, Image.Image | None]]:
-            for question in asked:
-                if built.takes_texts and question.text.strip() and not question.image:
-                    yield question, None
-                else:
-                    good, images, unreadable = open_questions([question], image_root, on_error)
-                    errors.update(unreadable)
-                    yield from zip(good, images, strict=True)
-
-        for trace in built.stream(opened(), lambda question, error: failed(*_problem(question, error, on_error))):
-            yield trace.question_id, to_row(trace)
-        for question_id, error in errors.items():
-            yield question_id, to_row(failed(question_id, error))
+        return (
+            (trace.question_id, to_row(trace)) for trace in _streamed(name, pipeline(), asked, image_root, on_error)
+        )
 
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
     return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen)
+
+
+def _streamed(
+    name: str, built: Pipeline, asked: Iterable[Question], image_root: Path, on_error: OnError
+) -> Iterator[Trace]:
+    """Yield the traces of a served pipeline as its trajectories end, those of unusable pictures last."""
+    if not isinstance(built, TrajectoryPipeline):
+        raise ValueError(f"{name} has no trajectories")
+    errors: dict[str, str] = {}
+
+    def opened() -> Iterator[tuple[Question, Image.Image | None]]:
+        for question in asked:
+            if built.takes_texts and question.text.strip() and not question.image:
+                yield question, None
+            else:
+                good, images, unreadable = open_questions([question], image_root, on_error)
+                errors.update(unreadable)
+                yield from zip(good, images, strict=True)
+
+    yield from built.stream(opened(), lambda question, error: _failed(name, *_problem(question, error, on_error)))
+    yield from (_failed(name, key, message) for key, message in errors.items())
+
+
+def _failed(name: str, question_id: str, message: str) -> Trace:
+    return Trace(question_id=question_id, pipeline=name, error=message)
 
 
 def each_or_all(
