@@ -78,7 +78,6 @@ def run_pipeline(
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
-
     pipeline = functools.cache(build)
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
