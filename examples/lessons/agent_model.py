@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from reflectune.core.types import Question
 from reflectune.examples.lessons.teacher import TrajectoryTeacher
-from reflectune.inference.operators.requests import Picture, Prompt, StepReply, WriteReply, WriteRequest
+from reflectune.inference.operators.requests import Picture, Prompt, WriteReply, WriteRequest
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.operators.vocabulary import Steps, relayed
 
 _QUESTION_ID: Final = "question_id"
 """Name of a text of a prompt that no template shows."""
@@ -28,17 +28,14 @@ class ScriptedAgent:
 
     def named(self, question: Question, steps: Steps[TrajectoryResult]) -> Steps[TrajectoryResult]:
         """Run a trajectory with the question's id in each prompt."""
-        reply: StepReply | None = None
-        while True:
-            try:
-                request = next(steps) if reply is None else steps.send(reply)
-            except StopIteration as ended:
-                outcome: TrajectoryResult = ended.value
-                return outcome
+
+        def relay(request: Any) -> Steps[Any]:
             if isinstance(request, WriteRequest):
                 texts = {**request.prompt.texts, _QUESTION_ID: question.id}
                 request = dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, texts=texts))
-            reply = yield request
+            return (yield request)
+
+        return relayed(steps, relay)
 
     def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Return the teachers' replies."""
@@ -46,6 +43,6 @@ class ScriptedAgent:
 
     def judge(self, *_: Any) -> Any:
         """Refuse: an agent judges nothing."""
-        raise NotImplementedError
+        raise ValueError("a scripted agent judges nothing")
 
     judge_each = judge

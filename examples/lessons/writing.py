@@ -31,12 +31,11 @@ from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeEachRequest,
     SearchReply,
-    StepReply,
     WriteReply,
     WriteRequest,
 )
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.operators.vocabulary import Steps, relayed
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_texts
@@ -200,21 +199,18 @@ class LessonWriter:
 
     def _taught(self, name: str, lessons: _Lessons, steps: Steps[TrajectoryResult]) -> Steps[TrajectoryResult]:
         """Run a trajectory with the teacher's replies; all other steps are carried out."""
-        reply: StepReply | None = None
-        while True:
-            try:
-                request = next(steps) if reply is None else steps.send(reply)
-            except StopIteration as ended:
-                outcome: TrajectoryResult = ended.value
-                return outcome
+
+        def relay(request: Any) -> Steps[Any]:
             if isinstance(request, WriteRequest):
-                reply = self._replied(name, lessons, request)
-            elif isinstance(request, JudgeEachRequest) and self._settings.judge == "teacher":
-                reply = self._judged(lessons, request)
-            else:
-                reply = yield request
+                return self._replied(name, lessons, request)
+            if isinstance(request, JudgeEachRequest) and self._settings.judge == "teacher":
+                return self._judged(lessons, request)
+            reply = yield request
             if isinstance(reply, SearchReply) and isinstance(lessons.teacher, ReagTeacher):
                 lessons.teacher.see(reply)
+            return reply
+
+        return relayed(steps, relay)
 
     def _judged(self, lessons: _Lessons, request: JudgeEachRequest) -> JudgeEachReply:
         """Return the judgement of ReAG's teacher. If the critic is trained, keep it as a lesson."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from reflectune.core.types import Passage
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import (
     Box,
     Form,
@@ -152,6 +154,21 @@ def together(parts: Sequence[Steps[Value]]) -> Steps[list[Value]]:
             for place, it in asked.items()
         }
     return [values[place] for place in range(len(parts))]
+
+
+def relayed(steps: Steps[Value], relay: Callable[[Any], Steps[Any]]) -> Steps[Value]:
+    """Take steps with each request passed to `relay`, which returns its reply; a spent budget goes to the steps."""
+    step = functools.partial(next, steps)
+    while True:
+        try:
+            request = step()
+        except StopIteration as end:
+            value: Value = end.value
+            return value
+        try:
+            step = functools.partial(steps.send, (yield from relay(request)))
+        except BudgetSpent as spent:
+            step = functools.partial(steps.throw, spent)
 
 
 def merge(found: SearchReply) -> list[Passage]:

@@ -18,10 +18,9 @@ from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import StepRequest, WriteRequest
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps
+from reflectune.inference.operators.vocabulary import Steps, relayed
 from reflectune.models.rendering.turns import passage_text
 
 NOISE = "noise"
@@ -51,7 +50,6 @@ def with_noise(
 
     def steps(question: Question) -> Steps[TrajectoryResult]:
         texts = list(draw(question))
-        inner = trajectory(question)
         rng = random.Random(f"{seed} places {question.id}")
         spread = [rng.random() for _ in texts]
 
@@ -63,17 +61,10 @@ def with_noise(
             mixed = among(request.prompt.documents, texts, spread)
             return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, documents=mixed))
 
-        try:
-            request = next(inner)
-            while True:
-                try:
-                    reply = yield shown(request)
-                except BudgetSpent as spent:
-                    request = inner.throw(spent)
-                else:
-                    request = inner.send(reply)
-        except StopIteration as end:
-            outcome: TrajectoryResult = end.value
+        def relay(request: Any) -> Steps[Any]:
+            return (yield shown(request))
+
+        outcome = yield from relayed(trajectory(question), relay)
         return dataclasses.replace(outcome, counts={**outcome.counts, NOISE: len(texts)})
 
     return steps
