@@ -119,10 +119,8 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
 
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
-        retriever, own = (
-            RetrieverConfig.of(self),
-            {*LessonSettings.__annotations__, *TeacherSettings.__annotations__, "split"} - {"output"},
-        )
+        retriever = RetrieverConfig.of(self)
+        own = {*LessonSettings.__annotations__, *TeacherSettings.__annotations__, "split"} - {"output"}
         return {
             "lessons": self.model_dump(include=own),
             "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,

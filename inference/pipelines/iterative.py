@@ -17,14 +17,7 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.requirements import (
-    BUDGET,
-    ENTRY_INDEX,
-    REMOTE,
-    SERVER,
-    Requirement,
-    RoleSettings,
-)
+from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import OnFailure, split_budget

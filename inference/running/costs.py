@@ -49,6 +49,7 @@ ASKED: Final = 16
 _BYTES_OF_TOKEN: Final = 4
 _PICTURE: Final = 576
 """Tokens of a picture: LLaVA-1.5's, and Qwen2-VL's of 672 x 672 pixels."""
+_IMAGE: Final = Image.new("RGB", (1, 1))
 _ENTRIES: Final = 1000
 """Entries that stand for the knowledge base."""
 _MANY: Final = 9
@@ -256,6 +257,3 @@ def _reply(prompt: Prompt, length: int, number: int) -> str:
         tool = "image_search" if is_spent else "text_search"
         return f'<tool_call>{{"name": "{tool}", "arguments": {{"query": "{number}"}}}}</tool_call>'
     return {"preferred": "Document A", "letters": "Answer: A"}.get(form, words)
-
-
-_IMAGE: Final = Image.new("RGB", (1, 1))

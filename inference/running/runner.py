@@ -82,9 +82,7 @@ def run_pipeline(
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
-        texts: list[Question] = []
-        if isinstance(built, TrajectoryPipeline) and built.takes_texts:
-            texts = [question for question in batch if question.text.strip() and not question.image]
+        texts = [question for question in batch if _is_text(question, built)]
         shown = [question for question in batch if question not in texts]
         good, images, errors = open_questions(shown, image_root, on_error)
         traces = built.run(good, images) if good else []
@@ -116,7 +114,7 @@ def _streamed(
 
     def opened() -> Iterator[tuple[Question, Image.Image | None]]:
         for question in asked:
-            if built.takes_texts and question.text.strip() and not question.image:
+            if _is_text(question, built):
                 yield question, None
             else:
                 good, images, unreadable = open_questions([question], image_root, on_error)
@@ -125,6 +123,12 @@ def _streamed(
 
     yield from built.stream(opened(), lambda question, error: _failed(name, *_problem(question, error, on_error)))
     yield from (_failed(name, key, message) for key, message in errors.items())
+
+
+def _is_text(question: Question, built: Pipeline) -> bool:
+    """Return True for a question without a picture that a pipeline answers."""
+    takes_texts = isinstance(built, TrajectoryPipeline) and built.takes_texts
+    return takes_texts and bool(question.text.strip()) and not question.image
 
 
 def _failed(name: str, question_id: str, message: str) -> Trace:
