@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,7 @@ class Figures:
                 torch.cuda.reset_peak_memory_stats()
             seconds, result = timed(run, self._device, repeats if on_gpu else min(repeats, self._repeats), int(on_gpu))
         except Exception as error:  # the section goes on: the error is the figure
+            traceback.print_exc()
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
             return None
         self.put(name, row, round(seconds / share, 5))

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reflectune.models.attention.collation import join_vision
+from reflectune.models.attention.packed import moved
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, state_tokens
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
@@ -78,12 +79,28 @@ class Forward:
         """Return the model's inputs for the pictures of prefixes that are read together, as tokens `ids`."""
         device, dtype = self.device, self.model.dtype
         vision = {
-            name: value.to(device, dtype) if value.is_floating_point() else value.to(device)
+            name: moved(value.to(dtype) if value.is_floating_point() else value, device)
             for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
         }
         if self.positions.is_3d:
             vision["mm_token_type_ids"] = (ids == self.positions.image_token_id).int()
         return vision
+
+    def language_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments that the model gives to its language model, with pictures among the embeddings."""
+        inner = self.model.model
+
+        def stop(_: Any, __: Any, given: dict[str, Any]) -> None:
+            raise _Reached(given)
+
+        hook = inner.language_model.register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            inner(**inputs, attention_mask=UNUSED_MASK, use_cache=False)
+        except _Reached as reached:
+            return reached.given
+        finally:
+            hook.remove()
+        raise AssertionError("the model doesn't call its language model")
 
     def batches(self, lengths: Sequence[int], budget: int) -> list[list[int]]:
         """Return `within_budget`; on an accelerator the states of a row count as tokens."""
@@ -167,6 +184,14 @@ class Forward:
         """Return positions (1 or 3, rows, count) of text that continues at `start`."""
         positions = (start[:, None] + torch.arange(count, device=start.device))[None]
         return positions.expand(3, -1, -1) if self.positions.is_3d else positions
+
+
+class _Reached(Exception):
+    """The language model was reached, with these arguments."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__()
+        self.given = given
 
 
 def _last(states: Tensor, real: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

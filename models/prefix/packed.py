@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,9 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.models.attention.packed import PackedSegment, Span, block_mask, model_flex_problem, padded
+from reflectune.models.attention.packed import PackedSegment, Span, block_mask, model_flex_problem, moved, padded
 from reflectune.models.attention.shared import KeysValues
-from reflectune.models.prefix.forward import UNUSED_MASK, Forward
+from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of
@@ -117,6 +118,25 @@ Ends = tuple[Spot | None, list[Spot]]
 
 
 @dataclass(frozen=True)
+class LaidOut:
+    """A row that is ready to be computed.
+
+    Attributes:
+        ends: The ends of its parts, whose states, keys and values come with the computation.
+        row: The row.
+        parents: Ends of the tokens before it, whose keys and values come first.
+        mask: From `block_mask`.
+        inputs: Arguments of the language model.
+    """
+
+    ends: list[Ends]
+    row: PackedRow
+    parents: list[Spot]
+    mask: BlockMask
+    inputs: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class OpenedTrees:
     """Questions whose prefixes are read when they are needed.
 
@@ -176,6 +196,7 @@ class PackedReader:
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
+        self._ahead: dict[int, LaidOut] = {}
 
     def open(self, prefixes: Sequence[Rendered]) -> OpenedTrees:
         """Return questions; nothing is read yet."""
@@ -224,8 +245,8 @@ class PackedReader:
         new = [key for key in images if key not in bases]
         for key, (spot, _) in zip(new, self.read([TreePart(None, images[key]) for key in new]), strict=True):
             assert spot is not None
-            cache, [span] = self._joined([spot])  # owns its memory
-            bases[key] = Spot(PackedRow(cache, 0), (span,), spot.next_position)
+            cache = self._joined([spot])  # owns its memory
+            bases[key] = Spot(PackedRow(cache, 0), ((0, spot.length),), spot.next_position)
         for key, spot in bases.items():
             self._images.put(key, spot, sum(tensor.nbytes for pair in spot.row.cache for tensor in pair))
         return bases
@@ -233,6 +254,9 @@ class PackedReader:
     def read(self, parts: Sequence[TreePart], most_kept: int | None = None) -> list[Ends]:
         """Read parts of trees; keys and values of rows beyond `most_kept` tokens are dropped."""
         limit = self.forward.fitting_tokens(self._budget)
+        self._ahead.clear()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())  # weights may have been written just now
         groups: list[list[TreePart]] = []
         for part in parts:
             if groups and sum(other.tokens for other in groups[-1]) + part.tokens <= limit:
@@ -241,8 +265,11 @@ class PackedReader:
                 groups.append([part])
         found: list[Ends] = []
         kept = 0
-        for group in groups:
+        for number, group in enumerate(groups):
             ends = self._read(group, limit)
+            following = groups[number + 1] if number + 1 < len(groups) else []
+            if following and sum(part.tokens for part in following) <= limit:
+                self._lay_out_ahead(following)
             for row in {id(spot.row): spot.row for prefix, own in ends for spot in (prefix, *own) if spot}.values():
                 kept += row.past + len(row.ids)
                 if most_kept is not None and kept > most_kept:
@@ -274,11 +301,25 @@ class PackedReader:
         [(_, others)] = self._read([TreePart(prefix or part.parent, None, part.branches[half:])], limit)
         return prefix, [*ends, *others]
 
-    def _pass(self, parts: Sequence[TreePart]) -> list[Ends]:
+    def _pass(self, parts: list[TreePart]) -> list[Ends]:
         """Read parts in one packed row, behind copies of their parents' keys and values."""
+        laid_out = self._ahead.pop(id(parts), None) or self._laid_out(parts)
+        self._run(laid_out, self._joined(laid_out.parents))
+        return laid_out.ends
+
+    def _lay_out_ahead(self, parts: list[TreePart]) -> None:
+        """Prepare the next pass while the device computes this one; left to the pass itself where memory is short."""
+        try:
+            self._ahead = {id(parts): self._laid_out(parts)}
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+
+    def _laid_out(self, parts: Sequence[TreePart]) -> LaidOut:
+        """Put parts into one row, and read its pictures."""
         parents = {id(part.parent): part.parent for part in parts if part.parent is not None}
-        past, spans = self._joined(list(parents.values()))
-        seen_by, row = dict(zip(parents, spans, strict=True)), PackedRow([], past[0][0].shape[2] if past else 0)
+        spans, past = ranges_of([spot.length for spot in parents.values()])
+        seen_by, row = dict(zip(parents, spans, strict=True)), PackedRow([], past)
         found: list[Ends] = []
         for part in parts:
             prefix, end = None, part.parent
@@ -291,38 +332,65 @@ class PackedReader:
                 prefix = end = row.add(ids, seen, positions)
                 seen = prefix.seen
             found.append((prefix, [row.add(own, seen, self._positions(end, len(own))) for own in part.branches]))
-        self._run(row, [part.prefix for part in parts if part.prefix is not None and part.prefix.vision], past)
-        return found
+        pictures = [part.prefix for part in parts if part.prefix is not None and part.prefix.vision]
+        mask = block_mask(row.segments, row.past, self.forward.device)
+        return LaidOut(found, row, list(parents.values()), mask, self._inputs(row, pictures))
 
     def _positions(self, end: Spot | None, count: int) -> np.ndarray:
         """Return positions (1 or 3, count) of tokens behind a spot."""
         positions = (end.next_position if end else 0) + np.arange(count)
         return positions[None].repeat(3 if self.forward.positions.is_3d else 1, 0)
 
-    def _run(self, row: PackedRow, pictures: Sequence[Rendered], past: KeysValues) -> None:
-        """Compute a row's states, keys and values; `past` are the keys and values before it."""
-        forward, device = self.forward, self.forward.device
-        mask = block_mask(row.segments, row.past, device)  # first, while the GPU computes the row before
-        missing = padded(len(row.ids)) - len(row.ids)
-        ids = F.pad(torch.tensor(row.ids), (0, missing))[None].to(device)
-        positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None].to(device)
-        inputs = {"input_ids": ids, "position_ids": positions if forward.positions.is_3d else positions[0]}
-        inputs |= forward.vision_inputs(pictures, ids) if pictures else {}
-        if self.compile_after is None or forward.tokens_read < self.compile_after:
-            self.compute(self._plain, row, inputs, mask, past)
-        elif not self._compute_compiled(row, inputs, mask, past):
-            self.compile_after = None
-            self.compute(self._plain, row, inputs, mask, past)
-        forward.tokens_read += len(row.ids)
+    def _inputs(self, row: PackedRow, pictures: Sequence[Rendered]) -> dict[str, Any]:
+        """Return the language model's arguments for a row.
 
-    def _compute_compiled(self, row: PackedRow, inputs: dict[str, Tensor], mask: BlockMask, past: KeysValues) -> bool:
+        On a GPU they are computed in a queue of their own: what a tower reads back to the CPU doesn't wait for the
+        rows that are computed meanwhile.
+        """
+        forward, missing = self.forward, padded(len(row.ids)) - len(row.ids)
+        positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None]
+        with self._beside() as used_by:
+            ids = moved(F.pad(torch.tensor(row.ids), (0, missing))[None], forward.device)
+            given = forward.vision_inputs(pictures, ids) if pictures else {}
+            places = moved(positions if forward.positions.is_3d else positions[0], forward.device)
+            inputs = forward.language_inputs({"input_ids": ids, "position_ids": places, **given})
+            for tensor in (*inputs.values(), *(inputs.get("deepstack_visual_embeds") or ())):
+                if used_by is not None and isinstance(tensor, Tensor) and tensor.is_cuda:
+                    tensor.record_stream(used_by)
+        return inputs
+
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.Stream(self.forward.device) if self.forward.device.type == "cuda" else None
+
+    @contextmanager
+    def _beside(self) -> Iterator[torch.cuda.Stream | None]:
+        """Compute inside this block beside the present stream, which is yielded and waits; no streams on a CPU."""
+        if self._stream is None:
+            yield None
+            return
+        present = torch.cuda.current_stream()
+        with torch.cuda.stream(self._stream):
+            yield present
+        present.wait_stream(self._stream)
+
+    def _run(self, laid_out: LaidOut, past: KeysValues) -> None:
+        """Compute a row's states, keys and values; `past` are the keys and values before it."""
+        if self.compile_after is None or self.forward.tokens_read < self.compile_after:
+            self.compute(self._plain, laid_out, past)
+        elif not self._compute_compiled(laid_out, past):
+            self.compile_after = None
+            self.compute(self._plain, laid_out, past)
+        self.forward.tokens_read += len(laid_out.row.ids)
+
+    def _compute_compiled(self, laid_out: LaidOut, past: KeysValues) -> bool:
         """Compute a row by compiled layers; returns False, with a printed line, if they fail or differ at first."""
-        is_first = not self._compiled
+        row, is_first = laid_out.row, not self._compiled
         if is_first:
             say("the layers are compiled now, which takes up to a minute")
             self._compiled = [torch.compile(call, dynamic=True) for call in self._plain]
         try:
-            self.compute(self._compiled, row, inputs, mask, past)
+            self.compute(self._compiled, laid_out, past)
         except Exception as error:  # a compiler has many types of errors
             if is_out_of_memory(error):
                 raise
@@ -331,7 +399,7 @@ class PackedReader:
             found = row.states[: len(row.ids)].float()
             if not is_first:
                 return True
-            self.compute(self._plain, row, inputs, mask, past)
+            self.compute(self._plain, laid_out, past)
             expected = row.states[: len(row.ids)].float()
             if not bool((found - expected).norm() > 0.1 * expected.norm()):  # NaN is refused elsewhere
                 return True
@@ -339,13 +407,12 @@ class PackedReader:
         say(f"layers are not compiled: {problem}")
         return False
 
-    def compute(
-        self, calls: Sequence[Any], row: PackedRow, inputs: dict[str, Tensor], mask: BlockMask, past: KeysValues
-    ) -> None:
-        """Run the model over a row with these calls of its layers, and keep its states, keys and values."""
+    def compute(self, calls: Sequence[Any], laid_out: LaidOut, past: KeysValues) -> None:
+        """Run the language model over a row with these calls of its layers; keep its states, keys and values."""
         memories = [list(pair) for pair in past] or [[] for _ in self._layers]
-        with self._calling(calls, mask, memories):
-            output = self.forward.model.model(**inputs, attention_mask=UNUSED_MASK, use_cache=False)
+        with self._calling(calls, laid_out.mask, memories):
+            output = self.forward.model.model.language_model(**laid_out.inputs)
+        row = laid_out.row
         row.states, row.cache = output.last_hidden_state[0], [(keys, values) for keys, values in memories]
 
     @contextmanager
@@ -363,15 +430,21 @@ class PackedReader:
             for layer, call in zip(self._layers, before, strict=True):
                 layer._compiled_call_impl = call
 
-    def _joined(self, spots: Sequence[Spot]) -> tuple[KeysValues, list[Span]]:
-        """Copy spots' keys and values one after another, padded to whole blocks; returns the range of each as well."""
+    def _joined(self, spots: Sequence[Spot]) -> KeysValues:
+        """Copy spots' keys and values one after another, padded to whole blocks; see `ranges_of`."""
         if not spots:
-            return [], []
-        ends = np.cumsum([spot.length for spot in spots]).tolist()
+            return []
+        _, past = ranges_of([spot.length for spot in spots])
 
         def one(layer: int, side: int) -> Tensor:
             parts = [spot.row.cache[layer][side][:, :, first:end] for spot in spots for first, end in spot.seen]
-            return F.pad(torch.cat(parts, 2), (0, 0, 0, padded(ends[-1]) - ends[-1]))
+            joined = torch.cat(parts, 2)
+            return F.pad(joined, (0, 0, 0, past - joined.shape[2]))
 
-        joined = [(one(layer, 0), one(layer, 1)) for layer in range(len(self._layers))]
-        return joined, list(zip([0, *ends[:-1]], ends, strict=True))
+        return [(one(layer, 0), one(layer, 1)) for layer in range(len(self._layers))]
+
+
+def ranges_of(lengths: Sequence[int]) -> tuple[list[Span], int]:
+    """Return the range of each of some spots whose keys lie one after another, and the number of keys with padding."""
+    ends = list(itertools.accumulate(lengths))
+    return list(zip([0, *ends[:-1]], ends, strict=False)), padded(ends[-1]) if ends else 0

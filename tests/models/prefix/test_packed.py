@@ -66,9 +66,9 @@ def passes(monkeypatch) -> list[int]:
     """Tokens of each pass that computes something."""
     tokens, compute = [], PackedReader.compute
 
-    def spy(self, calls, row, *rest):
-        tokens.append(len(row.ids))
-        return compute(self, calls, row, *rest)
+    def spy(self, calls, laid_out, past):
+        tokens.append(len(laid_out.row.ids))
+        return compute(self, calls, laid_out, past)
 
     monkeypatch.setattr(PackedReader, "compute", spy)
     return tokens
@@ -104,10 +104,10 @@ def test_what_is_out_of_memory_is_split_by_questions_and_branches(loaded, make, 
     expected, compute = said(PrefixEngine(loaded), prefixes, branches), PackedReader.compute
     least = max(most, *(len(prefix.ids) for prefix in prefixes))
 
-    def full(self, calls, row, *rest):
-        if len(row.ids) > least:
+    def full(self, calls, laid_out, past):
+        if len(laid_out.row.ids) > least:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return compute(self, calls, row, *rest)
+        return compute(self, calls, laid_out, past)
 
     monkeypatch.setattr(PackedReader, "compute", full)
     assert_same(said(engine_of(loaded), prefixes, branches), expected)
