@@ -54,9 +54,9 @@ class Case:
 CASES = (
     Case("llava", 4, 8, 137, 500),
     Case("llava", 1, 20, 200, 3, flat=True, recomputed=True),
-    Case("llava", 1, 20, 700, 3, flat=True, recomputed=True),
     Case("qwen2_vl", 4, 8, 137, 460),
     Case("qwen2_5_vl", 4, 8, 137, 0.45, picture=1280),
+    Case("llava", 1, 20, 700, 3, flat=True, recomputed=True),
 )
 """Cases of `all_weights`. They have no optimiser: one GPU doesn't hold its states for 7 B."""
 
@@ -88,9 +88,9 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
         optimizer.zero_grad()
         return loss.item()
 
-    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, dynamic: bool = False) -> None:
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any]) -> None:
         for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
-            with compiled(base, on=bool(suffix), dynamic=dynamic):
+            with compiled(base, on=bool(suffix)):
                 found = figures.time("step", name + suffix, lambda: step(loss_of))
             if found is not None:
                 seconds = figures.values["step"][name + suffix]
@@ -102,7 +102,7 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
     dense = trees_on(base, [tree] * TREES, device, packed=False)  # from here on the model's attention reads trees
     measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
     packed = trees_on(base, [tree] * TREES, device)
-    measure("trees", TREES * tree.length, lambda: tree_loss(packed), dynamic=True)  # as `train/sft.py` compiles them
+    measure("trees", TREES * tree.length, lambda: tree_loss(packed))
     model.eval()  # without dropout both sides have one loss
     with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
         figures.put("loss", "flat rows", flat_loss().item())
@@ -121,11 +121,11 @@ def _with_lora(base: Any, rank: int) -> Any:
 
 
 @contextmanager
-def compiled(model: Any, *, on: bool, dynamic: bool = True) -> Iterator[None]:
-    """Compile the language model's layers for a while: with dynamic shapes as `train/sft.py` does."""
+def compiled(model: Any, *, on: bool) -> Iterator[None]:
+    """Compile the language model's layers for a while, as `train/sft.py` does."""
     layers = model.model.language_model.layers if on else ()
     for layer in layers:
-        layer.compile(dynamic=dynamic)
+        layer.compile(dynamic=False)
     try:
         yield
     finally:

@@ -327,7 +327,7 @@ def differentiable_flex(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from torch.nn import functional
 
-    def attend(query, key, value, *, block_mask, scale, enable_gqa):
+    def attend(query, key, value, *, block_mask, scale, enable_gqa, kernel_options):
         index = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])[None]
         seen = block_mask.mask_mod(0, 0, *index)
         attended = functional.scaled_dot_product_attention

@@ -23,6 +23,8 @@ from reflectune.models.attention.tree_mask import STRIDE
 
 BLOCK = 128
 """Tokens of a block of queries or keys, FlexAttention's default; packed rows are padded to a multiple of it."""
+WHOLE_BLOCKS: Any = {"IS_DIVISIBLE": True}
+"""Spares the kernel's checks of lengths, which it can't prove to be multiples of a block where they are dynamic."""
 SEEN = 2
 """Most earlier ranges that a segment sees."""
 Span = tuple[int, int]
@@ -36,7 +38,13 @@ def padded(tokens: int) -> int:
     return max(2, -(-tokens // BLOCK)) * BLOCK
 
 
-def bounds_of(segments: Sequence[PackedSegment], past: int = 0) -> np.ndarray:
+def bucket(tokens: int) -> int:
+    """Round a number of tokens up to one of eight lengths an octave; training compiles its layers for each."""
+    step = max(BLOCK, 1 << (tokens - 1).bit_length() >> 4)
+    return padded(-(-tokens // step) * step)
+
+
+def bounds_of(segments: Sequence[PackedSegment], past: int = 0, width: int = 0) -> np.ndarray:
     """Return the key ranges that each query of a packed row sees, int32 of shape (2 · (`SEEN` + 1), queries).
 
     Rows 2d and 2d + 1 hold the first key and the end of range d; the last range is the query's own segment up to
@@ -45,10 +53,11 @@ def bounds_of(segments: Sequence[PackedSegment], past: int = 0) -> np.ndarray:
     Args:
         segments: Segments in the order of the row.
         past: Number of keys before the row's first token.
+        width: Tokens of the padded row; 0 for as few as possible.
     """
     counts = [count for count, _ in segments]
     total = sum(counts)
-    keys = past + np.arange(padded(total), dtype=np.int32)
+    keys = past + np.arange(width or padded(total), dtype=np.int32)
     spans = np.zeros((len(segments), 2 * SEEN), dtype=np.int32)
     for number, (_, seen) in enumerate(segments):
         spans[number, : 2 * len(seen)] = np.ravel(seen)
@@ -89,7 +98,7 @@ PADDING = {
 
 
 def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward: bool = True) -> dict[str, Any]:
-    """Return a batch of `TreeCollator` padded to whole blocks, with the `packed_mask` of its trees.
+    """Return a batch of `TreeCollator` padded to a `bucket`, with the `packed_mask` of its trees.
 
     Args:
         batch: On the CPU; one row.
@@ -97,9 +106,10 @@ def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward:
         backward: Add the indices that a backward pass needs.
     """
     codes = batch["attention_mask"][0, 0, 0]
-    width = padded(len(codes)) - len(codes)
-    filled = {name: F.pad(batch[name], (0, width), value=v) for name, v in PADDING.items() if name in batch}
-    mask = block_mask(tree_segments(codes.numpy()), device=device, backward=backward)
+    width = bucket(len(codes))
+    padding = (0, width - len(codes))
+    filled = {name: F.pad(batch[name], padding, value=value) for name, value in PADDING.items() if name in batch}
+    mask = block_mask(tree_segments(codes.numpy()), device=device, width=width, backward=backward)
     return {**batch, **filled, "packed_mask": mask}
 
 
@@ -110,7 +120,12 @@ def dense_mask(bounds: np.ndarray, keys: int) -> Tensor:
 
 
 def block_mask(
-    segments: Sequence[PackedSegment], past: int = 0, device: torch.device | str = "cpu", *, backward: bool = False
+    segments: Sequence[PackedSegment],
+    past: int = 0,
+    device: torch.device | str = "cpu",
+    *,
+    width: int = 0,
+    backward: bool = False,
 ) -> BlockMask:
     """Return the mask of a packed row for FlexAttention.
 
@@ -118,9 +133,10 @@ def block_mask(
         segments: Segments in the order of the row.
         past: Number of keys before the row's first token, a multiple of `BLOCK`.
         device: Device of the mask.
+        width: Tokens of the padded row, a multiple of `BLOCK`; 0 for as few as possible.
         backward: Add the indices that a backward pass needs.
     """
-    bounds = bounds_of(segments, past)
+    bounds = bounds_of(segments, past, width)
     some, whole = _visible_blocks(segments, bounds, past)
     limits = moved(torch.from_numpy(bounds), device)
     partial, full = ([moved(tensor, device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
@@ -193,7 +209,13 @@ def packed_attention(
         memory[:] = [key, value]
     attend = flex_attention if torch.compiler.is_compiling() or query.device.type == "cpu" else _compiled()
     attended: Tensor = attend(
-        query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        query,
+        key,
+        value,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options=WHOLE_BLOCKS if query.is_cuda else None,
     )
     return attended.transpose(1, 2).contiguous()
 

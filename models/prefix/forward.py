@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reflectune.models.attention.collation import join_vision
-from reflectune.models.attention.packed import moved
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, state_tokens
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
@@ -79,7 +78,7 @@ class Forward:
         """Return the model's inputs for the pictures of prefixes that are read together, as tokens `ids`."""
         device, dtype = self.device, self.model.dtype
         vision = {
-            name: moved(value.to(dtype) if value.is_floating_point() else value, device)
+            name: value.to(device).to(dtype) if value.is_floating_point() else value.to(device)
             for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
         }
         if self.positions.is_3d:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from reflectune.models.prefix.rows import Level, Rows
 from reflectune.models.rendering.renderer import Rendered
 
 Kept = TypeVar("Kept")
+SAMPLED = 64
+"""Values of a picture that are compared before whole pictures are."""
 WORTHWHILE = 512
 """Fewest tokens to save that are worth another forward pass: more than a small picture, as many as LLaVA-1.5's."""
 
@@ -43,6 +46,12 @@ def key_of(image_prefix: Rendered) -> str:
     ).hexdigest()
 
 
+def sample_of(image_prefix: Rendered) -> tuple[Any, ...]:
+    """Return values that equal image prefixes share and others hardly: a hash of whole pictures takes milliseconds."""
+    rows = (tensor.flatten()[:: tensor.numel() // SAMPLED + 1].tolist() for tensor in image_prefix.vision.values())
+    return (*image_prefix.ids, *itertools.chain.from_iterable(rows))
+
+
 def shared_image_prefixes(
     prefixes: Sequence[Rendered], image_token_id: int, kept: bool
 ) -> dict[int, tuple[str, Rendered, list[int]]]:
@@ -53,10 +62,11 @@ def shared_image_prefixes(
         image_token_id: Id of a picture's tokens.
         kept: Share every picture, since image prefixes are cached for later calls.
     """
-    parts_by_question = {}
-    for q, prefix in enumerate(prefixes):
-        if (parts := split_after_images(prefix, image_token_id)) is not None:
-            parts_by_question[q] = (key_of(parts[0]), *parts)
+    found = {q: parts for q, prefix in enumerate(prefixes) if (parts := split_after_images(prefix, image_token_id))}
+    if not kept:
+        alike = Counter(sample_of(image_prefix) for image_prefix, _ in found.values())
+        found = {q: parts for q, parts in found.items() if alike[sample_of(parts[0])] > 1}
+    parts_by_question = {q: (key_of(parts[0]), *parts) for q, parts in found.items()}
     if kept:
         return parts_by_question
     often = Counter(key for key, _, _ in parts_by_question.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,13 +22,15 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.models.attention.packed import PackedSegment, Span, block_mask, model_flex_problem, moved, padded
+from reflectune.models.attention.packed import PackedSegment, Span, block_mask, model_flex_problem, padded
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of
 
+PASS = 1e14
+"""Operations of a pass that keep a GPU busy while the next is prepared; a longer first pass is waited for longer."""
 COMPILE_AFTER = 1_000_000
 """Tokens after which layers are compiled: before that, compiling takes longer than it saves."""
 
@@ -192,7 +195,8 @@ class PackedReader:
     def __init__(
         self, forward: Forward, budget: int, images: ImagePrefixCache[Any], compile_after: int | None = COMPILE_AFTER
     ) -> None:
-        self.forward, self._budget, self._images, self.compile_after = forward, budget, images, compile_after
+        self.forward, self._images, self.compile_after = forward, images, compile_after
+        self._budget = min(budget, math.ceil(PASS / (2 * forward.model.num_parameters())))
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
@@ -344,15 +348,15 @@ class PackedReader:
     def _inputs(self, row: PackedRow, pictures: Sequence[Rendered]) -> dict[str, Any]:
         """Return the language model's arguments for a row.
 
-        On a GPU they are computed in a queue of their own: what a tower reads back to the CPU doesn't wait for the
-        rows that are computed meanwhile.
+        On a GPU they are computed in a stream of higher priority: copies and synchronizations don't wait for the row that
+        is computed meanwhile.
         """
         forward, missing = self.forward, padded(len(row.ids)) - len(row.ids)
         positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None]
-        with self._beside() as used_by:
-            ids = moved(F.pad(torch.tensor(row.ids), (0, missing))[None], forward.device)
+        with self._ahead_of_time() as used_by:
+            ids = F.pad(torch.tensor(row.ids), (0, missing))[None].to(forward.device)
             given = forward.vision_inputs(pictures, ids) if pictures else {}
-            places = moved(positions if forward.positions.is_3d else positions[0], forward.device)
+            places = (positions if forward.positions.is_3d else positions[0]).to(forward.device)
             inputs = forward.language_inputs({"input_ids": ids, "position_ids": places, **given})
             for tensor in (*inputs.values(), *(inputs.get("deepstack_visual_embeds") or ())):
                 if used_by is not None and isinstance(tensor, Tensor) and tensor.is_cuda:
@@ -361,18 +365,18 @@ class PackedReader:
 
     @functools.cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        return torch.cuda.Stream(self.forward.device) if self.forward.device.type == "cuda" else None
+        return torch.cuda.Stream(self.forward.device, priority=-1) if self.forward.device.type == "cuda" else None
 
     @contextmanager
-    def _beside(self) -> Iterator[torch.cuda.Stream | None]:
-        """Compute inside this block beside the present stream, which is yielded and waits; no streams on a CPU."""
+    def _ahead_of_time(self) -> Iterator[torch.cuda.Stream | None]:
+        """Compute inside this block in another stream; the current one, which is yielded, waits. None on a CPU."""
         if self._stream is None:
             yield None
             return
-        present = torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
         with torch.cuda.stream(self._stream):
-            yield present
-        present.wait_stream(self._stream)
+            yield current
+        current.wait_stream(self._stream)
 
     def _run(self, laid_out: LaidOut, past: KeysValues) -> None:
         """Compute a row's states, keys and values; `past` are the keys and values before it."""
