@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -53,7 +55,7 @@ from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.parameters import recompute_layers
 
 WARM_UP = 3
-"""Steps of a whole training that aren't timed: layers are compiled in them."""
+"""Steps of a whole training that aren't timed: layers are compiled in most of them. Of the others the median counts."""
 AT_ONCE = 2
 """Questions of a forward pass in configs/recipes/mr2ag_lora.yaml."""
 TARGETS = SftConfig.model_fields["lora_targets"].default
@@ -314,8 +316,7 @@ def whole_training(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
         began = time.perf_counter()
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    timed_steps = len(clock.ends) - WARM_UP
-    seconds = (clock.ends[-1] - clock.ends[-1 - timed_steps]) / timed_steps
+    seconds = statistics.median(end - start for start, end in itertools.pairwise(clock.ends[WARM_UP - 1 :]))
     figures = {
         "seconds a step": round(seconds, 4),
         "questions/s": round(arguments.step / seconds, 3),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -40,6 +39,7 @@ class StaticDecoder:
     def __init__(self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor) -> None:
         self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
         self.memory = torch.empty(0)
+        self._pool: Any = None
         self.steps: OrderedDict[tuple[int, ...], DecodeStep] = OrderedDict()
 
     @torch.no_grad()
@@ -77,11 +77,12 @@ class StaticDecoder:
         shape = (len(spot.row.cache), 2, rows, like.shape[1], keys, like.shape[3])
         if self.memory.numel() < math.prod(shape) or self.memory.dtype != like.dtype:
             self.steps.clear()
+            self._pool = torch.cuda.graph_pool_handle() if like.is_cuda else None  # the last graph took its own along
             self.memory = torch.empty(0)
             self.memory = like.new_zeros(math.prod(shape))
         if shape not in self.steps:
             cache = self.memory[: math.prod(shape)].view(shape)
-            self.steps[shape] = DecodeStep(self._forward, self._log_probabilities, self._ends, cache)
+            self.steps[shape] = DecodeStep(self._forward, self._log_probabilities, self._ends, cache, self._pool)
         self.steps.move_to_end(shape)
         if len(self.steps) > GRAPHS:
             self.steps.popitem(last=False)
@@ -101,7 +102,7 @@ class DecodeStep:
     """
 
     def __init__(
-        self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor, cache: Tensor
+        self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor, cache: Tensor, pool: Any
     ) -> None:
         self._forward, self._log_probabilities, self._ends, self._cache = forward, log_probabilities, ends, cache
         _, _, rows, _, keys, _ = cache.shape
@@ -110,7 +111,7 @@ class DecodeStep:
         self.values = torch.zeros(rows, device=ends.device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
         self._mask = cache.new_zeros(rows, 1, 1, keys)
-        self._graph = self._captured() if can_capture(ends.device) else None
+        self._graph = self._captured(pool) if can_capture(ends.device) else None
 
     def __call__(self) -> None:
         """Append `tokens` to the rows, and choose the next ones."""
@@ -168,8 +169,12 @@ class DecodeStep:
         self._positions.add_(1)
         self._cursor.add_(1)
 
-    def _captured(self) -> torch.cuda.CUDAGraph | None:
-        """Return the step as a CUDA graph, or None if it can't be captured; it runs kernel by kernel then."""
+    def _captured(self, pool: Any) -> torch.cuda.CUDAGraph | None:
+        """Return the step as a CUDA graph, or None if it can't be captured; it runs kernel by kernel then.
+
+        Args:
+            pool: Memory of all graphs: they run one at a time, and nothing in it is read after a step.
+        """
         try:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -178,7 +183,7 @@ class DecodeStep:
                     self._run()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, _pool(), capture_error_mode="thread_local"):  # other threads may allocate
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # other threads may allocate
                 self._run()
             values = []
             for step in (self._run, graph.replay):
@@ -198,12 +203,6 @@ class DecodeStep:
 def can_capture(device: torch.device) -> bool:
     """Return True on a GPU without autocast, which caches cast weights outside a graph."""
     return device.type == "cuda" and not torch.is_autocast_enabled("cuda")
-
-
-@functools.cache
-def _pool() -> Any:
-    """Return the memory of all graphs: they run one at a time, and nothing in it is read after a step."""
-    return torch.cuda.graph_pool_handle()
 
 
 def rows_of_bucket(count: int) -> int:
