@@ -348,8 +348,8 @@ class PackedReader:
     def _inputs(self, row: PackedRow, pictures: Sequence[Rendered]) -> dict[str, Any]:
         """Return the language model's arguments for a row.
 
-        On a GPU they are computed in a stream of higher priority: copies and synchronizations don't wait for the row that
-        is computed meanwhile.
+        On a GPU they are computed in a stream of higher priority: copies and synchronizations don't wait for the row
+        that is computed meanwhile.
         """
         forward, missing = self.forward, padded(len(row.ids)) - len(row.ids)
         positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None]
