@@ -86,7 +86,8 @@ class Step:
         found: Passages found.
         missing: By knowledge base that failed, the reason; it found nothing.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
-        each: P(yes), or the reranker's score, of each document judged or reranked alone.
+        each: P(yes), or the reranker's score, of each document judged or reranked alone; of a relevance gate
+            p([Relevant]).
         shown: Number of the given documents that fit the model's context.
         read: Tokens of the prompt.
         generated: Tokens of the reply.
@@ -128,7 +129,8 @@ class Trace:
         passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
         chosen: Position in `passages` of the source of the answer; None unless it is a single one.
         kept: MMKB-RAG: positions in `passages` of the documents that SRT kept (or the first k), best first.
-        used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading.
+        used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading. Iterative pipelines:
+            of the passages that a relevance gate kept.
         mct: MMKB-RAG: the reply to P_MCT; None if there was none.
         fallback: Fallback used if no passage was judged relevant; "" otherwise.
         steps: Trajectory of an iterative pipeline, in order; empty for others.

@@ -24,8 +24,9 @@ Form = Literal[
 ]
 """Expected form of a reply, a key of `parsing.FORMS`: any, not empty, queries, an order of documents, the better of
 two, letters of options, a number for each, a state, documents, a short answer, a tool call or an answer."""
-ModelName = Literal["reader", "answerer"]
-"""Models of a pipeline: the reader, which also writes queries and reasons, and the answerer."""
+ModelName = Literal["reader", "answerer", "gate"]
+"""Models of a pipeline: the reader, which also writes queries and reasons, the answerer, and the relevance gate, which
+is a checkpoint that was tuned to reflect and judges passages and records."""
 
 
 LEFT_OUT: Final = "(left out)"

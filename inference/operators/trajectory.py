@@ -115,6 +115,7 @@ class TrajectoryResult:
         fallback: The fallback used if the trajectory gave no answer; "" otherwise.
         records: Reasoning records, in order.
         counts: The pipeline's own counts, in addition to the steps' counts.
+        judged: Judgements of passages by the relevance gate.
     """
 
     answer: str
@@ -126,6 +127,7 @@ class TrajectoryResult:
     fallback: str = ""
     records: tuple[str, ...] = ()
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    judged: Mapping[Passage, JudgeReply] = dataclasses.field(default_factory=dict)
 
 
 Trajectory = Callable[[Question], Steps[TrajectoryResult]]
@@ -316,7 +318,7 @@ def _trace(name: str, course: Course) -> Trace:
         confidence=outcome.confidence,
         retrieved=any(step.operator == "search" for step in log.steps),
         hits=tuple(log.hits.values()),
-        passages=tuple(PassageTrace(passage) for passage in outcome.passages),
+        passages=tuple(_judged(passage, outcome.judged.get(passage)) for passage in outcome.passages),
         chosen=outcome.chosen,
         used=outcome.used,
         fallback=outcome.fallback,
@@ -327,6 +329,12 @@ def _trace(name: str, course: Course) -> Trace:
         ended=outcome.ended if course.limit is None else str(course.limit),
         limit={} if course.limit is None else {course.limit.key: course.limit.value},
     )
+
+
+def _judged(passage: Passage, judgement: JudgeReply | None) -> PassageTrace:
+    if judgement is None or not judgement.shown:
+        return PassageTrace(passage)
+    return PassageTrace(passage, s_rel=judgement.yes, s_irr=judgement.no)
 
 
 def _refusal(outcome: TrajectoryResult, log: StepLog) -> str:

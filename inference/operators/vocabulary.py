@@ -6,9 +6,9 @@ import functools
 import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from reflectune.core.types import Passage
+from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import (
     Box,
@@ -35,6 +35,8 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.retrievers.joint import merge_hits
 
 Value = TypeVar("Value")
+Judged = Literal["passage", "record"]
+"""Kinds of documents that the relevance gate judges."""
 Steps = Generator[StepRequest | tuple[StepRequest, ...], Any, Value]
 """Generator of steps that returns a value: the type of an operator, and of a whole trajectory.
 
@@ -105,6 +107,22 @@ def judge_each(
         return JudgeEachReply()
     reply = yield JudgeEachRequest(iteration, Prompt(template, texts, tuple(documents), system))
     return _as(JudgeEachReply, reply)
+
+
+def relevance(
+    iteration: int, question: Question, documents: Sequence[str], *, kind: Judged = "passage"
+) -> Steps[JudgeEachReply]:
+    """Judge each document alone by the relevance token of a checkpoint that reflects: `yes` is p([Relevant]), eq. 6.
+
+    Args:
+        documents: Texts of passages, or a record.
+        kind: Kind of the documents.
+    """
+    if not documents:
+        return JudgeEachReply()
+    texts = {"question": question.text, "style": question.answer_style, "kind": kind}
+    prompt = Prompt("{question} {documents}", texts, tuple(documents))
+    return _as(JudgeEachReply, (yield JudgeEachRequest(iteration, prompt, "relevant", "irrelevant", "gate")))
 
 
 def search(

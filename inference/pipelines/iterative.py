@@ -11,12 +11,14 @@ from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.gate_model import GateModel
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.pair_pictures import PairPictures, PairPictureSettings
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.relevance_gate import GateSettings
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
@@ -156,18 +158,19 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
 
 
 def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> Mapping[ModelName, Model | ServedModel]:
-    """Return the models of a pipeline: the reader, which also writes and reasons, and the answerer; often one model.
+    """Return the models of a pipeline: the reader, the answerer, which is often the same, and the gate if there is one.
 
     Args:
         shown: Pictures of pairs, if the reader is shown them.
     """
+    gate = {"gate": GateModel(parts.gate, parts.batch_questions)} if parts.gate is not None else {}
     served = ServedModel(needed(parts.remote), shown, parts.use.step_models) if parts.use.is_served else None
     reader: Model | ServedModel = (
         LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
     )
     if parts.answerer is not None:
-        return {"reader": reader, "answerer": LocalModel(parts.answerer, parts.batch_questions)}
-    return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader}
+        return {"reader": reader, "answerer": LocalModel(parts.answerer, parts.batch_questions), **gate}
+    return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader, **gate}
 
 
 def _shown(settings: Settings, parts: PipelineParts) -> PairPictures | None:
@@ -192,14 +195,19 @@ PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
 """Budgets of MI-RAG (§3.4, §4.1) and PMSR in their papers, by key; None: unpublished."""
 
 
-def trajectory_models(config: Settings) -> ModelUse:
-    """Return the models of an iterative pipeline under a command's config."""
+def trajectory_models(config: Settings, *, may_judge: bool = False) -> ModelUse:
+    """Return the models of an iterative pipeline under a command's config.
+
+    Args:
+        may_judge: True if the pipeline has `GateSettings`.
+    """
     roles = RoleSettings.of(config)
     return ModelUse(
         None if roles.reader == SERVER else "base_model",
         is_served=roles.is_served,
         answerer=roles.answerer,
         step_models=roles.step_models,
+        judges=may_judge and GateSettings.of(config).has_gate,
     )
 
 
@@ -262,7 +270,7 @@ def iterative_recipe(
         "base_model",
         knowledge_based,
         requires=(*requires, REMOTE, BUDGET),
-        uses=trajectory_models,
+        uses=functools.partial(trajectory_models, may_judge=issubclass(settings, GateSettings)),
         title=title,
         form=name,
         trajectory=make,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from reflectune.core.config import cross_check, setting
@@ -18,7 +18,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.pair_pictures import PairPictureSettings, pictures_of
 from reflectune.inference.operators.query_reply import read_queries
-from reflectune.inference.operators.requests import WriteReply
+from reflectune.inference.operators.requests import SearchReply, WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import Trajectory, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
@@ -35,6 +35,7 @@ from reflectune.inference.pipelines.iterative import (
 )
 from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.relevance_gate import SUPPORTED, GateSettings, Judged, is_evidence, relevant
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 
 DESCRIBE = "Question: {question}\n Concisely describe image which is relevant to question.\n"
@@ -75,7 +76,13 @@ REPEATS = "queries repeat"
 
 
 class RecordSettings(
-    NoiseSettings, ExtractionSettings, PairPictureSettings, PairSettings, SearchSettings, TrajectorySettings
+    GateSettings,
+    NoiseSettings,
+    ExtractionSettings,
+    PairPictureSettings,
+    PairSettings,
+    SearchSettings,
+    TrajectorySettings,
 ):
     """Settings of pipelines that write reasoning records."""
 
@@ -124,8 +131,23 @@ class MiRagSettings(RecordSettings):
     )
 
 
-Retrieved = tuple[list[Passage], Mapping[int, str], list[int]]
-"""Passages, the paths of the pictures that are shown with them, by place, and the numbers of each base's passages."""
+Retrieved = tuple[SearchReply, list[Passage]]
+"""The results of a search, and the passages among them to read."""
+
+
+@dataclass
+class Findings:
+    """Findings of a trajectory so far.
+
+    Attributes:
+        records: Reasoning records, in order, without empty ones.
+        passages: Passages that records were written from, by id.
+        judged: Judgements of passages by the relevance gate.
+    """
+
+    records: list[str] = field(default_factory=list)
+    passages: dict[str, Passage] = field(default_factory=dict)
+    judged: Judged = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,44 +164,55 @@ class RecordTrajectory(ABC):
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        records: list[str] = []
-        passages: dict[str, Passage] = {}
-        repeats = False
+        self.settings.check_picture(question)
+        so_far = Findings()
+        ended = f"after {self.settings.iterations} iterations"
         answer: WriteReply | None = None
         with contextlib.suppress(BudgetSpent):
-            repeats, answer = yield from self._progress(question, records, passages)
-        answer = answer or (yield from self._answer(question, max(len(records) - 1, 0), records, passages))
-        ended = REPEATS if repeats else f"after {self.settings.iterations} iterations"
-        return TrajectoryResult(answer.text, ended, answer.score, tuple(passages.values()), records=tuple(records))
+            ended, answer = yield from self._progress(question, so_far, ended)
+        answer = answer or (yield from self._answer(question, max(len(so_far.records) - 1, 0), so_far))
+        passages = tuple(so_far.judged or so_far.passages.values())
+        return TrajectoryResult(
+            answer.text,
+            ended,
+            answer.score,
+            passages,
+            used=tuple(k for k, it in enumerate(passages) if it == so_far.passages.get(it.id)) if so_far.judged else (),
+            records=tuple(so_far.records),
+            judged=so_far.judged,
+        )
 
-    def _progress(
-        self, question: Question, records: list[str], passages: dict[str, Passage]
-    ) -> Steps[tuple[bool, WriteReply | None]]:
-        """Search and reason, adding to `records` and `passages` also if a budget ends this.
+    def _progress(self, question: Question, so_far: Findings, ended: str) -> Steps[tuple[str, WriteReply | None]]:
+        """Search and reason, adding to the findings also if a budget ends this.
 
         An empty record is left out: the next query is expanded by the one before.
 
         Returns:
-            True if queries repeat; the answer after the last iteration if each has one.
+            Reason for the end, `ended` after all iterations; the answer after the last iteration if each has one.
         """
-        answer = None
+        records, answer = so_far.records, None
         queries, description = yield from self._first(question)
         earlier = [*queries]
         for iteration in range(self.settings.iterations + 1):
             if iteration:
                 queries = yield from self._next(iteration, question, records or description or [""])
                 if (yield from self._repeats(iteration, question, queries, earlier)):
-                    return True, answer
-            found, pictures, sizes = yield from self._retrieve(iteration, question, queries)
-            passages |= {passage.id: passage for passage in found}
+                    return REPEATS, answer
+            found, passages = yield from self._retrieve(iteration, question, queries)
+            passages = yield from relevant(iteration, question, passages, so_far.judged, self.settings.gate_filter)
+            so_far.passages |= {passage.id: passage for passage in passages}
             opening = [] if iteration else description
+            pictures = pictures_of(found, passages, self.settings.pair_pictures)
             shifted = {len(opening) + place: path for place, path in pictures.items()}
-            documents, sizes = [*opening, *texts_of(found)], [len(opening), *sizes]
+            documents, sizes = [*opening, *texts_of(passages)], [len(opening), *sizes_of(found, passages)]
             record = yield from self._reason(iteration, question, documents, shifted, sizes)
             records += [record] if record.strip() else []
             if self.settings.answer_each:
-                answer = yield from self._answer(question, iteration, records, passages)
-        return False, answer
+                answer = yield from self._answer(question, iteration, so_far)
+            least = self.settings.gate_stop if iteration < self.settings.iterations else 0
+            if (yield from is_evidence(iteration, question, record, least)):
+                return SUPPORTED, answer
+        return ended, answer
 
     def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
         """Write the first query and the picture's description: [Q; description]; without a picture the question."""
@@ -204,8 +237,7 @@ class RecordTrajectory(ABC):
         """Search with queries, each with its share of the budget."""
         tops = split(searched(question, self.budgets), self._shares(queries))
         found = yield from search(iteration, queries, tops)
-        passages = merge(found)
-        return passages, pictures_of(found, passages, self.settings.pair_pictures), sizes_of(found, passages)
+        return found, merge(found)
 
     def _shares(self, queries: Sequence[str]) -> list[int]:
         """Return the queries' shares of the budget."""
@@ -245,9 +277,7 @@ class RecordTrajectory(ABC):
         )
         return reply.text
 
-    def _answer(
-        self, question: Question, iteration: int, records: Sequence[str], passages: Mapping[str, Passage]
-    ) -> Steps[WriteReply]:
+    def _answer(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
         """Answer from the records; from the passages by id if there is no record."""
         template = ANSWER if question.image else ANSWER_TEXTS
         return (
@@ -256,7 +286,7 @@ class RecordTrajectory(ABC):
                 iteration,
                 template + answer_instruction(question, detailed=self.settings.detailed_answer),
                 {"question": question.text},
-                documents=records or texts_of(list(passages.values())),
+                documents=so_far.records or texts_of([*so_far.passages.values()]),
                 max_tokens=self.settings.answer_tokens,
                 model="answerer",
             )

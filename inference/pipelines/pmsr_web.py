@@ -15,11 +15,10 @@ from typing import Final
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
-from reflectune.inference.operators.pair_pictures import pictures_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, together, write
+from reflectune.inference.operators.vocabulary import Steps, merge, search, together, write
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import Retrieved, with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -92,8 +91,7 @@ class PmsrWeb(Pmsr):
         found = yield from search(iteration, queries, {**web, **tops})
         summaries = yield from self._summaries(iteration, question, queries, found)
         pairs = SearchReply(tuple({base: hits[base] for base in tops} for hits in found.hits))
-        passages = [*summaries, *merge(pairs)]
-        return passages, pictures_of(pairs, passages, self.settings.pair_pictures), sizes_of(found, passages)
+        return found, [*summaries, *merge(pairs)]
 
     def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
         """Write a short query for the search tool; "" if the reply has none."""

@@ -44,6 +44,7 @@ class ModelUse:
         answerer: The model that answers in place of the reader: `server` or a name; "" for the reader.
         reads: See `Recipe.reads`.
         step_models: Other models of the server, by the step that they do.
+        judges: True if the tuned model also judges, in addition to the models that read and answer.
     """
 
     reader: ModelRole | None
@@ -52,6 +53,7 @@ class ModelUse:
     answerer: str = ""
     reads: str = ""
     step_models: Mapping[Writing, str] = field(default_factory=dict)
+    judges: bool = False
 
     def checkpoint(self, models: ModelSettings) -> str:
         """Return the name of the model that is loaded to read; "" for none."""
@@ -71,7 +73,8 @@ class ModelUse:
     def required(self) -> tuple[Requirement, ...]:
         """The models that must be given."""
         by_role = {"model": TUNED_MODEL, "plain_model": PLAIN_MODEL, "base_model": BASE_MODEL}
-        roles = dict.fromkeys([self.reader, "base_model" if self.base_answers else None])
+        others = ["base_model" if self.base_answers else None, "model" if self.judges else None]
+        roles = dict.fromkeys([self.reader, *others])
         return tuple(by_role[role] for role in roles if role)
 
 
@@ -91,6 +94,7 @@ class PipelineParts:
         text_knowledge: That knowledge base; None: it is `knowledge`.
         pages: A search server; None: pages are the text knowledge base's articles.
         answerer: Reads with a second model of this machine, which answers; None for none.
+        gate: Reads with the tuned model, which judges for an iterative pipeline; None for none.
         remote: A model behind a server, for iterative pipelines; None for none.
         use: The roles of these models.
         budget: Limits of a question and of the run.
@@ -109,6 +113,7 @@ class PipelineParts:
     text_knowledge: KnowledgeBase | None = None
     pages: SearchTool | None = None
     answerer: Engine | None = None
+    gate: Engine | None = None
     remote: RemoteModel | None = None
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)

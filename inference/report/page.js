@@ -152,7 +152,8 @@ function trajectory(name, trace) {
 }
 
 function stepLine(step) {
-  const likely = step.probability === null ? "" : " " + number(step.probability);
+  const values = step.probability === null ? step.each : [step.probability];
+  const likely = values.length ? " " + values.map(number).join(" · ") : "";
   const missing = Object.keys(step.missing).length ? " · without " + Object.keys(step.missing).join(", ") : "";
   const found = step.operator === "search" ? " · " + step.found + " found" + missing : "";
   const line = element("div", "meta", element("b", "", step.operator), likely + found);

@@ -89,6 +89,7 @@ def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
             "right": any(passage.entry_id in entity_ids for passage in step.found),
             "missing": dict(step.missing),
             "probability": None if step.probability is None else round(step.probability, 3),
+            "each": [round(each, 3) for each in step.each],
             "finished": step.finished,
         }
         for step in trace.steps

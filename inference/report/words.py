@@ -33,6 +33,8 @@ def _step(step: Step) -> str:
     parts = [step.text, *(f"“{query}”" for query in step.queries)]
     parts += [f"found {', '.join(dict.fromkeys(hit.entry_id for hit in step.found))}"] if step.found else []
     parts += [f"P(yes) {step.probability:.3f}"] if step.probability is not None else []
+    name = "P(yes)" if step.operator == "judge" else "scores"
+    parts += [f"{name} {', '.join(f'{each:.3f}' for each in step.each)}"] if step.each else []
     line = f"{step.iteration}. {step.operator}: {'; '.join(filter(None, parts))}"
     return textwrap.indent(textwrap.shorten(line, 160, placeholder=" …"), "  ")
 

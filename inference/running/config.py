@@ -92,6 +92,8 @@ class PipelinesConfig(ModelSettings, AllPipelines):
         roles: set[ModelRole] = {use.reader for use in uses if use.reader}
         if any(use.base_answers for use in uses):
             roles.add("base_model")
+        if any(use.judges for use in uses):
+            roles.add("model")
         return sorted(roles)
 
     def forms(self) -> list[str]:

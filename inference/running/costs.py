@@ -64,19 +64,22 @@ class Cost:
         requests: Number of requests.
         read: Tokens sent: a token for four bytes of text, and 576 for a picture.
         written: Tokens received, if each reply is as long as it may be.
+        judged: Judgements of passages and records by `model` (`gate_filter`, `gate_stop`), not sent to `llm_url`.
     """
 
     requests: float
     read: float
     written: float
+    judged: float = 0.0
 
 
 def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions: Sequence[Question]) -> Cost | None:
-    """Return the cost of an iterative pipeline behind a server; None if no server's model works.
+    """Return the cost of an iterative pipeline; None if neither a server's model works nor a relevance gate.
 
     Its trajectories run over a few of the questions. Replies are of the requested form and as long as they may be, and
-    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't. With
-    `retry_unread` each reply that may be unreadable counts twice.
+    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't. A gate
+    judges every passage found, keeps it, and lets no record end a trajectory. With `retry_unread` each reply that may
+    be unreadable counts twice.
 
     Args:
         recipe: The pipeline's recipe.
@@ -85,25 +88,28 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
         questions: The questions.
     """
     use = parts.use
-    if recipe.trajectory is None or not (use.is_served and questions):
+    if recipe.trajectory is None or not questions or not (use.is_served or use.judges):
         return None
     asked = questions[:: max(1, len(questions) // ASKED)][:ASKED]
     retries = settings.retry_unread
-    models: dict[ModelName, _Counting] = {"reader": _Counting(retries), "answerer": _Counting(retries)}
+    names: tuple[ModelName, ...] = ("reader", "answerer", "gate")
+    models = {name: _Counting(retries) for name in names}
     depth = settings.top_n if isinstance(settings, DepthSettings) and not recipe.has_own_depth else 0
-    found = _Found(parts, depth, reads_articles=settings.model_dump().get("unit") != "passage")
+    keys = settings.model_dump()
+    found = _Found(parts, depth, keys.get("unit") != "passage", all_differ=bool(keys.get("gate_filter")))
     tools = Tools(models, found.search, _different, found.rerank, parts.budget)
     pipeline = TrajectoryPipeline(recipe.form, recipe.trajectory(settings, parts), tools)
     pipeline.run(asked, [None if not question.image else _IMAGE for question in asked])
     reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
     served = [models["reader"]] * reads + [models["answerer"]] * answers
-    return Cost(*(sum(count) / len(asked) for count in zip(*(it.counts for it in served), strict=True)))
+    spent = [sum(it.counts[place] for it in served) / len(asked) for place in range(3)]
+    return Cost(*spent, judged=models["gate"].counts[0] / len(asked))
 
 
 def describe_cost(
     config: Settings, dataset: Dataset, recipe: Recipe[Any], use: ModelUse, questions: Sequence[Question]
 ) -> list[str]:
-    """Return a line with the requests, the tokens and the price of a pipeline behind a server; none for others.
+    """Return lines with the requests, tokens and price behind a server, and with the judgements of a relevance gate.
 
     Args:
         config: The command's config.
@@ -126,12 +132,19 @@ def describe_cost(
     cost = forecast(recipe, recipe.settings_of(config), parts, questions)
     if cost is None:
         return []
+    lines = []
+    if cost.judged:
+        total = round(cost.judged * len(questions))
+        lines.append(f"    at most {cost.judged:,.1f} judgements a question by `model`; in all {total:,}")
+    if not use.is_served:
+        return lines
     all_of_them = [round(each * len(questions)) for each in (cost.requests, cost.read, cost.written)]
     price = RemoteConfig.of(config).endpoint().cost(*all_of_them[1:])
     priced = f", cost {price:,.2f}" if price else ""
     return [
+        *lines,
         f"    at most {cost.requests:,.1f} requests a question, with about {cost.read:,.0f} tokens read and "
-        f"{cost.written:,.0f} written; in all {all_of_them[0]:,}, {all_of_them[1]:,} and {all_of_them[2]:,}{priced}"
+        f"{cost.written:,.0f} written; in all {all_of_them[0]:,}, {all_of_them[1]:,} and {all_of_them[2]:,}{priced}",
     ]
 
 
@@ -159,8 +172,8 @@ class _Counting:
         return replies
 
     def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
-        """Judge documents as relevant, and a response to the question as wrong: then an agent reads the next one."""
-        judged = [(0.1 if "response" in prompt.texts else 0.9, image, prompt) for image, prompt in prompts]
+        """Judge documents as relevant, and responses and records as wrong: then a trajectory goes on."""
+        judged = [(_likely(prompt), image, prompt) for image, prompt in prompts]
         return [
             JudgeReply(it, 1 - it, prompt.documents_shown, self._read(image, prompt, 1)) for it, image, prompt in judged
         ]
@@ -182,11 +195,12 @@ class _Counting:
 
 @dataclass
 class _Found:
-    """Searches that find other entries or passages each time."""
+    """Searches that find other entries or passages each time; with `all_differ` also if the knowledge base is small."""
 
     parts: PipelineParts
     depth: int
     reads_articles: bool
+    all_differ: bool = False
 
     def __post_init__(self) -> None:
         self._texts = self._passages(self.parts.article_source)
@@ -219,7 +233,7 @@ class _Found:
         else:
             articles = (article_of(entry) for entry in itertools.islice(self._entries, top))
             passages = [article for article in articles if article is not None]
-        if base == WEB:  # has more pages than the knowledge base
+        if base == WEB or self.all_differ:  # the web has more pages than the knowledge base
             passages = [dataclasses.replace(page, entry_id=f"page {next(self._pages)}") for page in passages]
         for rank, passage in enumerate(passages, start=1):
             yield PassageHit(passage, 1 / rank, rank, base)
@@ -228,6 +242,13 @@ class _Found:
     def _passages(knowledge: KnowledgeBase) -> Iterator[Passage]:
         entries = itertools.islice(knowledge, _ENTRIES)
         return itertools.cycle(passage for entry in entries for passage in split_passages(entry))
+
+
+def _likely(prompt: Prompt) -> float:
+    """Return P(yes) of a judgement: a gate keeps every passage, and no record ends a trajectory."""
+    if kind := prompt.texts.get("kind"):
+        return float(kind == "passage")
+    return 0.1 if "response" in prompt.texts else 0.9
 
 
 def _different(texts: Sequence[str]) -> npt.NDArray[np.float32]:

@@ -225,6 +225,7 @@ def describe(config: EvaluateConfig) -> str:
         reader += f", answers by base_model {models.base_model}" if use.base_answers else ""
         answerer = use.other_answerer(models)
         reader += f", answers by answerer {answerer}" if answerer else ""
+        reader += f", judgements by model {models.model}" if use.judges else ""
         size = batch_size(use, models, config.batch_questions)
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
@@ -238,6 +239,7 @@ def model_names(planned: Plan, models: ModelSettings) -> list[str]:
     uses = [pipeline.use for pipeline in planned.values()]
     names = [use.checkpoint(models) for use in uses if use.reader]
     names += [models.base_model for use in uses if use.base_answers]
+    names += [models.model for use in uses if use.judges]
     return [*names, *filter(None, (use.second_model(models) for use in uses))]
 
 
@@ -269,6 +271,11 @@ def _answer(
             loaded.append(ModelFacts("answerer", model.name, model.fingerprint, model.model.num_parameters()))
             ready = dataclasses.replace(ready, answerer=open_engine(models, model))
             del model
+        if any(pipeline.use.judges for pipeline in pipelines):
+            model = open_model(models, "model")
+            loaded.append(ModelFacts("model", model.name, model.fingerprint, model.model.num_parameters()))
+            ready = dataclasses.replace(ready, gate=open_engine(models, model))
+            del model
         for pipeline in pipelines:
             size = batch_size(pipeline.use, models, running.batch_questions)
             key = _fingerprint(pipeline, dataset, models, loaded, hashes, size)
@@ -287,7 +294,7 @@ def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[
 
 def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:
     """Return the questions of a batch; None if a server's models do everything: their replies depend on no batch."""
-    return questions if not use.is_served or use.reader or use.second_model(models) else None
+    return questions if not use.is_served or use.reader or use.second_model(models) or use.judges else None
 
 
 def _run(
@@ -324,12 +331,11 @@ def _fingerprint(
 ) -> str:
     """Hash everything that a pipeline's traces depend on; the number of questions is not part of it."""
     use, by_role = pipeline.use, {model.role: model.fingerprint for model in loaded}  # of several, the last one reads
-    hashes: dict[str, Any] = {
-        role: by_role[role] for role in (use.reader, *(["base_model"] * use.base_answers)) if role
-    }
+    roles = (use.reader, *(["base_model"] * use.base_answers), *(["model"] * use.judges))
+    hashes: dict[str, Any] = {role: by_role[role] for role in roles if role}
     if answerer := use.other_answerer(models):
         hashes["answerer"] = by_role.get("answerer", answerer)
-    if use.reader or use.second_model(models):
+    if use.reader or use.second_model(models) or use.judges:
         hashes |= {"dtype": models.dtype, "token_budget": models.token_budget, "compile": models.compile}
     return fingerprint(
         {

@@ -309,6 +309,7 @@ def _open(
             engine=engine(use.reader, use.checkpoint(models), use.reads),
             base=engine("base_model", models.base_model) if use.base_answers else None,
             answerer=engine(None, use.second_model(models)),
+            gate=engine("model", models.model) if use.judges else None,
         )
         parts_of[name] = ready
     return parts, parts_of

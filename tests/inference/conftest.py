@@ -217,7 +217,8 @@ class Script:
 
     @property
     def tools(self) -> Tools:
-        return Tools({"reader": self, "answerer": self}, self.search, self.embed, self.rerank, retries=self.retries)
+        models = dict.fromkeys(("reader", "answerer", "gate"), self)
+        return Tools(models, self.search, self.embed, self.rerank, retries=self.retries)
 
 
 @pytest.fixture(scope="session")

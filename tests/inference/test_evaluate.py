@@ -21,6 +21,7 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.evaluate import evaluate, summary
 from reflectune.inference.pipelines.mr2ag import Mr2agSettings, decide_again
+from reflectune.inference.pipelines.relevance_gate import SUPPORTED
 from reflectune.inference.report.tables import number
 from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, single
@@ -228,6 +229,33 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path
 
 
 @ONE_FAMILY
+def test_a_gated_run_resumes_and_its_traces_keep_each_judgement(config, tmp_path) -> None:
+    def run(folder: str, least: float, **more: Any) -> list[dict]:
+        settings = {"pipelines": ["mi_rag"], "iterations": 1, "pair_passages": 3, "max_record_tokens": 8}
+        settings |= {"gate_filter": least, "gate_stop": 1e-9, "batch_questions": 1, "output": str(tmp_path / folder)}
+        experiment.run(config(**settings, **more))
+        return kept(tmp_path / folder)["mi_rag.jsonl"]
+
+    def first_judged(row: dict) -> list[float]:
+        return next(step["each"] for step in row["steps"] if step["operator"] == "judge")
+
+    least = sorted(value for row in run("all kept", 1e-9) for value in first_judged(row))[4]
+    whole = run("whole", least)
+    assert len(run("parts", least, limit=1)) < len(whole)
+    assert run("parts", least) == whole
+    for row in whole:
+        judged = first_judged(row)
+        assert [read["s_rel"] for read in row["passages"]][:3] == judged
+        kept_here = sum(value >= least for value in judged) or 1
+        assert next(step["shown"] for step in row["steps"] if step["operator"] == "reason") == 1 + kept_here
+        if row["ended"] == SUPPORTED:
+            assert len(row["used"]) == kept_here
+    assert {sum(value >= least for value in first_judged(row)) for row in whole} > {3}
+    assert SUPPORTED in {row["ended"] for row in whole}
+    with pytest.raises(UserError, match="other settings"):
+        run("parts", least / 2)
+
+
 def test_a_text_knowledge_base_is_searched_by_the_question(config, make, tmp_path) -> None:
     """An index of its own, next to the data set's; a different index starts the traces again."""
     texts = [Entry("t0", "Diets", summary="Owls eat mice. Cats eat fish."), Entry("t1", "Homes", summary="In an oak.")]

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.operators.models import LocalModel, ServedModel
+from reflectune.inference.pipelines import iterative
 from reflectune.inference.pipelines.iterative import reading_models
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
@@ -168,6 +169,38 @@ def test_a_folder_called_server_is_not_in_the_servers_way(config, tmp_path, monk
     (tmp_path / "server").mkdir()
     monkeypatch.chdir(tmp_path)
     assert config(CASES["the server answers"]).problems() == []
+
+
+GATES: dict[str, Any] = {"gate_filter": 0.5, "gate_stop": 0.5}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_gate_loads_the_tuned_model_in_addition(case: Case, checkpoints, config, ran, monkeypatch) -> None:
+    monkeypatch.setattr(iterative, "GateModel", lambda engine, pictures: engine)
+    gated = {"model": checkpoints.tuned, **GATES}
+    loaded, stopped = ran(config(case, **gated))
+    assert tuple(loaded) == (*case.loaded, checkpoints.tuned)
+    assert [*reading_models(stopped.parts)] == ["reader", "answerer", "gate"]
+    described = experiment.describe(config(case, **gated))
+    assert f", judgements by model {checkpoints.tuned}" in described
+    assert "in batches of" in described  # also where a server's models read and answer
+    assert "judgements a question by `model`" in described
+    (missing,) = config(case, **{**gated, "model": ""}).problems()
+    assert missing == "`model` is needed by pmsr: a checkpoint that sft wrote"
+
+
+def test_traces_depend_on_the_gate_and_without_thresholds_there_is_none(checkpoints, config, ran) -> None:
+    case = CASES["the base does both"]
+
+    def hash_of(pipeline: str = "pmsr", **more: Any) -> str:
+        return ran(config(case, pipeline, **more))[1].fingerprint
+
+    assert hash_of(model=checkpoints.tuned) == hash_of()
+    assert ran(config(case, model=checkpoints.tuned))[1].parts.gate is None
+    found = {hash_of(model=model, **GATES) for model in (checkpoints.tuned, checkpoints.plain)}
+    found |= {hash_of(model=checkpoints.tuned, gate_stop=0.5), hash_of(model=checkpoints.tuned, gate_filter=0.5)}
+    assert len(found - {hash_of()}) == 4
+    assert hash_of("reag", model=checkpoints.tuned, **GATES) == hash_of("reag")  # it has a critic of its own
 
 
 def test_a_closed_book_has_no_second_model(config: Any) -> None:

@@ -36,6 +36,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("promsa", {"page_summaries": "reader", "text_calls": 0}),
     ("mrag_agent", {"agent_rerank": "pairwise", "agent_fallback": "first"}),
     ("mi_rag", {"retry_unread": True}),
+    *((name, {"gate_filter": 0.5, "gate_stop": 0.5}) for name in ("mi_rag", "pmsr", "pmsr_web")),
 ]
 IMAGE = Image.new("RGB", (16, 16))
 QUESTIONS = [Question(f"q{n}", "image.png", "Who built it?" + "?" * n, entity_ids=("e0",)) for n in range(3)]
@@ -103,7 +104,28 @@ def test_no_run_has_more_requests_whatever_a_model_replies(name, values, large, 
             probability=lambda text, draw=draw, rarely=seed % 3: float(draw.random() ** rarely < 0.5),
             retries=settings.retry_unread,
         )
-        assert calls(name, settings, parts, script) <= cost.requests, (seed, said)
+        assert calls(name, settings, parts, script) <= cost.requests + cost.judged, (seed, said)
+
+
+def test_judgements_of_a_gate_are_counted_apart(world, scripting) -> None:
+    recipe = find_recipe("pmsr_fixed")
+    settings: Any = recipe.settings(**FIXED["pmsr_fixed"], gate_filter=0.5, gate_stop=0.9)
+    drawn = random.Random(0)
+    script = scripting(
+        say=lambda text: f"Question 1: What of {len(text)}?",
+        find=lambda query, base: [f"{base} {drawn.random()}" for _ in range(40)],
+        probability=lambda text: 0.5,  # keeps every passage, and ends no trajectory
+    )
+    cost = forecast(recipe, settings, parts_of(world), QUESTIONS)
+    ungated = forecast(recipe, recipe.settings(**FIXED["pmsr_fixed"]), parts_of(world), QUESTIONS)
+    assert cost is not None
+    assert ungated is not None
+    assert (cost.requests, cost.written, ungated.judged) == (ungated.requests, ungated.written, 0)
+    # although a forecast's knowledge base has 3 entries
+    assert calls("pmsr_fixed", settings, parts_of(world), script) == cost.requests + cost.judged
+    here = forecast(recipe, settings, parts_of(world, ModelUse("base_model", judges=True)), QUESTIONS)
+    assert here is not None
+    assert (here.requests, here.judged) == (0, cost.judged)
 
 
 @pytest.mark.parametrize("name", ITERATIVE)

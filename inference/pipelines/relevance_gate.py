@@ -1,0 +1,82 @@
+"""Relevance gate of mR²AG (arXiv 2411.15041) inside iterative pipelines: which passages a record reads, when to stop.
+
+A model that was taught by lessons has no relevance token. A second checkpoint, `model`, which was tuned to reflect turn
+by turn, judges with the question's picture: each passage before a record is written, and each record after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reflectune.core.config import Settings, setting
+from reflectune.core.errors import UnusableInput
+from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.requests import JudgeReply
+from reflectune.inference.operators.vocabulary import Steps, relevance, texts_of
+
+SUPPORTED = "record is relevant"
+"""End of a trajectory whose last record the gate judges as evidence."""
+Judged = dict[Passage, JudgeReply]
+"""Judgements of a trajectory's passages, each passage once."""
+
+
+class GateSettings(Settings):
+    """Thresholds of the relevance gate. Without one, no second checkpoint is loaded."""
+
+    gate_filter: float = setting(
+        0.0,
+        "MI-RAG, PMSR: a record reads the passages whose p([Relevant]) by `model` reaches this, or else the best one; "
+        "0: all, unjudged",
+        ge=0,
+        le=1,
+    )
+    gate_stop: float = setting(
+        0.0,
+        "MI-RAG, PMSR: stop when a record's p([Relevant]) by `model` reaches this; 0: records aren't judged",
+        ge=0,
+        le=1,
+    )
+
+    @property
+    def has_gate(self) -> bool:
+        """True if `model` judges."""
+        return self.gate_filter > 0 or self.gate_stop > 0
+
+    def check_picture(self, question: Question) -> None:
+        """Check that a question has a picture if it is to be judged.
+
+        Raises:
+            UnusableInput: It has none.
+        """
+        if self.has_gate and not question.image:
+            raise UnusableInput(
+                f"question {question.id} has no image, and the relevance gate reads questions with one; leave out "
+                "`gate_filter` and `gate_stop`"
+            )
+
+
+def relevant(
+    iteration: int, question: Question, passages: Sequence[Passage], judged: Judged, least: float
+) -> Steps[list[Passage]]:
+    """Return the passages whose p([Relevant]) reaches `least`, in order; the most relevant one if none does.
+
+    Args:
+        passages: The passages found.
+        judged: Earlier judgements, which are not repeated; new ones are added.
+        least: The threshold; 0 to judge nothing and return all.
+    """
+    if not least:
+        return [*passages]
+    new = [passage for passage in passages if passage not in judged]
+    replies = yield from relevance(iteration, question, texts_of(new))
+    judged.update(zip(new, replies.each, strict=True))
+    best = sorted(passages, key=lambda passage: -judged[passage].yes)[:1]
+    return [passage for passage in passages if judged[passage].yes >= least] or best
+
+
+def is_evidence(iteration: int, question: Question, record: str, least: float) -> Steps[bool]:
+    """Return True if a record's p([Relevant]) reaches `least`. An empty one isn't judged, and none if `least` is 0."""
+    if not (least and record.strip()):
+        return False
+    replies = yield from relevance(iteration, question, [record], kind="record")
+    return replies.each[0].yes >= least
