@@ -163,14 +163,18 @@ def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> M
     Args:
         shown: Pictures of pairs, if the reader is shown them.
     """
-    gate = {"gate": GateModel(parts.gate, parts.batch_questions)} if parts.gate is not None else {}
     served = ServedModel(needed(parts.remote), shown, parts.use.step_models) if parts.use.is_served else None
     reader: Model | ServedModel = (
         LocalModel(needed(parts.engine), parts.batch_questions, shown) if parts.use.reader else needed(served)
     )
+    models: dict[ModelName, Model | ServedModel] = {"reader": reader, "answerer": reader}
     if parts.answerer is not None:
-        return {"reader": reader, "answerer": LocalModel(parts.answerer, parts.batch_questions), **gate}
-    return {"reader": reader, "answerer": needed(served) if parts.use.answerer == SERVER else reader, **gate}
+        models["answerer"] = LocalModel(parts.answerer, parts.batch_questions)
+    elif parts.use.answerer == SERVER:
+        models["answerer"] = needed(served)
+    if parts.gate is not None:
+        models["gate"] = GateModel(parts.gate, parts.batch_questions)
+    return models
 
 
 def _shown(settings: Settings, parts: PipelineParts) -> PairPictures | None:

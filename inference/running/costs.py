@@ -102,8 +102,8 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     pipeline.run(asked, [None if not question.image else _IMAGE for question in asked])
     reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
     served = [models["reader"]] * reads + [models["answerer"]] * answers
-    spent = [sum(it.counts[place] for it in served) / len(asked) for place in range(3)]
-    return Cost(*spent, judged=models["gate"].counts[0] / len(asked))
+    requests, read, written = (sum(it.counts[place] for it in served) / len(asked) for place in range(3))
+    return Cost(requests, read, written, models["gate"].counts[0] / len(asked))
 
 
 def describe_cost(

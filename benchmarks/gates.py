@@ -1,0 +1,329 @@
+"""Compare a relevance gate with cosine rules as stop and as filter of MI-RAG and PMSR, on two-hop questions.
+
+    python benchmarks/two_hop.py --train_seeds 1 2 --test_seeds 101 102 103 104 --run runs/gates
+    python benchmarks/gates.py --run runs/gates
+
+The reader is the scripted teacher of lessons: it writes what the prompt's documents allow, so that only the rules make
+mistakes. Searches and the gate are real. The gate is a miniature tuned by mR²AG on two-hop questions of the train seeds,
+and one-hop questions of the first one. All trajectories run to their end, with an answer and a judged record in each iteration: each rule's stop
+is read from them. Thresholds are chosen in the worlds of `--validation`, and applied in those of `--test`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from results import Benchmark, table
+
+from reflectune.core.images import load_image
+from reflectune.core.types import Question
+from reflectune.examples.lessons.teacher import TrajectoryTeacher, teacher_of
+from reflectune.examples.staging import flags, launch, module, run_stages
+from reflectune.formats.dataset import Dataset
+from reflectune.inference.operators.requests import LikenRequest, WriteReply, WriteRequest
+from reflectune.inference.operators.trajectory import Embed, TrajectoryPipeline, TrajectoryResult, likenesses
+from reflectune.inference.operators.vocabulary import Steps, relayed
+from reflectune.inference.pipelines.mi_rag import MiRagSettings
+from reflectune.inference.pipelines.pmsr import PmsrFixedSettings
+from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.trace import Step, Trace
+from reflectune.metrics.reporting.breakdown import mean
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.entry_retriever import open_retriever
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
+
+SPLITS = ("two_hop_val", "two_hop_test")
+QUERY_FORMS = ("{title}: {heading}", "{heading} of {title}")
+"""As in `lessons.yaml`."""
+ITERATIONS, BATCH = 3, 32
+READING: dict[str, Any] = {"iterations": ITERATIONS, "text_weight": 0.3, "answer_each": True, "gate_stop": 1.0}
+"""A gate that stops at 1 judges each record, and stops nothing."""
+PIPELINES = {"mi_rag": MiRagSettings, "pmsr_fixed": PmsrFixedSettings}
+READING |= {"text_passages": 4, "pair_passages": 3}
+FILTERED = "pmsr_fixed"
+"""The pipeline that filters are compared in."""
+WIDTHS = {"the 4 best by cosine": (2, 2), "the 2 best by cosine": (1, 1)}
+"""Text passages and pairs of an iteration: the cut by similarity."""
+FILTERS = (0.05, 0.2, 0.5)
+TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 2.0)
+THRESHOLDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0)
+"""τ of 2 and a threshold of 1 never stop."""
+GATE = {"train": 1, "two_hop_train": 3}
+"""Weights of the splits that the gate is tuned on; `train` is of the first train seed alone."""
+
+
+def stages(run: Path, train: Sequence[int]) -> dict[str, list[str]]:
+    """Return the commands that tune the gate."""
+    made: dict[str, list[str]] = {}
+    data: dict[str, Any] = {}
+    for seed in train:
+        for split, weight in GATE.items():
+            if split == "train" and seed != train[0]:
+                continue
+            folder = str(run / f"reflection_{split}_{seed}")
+            data[folder] = {"weight": weight, "split": split}
+            where = ["--dataset", str(run / f"world_{seed}"), "--index", str(run / f"index_{seed}")]
+            command = [*module("data_builders.build_mr2ag", "examples/miniature/mr2ag_data.yaml"), *where]
+            made[f"reflection {split} {seed}"] = [*command, "--split", split, "--output", folder]
+    keys = {"epochs": 2, "train_data": json.dumps(data), "output_dir": str(run / "gate")}
+    made["gate"] = [*launch("train.sft", "examples/miniature/sft.yaml"), *flags(keys)]
+    return made
+
+
+@dataclass(frozen=True)
+class World:
+    """A world with its questions, and the engine of the gate."""
+
+    folder: Path
+    seed: int
+    engine: PrefixEngine
+
+    def courses(self, name: str, **settings: Any) -> Pairs:
+        """Run a pipeline with the teacher in the reader's place."""
+        dataset = Dataset(self.folder / f"world_{self.seed}")
+        questions = [question for split in SPLITS for question in dataset.questions(split)]
+        teachers = {it.id: teacher_of(it, dataset.knowledge, QUERY_FORMS) for it in questions}
+        questions = [question for question in questions if teachers[question.id]]
+        index = RetrieverConfig(index=str(self.folder / f"index_{self.seed}"), encoder="miniature/clip")
+        parts = PipelineParts(
+            dataset.knowledge,
+            dataset.root,
+            engine=self.engine,  # the teacher replies in its place
+            gate=self.engine,
+            retriever=open_retriever(index, dataset.knowledge, image_roots=dataset.image_roots, device="cpu"),
+            texts=open_text_retriever(self.folder / f"texts_{self.seed}", dataset.knowledge, device="cpu"),
+        )
+        pipeline = build_pipeline(name, PIPELINES[name](**{**READING, **settings}), parts)
+        assert isinstance(pipeline, TrajectoryPipeline)
+        written: dict[str, list[Step]] = {question.id: [] for question in questions}
+        taught = pipeline.guided(lambda it, steps: replied(teachers[it.id], steps, written[it.id]))
+        made: list[tuple[Question, Course]] = []
+        for start in range(0, len(questions), BATCH):
+            asked = questions[start : start + BATCH]
+            images = [load_image(it.image, root=dataset.image_roots, needed_by=it.id) for it in asked]
+            for question, trace in zip(asked, taught.run(asked, images), strict=True):
+                whole = dataclasses.replace(trace, steps=(*written[question.id], *trace.steps))
+                filtered = bool(settings.get("gate_filter"))
+                made.append((question, Course.of(whole, pipeline.tools.embed, filtered=filtered)))
+        return made
+
+
+def replied(
+    teacher: TrajectoryTeacher | None, steps: Steps[TrajectoryResult], written: list[Step]
+) -> Steps[TrajectoryResult]:
+    """Follow a trajectory whose texts the teacher writes; its steps are added to `written`."""
+    assert teacher is not None
+
+    def relay(request: Any) -> Steps[Any]:
+        if not isinstance(request, WriteRequest):
+            return (yield request)
+        shown = len(request.prompt.documents)
+        text = teacher.reply(request, shown)
+        written.append(Step(request.operator, request.iteration, text, shown=shown))
+        return WriteReply(text, shown)
+
+    return (yield from relayed(steps, relay))
+
+
+@dataclass(frozen=True)
+class Course:
+    """A trajectory that ran all iterations.
+
+    Attributes:
+        right: Of each iteration 1 if its answer is the accepted one.
+        written: Of each iteration the replies that the reader had written by then, answers left out.
+        asked: Of each iteration the replies with queries that it had written before the iteration's search.
+        alike: Of each iteration the highest similarity of its queries to earlier ones.
+        record: Of each iteration but the last p([Relevant]) of its record.
+        judged: Number of judged passages.
+        documents: Number of passages that records were written from.
+    """
+
+    right: list[float]
+    written: list[int]
+    asked: list[int]
+    alike: list[float]
+    record: list[float]
+    judged: int
+    documents: int
+
+    @classmethod
+    def of(cls, trace: Trace, embed: Embed, *, filtered: bool) -> Course:
+        """Read a trajectory from its steps."""
+        made, turns = trace.steps, range(ITERATIONS + 1)
+        answers = {step.iteration: step.text for step in made if step.operator == "answer"}
+        writing = [step for step in made if step.operator in ("caption", "rewrite", "reason")]
+        queries = [step.queries for step in made if step.operator == "search"]
+        requests = [LikenRequest(n, queries[n], sum(queries[:n], ())) for n in turns[1:]]
+        judgements = [step.each for step in made if step.operator == "judge"]
+        reasons = [step for step in writing if step.operator == "reason"]
+        return cls(
+            [float(bool(answers[n])) for n in turns],  # the teacher gives the accepted answer or none
+            [sum(step.iteration <= n for step in writing) for n in turns],
+            [sum(step.iteration == n and step.operator == "rewrite" for step in writing) for n in turns],
+            [-1.0, *(max(reply.highest) for reply in likenesses(requests, embed))],
+            [] if filtered else [each for (each,) in judgements],
+            sum(map(len, judgements)) if filtered else 0,
+            sum(step.shown for step in reasons) - 1,  # the first one reads the description, too
+        )
+
+    def fixed(self, last: int) -> tuple[float, int]:
+        """Return the score and the calls of a trajectory of `last` + 1 searches."""
+        return self.right[last], self.written[last] + self.judged + 1
+
+    def by_cosine(self, tau: float) -> tuple[float, int]:
+        """Return the same if it ends before a search whose queries repeat: equations 9 and 10 of PMSR."""
+        stop = next((n for n, alike in enumerate(self.alike) if alike >= tau), None)
+        if stop is None:
+            return self.fixed(ITERATIONS)
+        return self.right[stop - 1], self.written[stop - 1] + self.asked[stop] + 1
+
+    def by_gate(self, least: float) -> tuple[float, int]:
+        """Return the same if it ends after a record that the gate judges as evidence. A judgement is a call."""
+        stop = next((n for n, p in enumerate(self.record) if p >= least), ITERATIONS)
+        return self.right[stop], self.written[stop] + min(stop + 1, ITERATIONS) + 1
+
+
+Pairs = Sequence[tuple[Question, Course]]
+Rule = Callable[[Course], tuple[float, int]]
+
+
+def scored(pairs: Pairs, rule: Rule) -> dict[str, Any]:
+    """Return a rule's score with its interval, and its calls."""
+    score = mean([question for question, _ in pairs], [rule(course)[0] for _, course in pairs], 0)
+    assert score is not None
+    return {**score, "calls": float(np.mean([rule(course)[1] for _, course in pairs]))}
+
+
+def chosen(pairs: Pairs, rules: Mapping[str, Rule], most: float = np.inf) -> str:
+    """Return the rule with the highest score of those of at most `most` calls, of equal ones that with the fewest."""
+    found = {name: (scored(pairs, rule)["value"], -scored(pairs, rule)["calls"]) for name, rule in rules.items()}
+    allowed = {name: key for name, key in found.items() if -key[1] <= most}
+    if not allowed:
+        return min(found, key=lambda name: -found[name][1])
+    return max(allowed, key=lambda name: allowed[name])
+
+
+def stop_figures(validation: Pairs, test: Pairs) -> dict[str, Any]:
+    """Choose each stop's threshold on validation, and compare them on test."""
+    cosine: dict[str, Rule] = {f"τ = {tau:g}": partial(Course.by_cosine, tau=tau) for tau in TAUS}
+    gate: dict[str, Rule] = {f"p = {least:g}": partial(Course.by_gate, least=least) for least in THRESHOLDS}
+    names = [f"{last + 1} searches" for last in range(ITERATIONS + 1)]
+    fixed: dict[str, Rule] = {name: partial(Course.fixed, last=last) for last, name in enumerate(names)}
+    ours = chosen(validation, cosine)
+    most = scored(validation, cosine[ours])["calls"]
+    equal, best = chosen(validation, gate, most), chosen(validation, gate)
+    rows = {
+        f"cosine, {ours}": cosine[ours],
+        f"gate at no more calls, {equal}": gate[equal],
+        f"gate at its best, {best}": gate[best],
+        **{f"no rule, {name}": rule for name, rule in fixed.items()},
+    }
+    differences = [gate[equal](course)[0] - cosine[ours](course)[0] for _, course in test]
+    difference = mean([question for question, _ in test], differences, 0)
+    curves = {"cosine": cosine, "gate": gate, "fixed": fixed}
+    return {
+        "rows": {name: {"validation": scored(validation, rule), **scored(test, rule)} for name, rule in rows.items()},
+        "difference": difference,
+        "curves": {
+            kind: {name: [scored(test, rule)[key] for key in ("value", "calls")] for name, rule in rules.items()}
+            for kind, rules in curves.items()
+        },
+    }
+
+
+def measure(run: Path, validation: Sequence[int], test: Sequence[int]) -> dict[str, Any]:
+    """Run all trajectories, and apply the rules."""
+    engine = PrefixEngine(load(str(run / "gate"), scheme="mr2ag"), token_budget=16_384)
+    figures: dict[str, Any] = {}
+    for name in PIPELINES:
+
+        def courses(seeds: Sequence[int], name: str = name, **settings: Any) -> Pairs:
+            return [pair for seed in seeds for pair in World(run, seed, engine).courses(name, **settings)]
+
+        whole = {"validation": courses(validation), "test": courses(test)}
+        cuts: dict[str, dict[str, Any]] = {
+            width: {"text_passages": texts, "pair_passages": pairs} for width, (texts, pairs) in WIDTHS.items()
+        }
+        cuts |= {f"gate, p = {least:g}": {"gate_filter": least, "gate_stop": 0.0} for least in FILTERS}
+        figures[name] = {"stop": stop_figures(**whole), "filter": {}}
+        if name == FILTERED:
+            filtered = {cut: courses(test, **settings) for cut, settings in cuts.items()}
+            figures[name]["filter"] = {cut: read(of_cut) for cut, of_cut in {"none": whole["test"], **filtered}.items()}
+    return figures
+
+
+def read(pairs: Pairs) -> dict[str, Any]:
+    """Return the score and the calls after all searches, and the passages that records were written from."""
+    documents = float(np.mean([course.documents for _, course in pairs]))
+    return {**scored(pairs, partial(Course.fixed, last=ITERATIONS)), "documents": documents}
+
+
+def tables(figures: dict[str, Any]) -> list[str]:
+    """Return the page's tables."""
+    lines = []
+    for name, of_pipeline in figures.items():
+        rows = [
+            (rule, f"{100 * row['validation']['value']:.1f}", *_score(row), f"{row['calls']:.1f}")
+            for rule, row in of_pipeline["stop"]["rows"].items()
+        ]
+        head = ("stop", "validation", "test, % right", "95 %", "calls a question")
+        low, value, high = (100 * of_pipeline["stop"]["difference"][key] for key in ("low", "value", "high"))
+        lines += [f"## {name}", "", *table(head, rows), ""]
+        lines += [f"Gate at no more calls minus cosine, on test: {value:+.1f} points ({low:+.1f} to {high:+.1f}).", ""]
+        cuts = [
+            (cut, *_score(row), f"{row['documents']:.1f}", f"{row['calls']:.1f}")
+            for cut, row in of_pipeline["filter"].items()
+        ]
+        if not cuts:
+            continue
+        head = (f"filter, {ITERATIONS + 1} searches", "test, % right", "95 %", "passages read", "calls a question")
+        lines += [*table(head, cuts), ""]
+    return lines[:-1]
+
+
+def _score(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{100 * row['value']:.1f}", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
+BENCHMARK = Benchmark(
+    "gates",
+    "A relevance gate against cosine rules",
+    """
+Two-hop questions, at most four searches. The scripted teacher of lessons reads: it writes what the documents allow, so
+that only the rules make mistakes. Searches and the gate are real; the gate is a miniature tuned by mR²AG. A judgement
+counts as a call. The stop's thresholds were chosen in other worlds: the best score, then the fewest calls. A filter's
+thresholds are all shown, next to the cut by similarity.
+""",
+    tables,
+)
+
+
+def main() -> None:
+    """Tune the gate, run the trajectories, and write the results."""
+    parser = BENCHMARK.parser(__doc__)
+    parser.add_argument("--run", type=Path, default=Path("runs/gates"), help="folder of two_hop.py's run")
+    parser.add_argument("--train_seeds", type=int, nargs="+", default=[1, 2], help="worlds of the gate")
+    parser.add_argument("--validation", type=int, nargs="+", default=[101, 102], help="worlds that choose thresholds")
+    parser.add_argument("--test", type=int, nargs="+", default=[103, 104])
+    arguments = parser.parse_args()
+    if arguments.page:
+        return BENCHMARK.write_page(arguments)
+    torch.set_num_threads(1)
+    run_stages(arguments.run, stages(arguments.run, arguments.train_seeds))
+    return BENCHMARK.finish(measure(arguments.run, arguments.validation, arguments.test), arguments)
+
+
+if __name__ == "__main__":
+    main()
