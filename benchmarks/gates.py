@@ -4,9 +4,10 @@
     python benchmarks/gates.py --run runs/gates
 
 The reader is the scripted teacher of lessons: it writes what the prompt's documents allow, so that only the rules make
-mistakes. Searches and the gate are real. The gate is a miniature tuned by mR²AG on two-hop questions of the train seeds,
-and one-hop questions of the first one. All trajectories run to their end, with an answer and a judged record in each iteration: each rule's stop
-is read from them. Thresholds are chosen in the worlds of `--validation`, and applied in those of `--test`.
+mistakes. Searches and the gate are real. The gate is a miniature tuned by mR²AG on two-hop questions of the train
+seeds, and one-hop questions of the first one. All trajectories run to their end, with an answer and a judged record in
+each iteration: each rule's stop is read from them. Thresholds are chosen in the worlds of `--validation`, and applied
+in those of `--test`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from results import Benchmark, table
 
+from reflectune.core.config import Settings
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.examples.lessons.teacher import TrajectoryTeacher, teacher_of
@@ -49,7 +51,7 @@ QUERY_FORMS = ("{title}: {heading}", "{heading} of {title}")
 ITERATIONS, BATCH = 3, 32
 READING: dict[str, Any] = {"iterations": ITERATIONS, "text_weight": 0.3, "answer_each": True, "gate_stop": 1.0}
 """A gate that stops at 1 judges each record, and stops nothing."""
-PIPELINES = {"mi_rag": MiRagSettings, "pmsr_fixed": PmsrFixedSettings}
+PIPELINES: dict[str, type[Settings]] = {"mi_rag": MiRagSettings, "pmsr_fixed": PmsrFixedSettings}
 READING |= {"text_passages": 4, "pair_passages": 3}
 FILTERED = "pmsr_fixed"
 """The pipeline that filters are compared in."""
