@@ -117,6 +117,12 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
         values = {"base_model": self.base_model, "index": RetrieverConfig.of(self).index}
         yield from [f"`{name}` is needed" for name, value in values.items() if not value]
 
+    @cross_check
+    def gate_problems(self) -> Iterator[str]:
+        """Yield the problem of a relevance gate, which a teacher doesn't have."""
+        if getattr(self, "gate_filter", 0) or getattr(self, "gate_stop", 0):
+            yield "`gate_filter` and `gate_stop` are for evaluate: lessons are written without a relevance gate"
+
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
         retriever = RetrieverConfig.of(self)

@@ -24,6 +24,7 @@ def commands(script: Script) -> dict[str, list[str]]:
         **{f"grpo {name}": words for name, words in script("grpo").stages(run, 0, 40, 0.3, ["refined"]).items()},
         **{f"two_hop {name}": words for name, words in script("two_hop").stages(run, run, [1], [2]).items()},
         **{f"agent {name}": words for name, words in script("two_hop").agent_stages(run, run, [1, 2], [3]).items()},
+        **{f"gates {name}": words for name, words in script("gates").stages(run, [1, 2]).items()},
         **{f"scale {name}": [sys.executable, *words] for name, (_, words, _) in scale.items()},
     }
 

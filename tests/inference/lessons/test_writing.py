@@ -179,6 +179,7 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
         pytest.param({"query_forms": ["{title}"]}, "are two texts; found 1", id="one form"),
         pytest.param({"base_model": ""}, "`base_model` is needed", id="no model"),
         pytest.param({"text_index": "nowhere"}, "nowhere has no manifest.json", id="text index"),
+        pytest.param({"gate_stop": 0.5}, "lessons are written without a relevance gate", id="gate"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(config, changes: dict[str, Any], problem: str) -> None:
