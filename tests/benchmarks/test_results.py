@@ -18,7 +18,7 @@ def test_a_page_is_made_from_its_results(script, name: str) -> None:
 
 def test_each_script_has_a_short_page_and_each_page_a_script() -> None:
     assert sorted(path.stem for path in BENCHMARKS.glob("*.md")) == sorted([*SCRIPTS, "board"])
-    assert len(SCRIPTS) + len(HELPERS) <= 16
+    assert len(SCRIPTS) + len(HELPERS) <= 17
     for path in BENCHMARKS.glob("*.md"):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(" ".join(line for line in lines if not line.startswith("|")).split()) <= 250, path.name
