@@ -20,3 +20,4 @@ prepare() {  # prepare EXTRAS, e.g. prepare "" or prepare "[dev]"
 }
 
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} HF_HUB_DISABLE_TELEMETRY=1 TOKENIZERS_PARALLELISM=false
+unset PYTHONDONTWRITEBYTECODE # as a container may set it: each process would compile all that it imports

@@ -48,5 +48,6 @@ PYTHON
     echo "$wanted" > "$own/.installed"
 fi
 exec 9>&-
+unset PYTHONDONTWRITEBYTECODE # as a container may set it: each process would compile all that it imports
 export PATH="$own/bin:$PATH"
 exec "$@"
