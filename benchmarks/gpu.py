@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_training
-from gpu_training import BRANCH_TOKENS, BRANCHES, TREES, weights_tables
+from gpu_training import TREES, weights_tables
 from results import Benchmark, table
 
 from reflectune.examples.scores import at
@@ -327,11 +327,16 @@ def tables(figures: dict[str, Any]) -> list[str]:
         pairs = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
         lines.append(f"- Losses without dropout: {pairs}.")
     lines += weights_tables(figures)
-    for family in FAMILIES:
-        if (found := at(figures, "exact", family)) and "largest gate" in found:
-            far, most = found["largest difference of a gate"], found["largest gate"]
-            equal = f"{found.get('equal answers')} of {found.get('answers')} answers are equal"
-            lines.append(f"- {family}, float32: gates differ by {far:.0e} at most (largest gate {most:.0e}); {equal}.")
+    exactly = []
+    for name in ("llava", "qwen2_vl", "qwen2_5_vl"):
+        gates = [at(figures, "exact", name, key) for key in ("largest difference of a gate", "largest gate")]
+        numbers = (*gates, at(figures, "gradients", "relative difference of a gradient", name))
+        if any(number is not None for number in numbers):
+            answers = [at(figures, "exact", name, key) for key in ("equal answers", "answers")]
+            exactly.append((name, *(number if number is None else f"{number:.0e}" for number in numbers), *answers))
+    if exactly:
+        columns = ("difference of a gate", "largest gate", "of a gradient", "equal answers", "of")
+        lines += [*table(("float32, against separate rows", *columns), exactly), ""]
     for section in SECTIONS:
         for name, error in (at(figures, section, "errors") or {}).items():
             lines.append(f"- {section}, {name}: {error}")
@@ -367,20 +372,18 @@ def _times(value: float | None, factor: float) -> float | None:
 
 def notes(figures: dict[str, Any], found: dict[str, Any], long: str) -> list[str]:
     """Return lines about rates, agreement and the profile of a family."""
-    lines = []
+    lines, rows = [], []
+    for name in ("engine", "repeated cache"):
+        if (median := at(found, "difference of log-odds, median", name)) is not None:
+            keys = ("difference of log-odds, 99 %", "questions with another best passage")
+            rows.append((name, median, *(at(found, key, name) for key in keys)))
+    if rows:
+        head = (f"log-odds of gates against batched rows, {QUESTIONS} questions", "median difference", "99 %")
+        lines += [*table((*head, "another best passage"), rows), ""]
     if (seconds := at(found, long, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
         prefix = 600 + PASSAGES * LONG
         reached = 2 * prefix * found["model"].get("language parameters", 0) / seconds / 1e12
-        lines.append(f"- Passages of {LONG} tokens: {reached:.0f} TFLOP/s, {reached / rate:.0%} of a matrix product.")
-    for name in ("engine", "repeated cache"):
-        if (median := at(found, "difference of log-odds, median", name)) is not None:
-            far, other = (
-                at(found, key, name) for key in ("difference of log-odds, 99 %", "questions with another best passage")
-            )
-            lines.append(
-                f"- Log-odds of gates, {name} against batched rows: median difference {median:.3f}, 99th percentile "
-                f"{far:.3f}; another best passage in {other} of {QUESTIONS} questions."
-            )
+        lines.append(f"- {LONG} tokens: {reached:.0f} TFLOP/s, {reached / rate:.0%} of a matrix product.")
     for name, values in found.items():
         if name.startswith(("launches", "share of GPU")):
             lines.append(f"- {name}: {values['engine']}.")
@@ -410,30 +413,20 @@ BENCHMARK = Benchmark(
     "On one GPU",
     f"""
 Random weights of the true widths and depths, bfloat16. A question has a picture of 576 tokens and {PASSAGES} passages
-of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens are decoded behind the passages with the highest gates. Seconds
-are medians; those of 8 questions at once are per question. Both sides have the same weights, passages and lengths.
+of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens follow the passages with the highest gates. Seconds are medians;
+those of 8 questions at once are per question.
 
 - *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
   all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
-- *Batched rows*: the whole rows of a question as one batch, then `generate` on the chosen rows of all questions.
+- *Batched rows*: whole rows of a question as one batch, then `generate` on the chosen rows of all questions.
 - *Probe*: answers of {PROBED} tokens behind all passages.
-- *Engine* reads a question's own gate in the same pass. *Question's gate first* reads it before the passages are known.
 
-In this run decode steps were not captured after the first answers, by a fault that was mended since, and not measured
-again. With all steps captured, the commit before gave on the same kind of GPU (a script that asks eight questions
-first): decode steps of 4 and 32 rows in 8.3 and 12.8 ms (LLaVA), 8.4 and 9.4 ms (Qwen2-VL); gates and answers, each of
-eight questions, in 106 and 87 ms.
+**A fault, fixed since, left decode steps without CUDA graphs.** With them the commit before took 8.3 and 12.8 ms
+(LLaVA), 8.4 and 9.4 ms (Qwen2-VL) for 4 and 32 rows, and 106 and 87 ms for gates and answers of eight questions.
 
-Not measured by this command, but by a script of its own with the functions of its section `training`, in which a
-trial of uncompiled trees took the time: a LoRA step on trees of 3,490 tokens takes 0.462 s (7,559 tokens/s, 294
-TFLOP/s, 19.8 GiB), without recomputation 0.293 s (11,899, 462, 39.9 GiB), one of 8,725 tokens 0.927 s (9,413, 366,
-24.0 GiB; padded to 10,240, as rows were then). Flat rows with the same questions take 0.862 s for 9,480 tokens
-with compiled layers, 1.47 s without. A question takes 1.9 times less on trees than on the better of these, and 2.3
-times less in passes of five questions; its tokens are 2.7 times fewer. Compiling takes 15 to 27 s a length. Gradients
-of LLaVA's trees are within 7e-6 of separate rows' (float32). Whole trainings were not measured.
-
-The LoRA step is that of LLaVA-1.5-7B's recipe: rank 128, recomputation, {TREES} questions of {BRANCHES} passages with
-{BRANCH_TOKENS} tokens. TFLOP/s count 6 floating-point operations a weight and token.
+LoRA steps are those of configs/recipes/mr2ag_lora.yaml, forward, backward and optimizer, of {TREES} questions if no
+number is given; flat rows are of the commit before, on another machine of the kind. TFLOP/s count 6 operations a weight
+and token. Whole trainings were not measured.
 """,
     tables,
     claims,

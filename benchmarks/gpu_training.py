@@ -237,7 +237,7 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
 
 
 def weights_tables(figures: dict[str, Any]) -> list[str]:
-    """Return the tables of `all_weights` and `gradients`."""
+    """Return the table of `all_weights`, and its profiles."""
     found, rate = figures.get("weights", {}), figures.get("matrix product, TFLOP/s")
     rows = []
     for case in CASES if found else ():
@@ -258,11 +258,6 @@ def weights_tables(figures: dict[str, Any]) -> list[str]:
         "GiB",
     )
     lines = [*table(head, rows), ""] if found else []
-    gradient = at(figures, "gradients", "relative difference of a gradient") or {}
-    lines += [
-        f"- {name}, float32: the gradients of trees are {far:.0e} from separate rows'."
-        for name, far in gradient.items()
-    ]
     for name, spent in (found.get("profile, ms") or {}).items():
         lines.append(f"- {name}: " + ", ".join(f"{kernel} {ms:g} ms" for kernel, ms in spent.items()) + ".")
     return lines
