@@ -11,6 +11,7 @@ from reflectune.models.attention.packed import (
     BLOCK,
     block_mask,
     bounds_of,
+    bucket,
     dense_mask,
     flex_problem,
     packed_attention,
@@ -34,10 +35,9 @@ def packed_trees(trees, past=0):
     return segments
 
 
-def visible(segments, past):
+def visible(segments, past, width):
     """The equation, token by token: earlier ranges, and the segment up to the query; padding sees itself."""
-    total = sum(count for count, _ in segments)
-    seen = torch.eye(past + padded(total), dtype=torch.bool)[past:]
+    seen = torch.eye(past + width, dtype=torch.bool)[past:]
     first = 0
     for count, spans in segments:
         for query in range(first, first + count):
@@ -55,24 +55,32 @@ def blocks(numbers, indices, columns):
     return found
 
 
-@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]))
+@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]), st.sampled_from([padded, bucket]))
 @settings(max_examples=40, deadline=None)
-def test_the_mask_is_that_of_its_segments(trees, past):
+def test_the_mask_is_that_of_its_segments(trees, past, filled):
     segments, before = packed_trees(trees, past), past * len(trees)
-    expected = visible(segments, before)
+    width = filled(sum(count for count, _ in segments))
+    expected = visible(segments, before, width)
     queries, keys = expected.shape
-    assert torch.equal(dense_mask(bounds_of(segments, before), keys), expected)
-    mask = block_mask(segments, before)
+    assert torch.equal(dense_mask(bounds_of(segments, before, width), keys), expected)
+    mask = block_mask(segments, before, width=width)
     index = torch.arange(queries)[:, None], torch.arange(keys)[None]
     assert torch.equal(mask.mask_mod(0, 0, *index), expected)
     tiles = expected.view(queries // BLOCK, BLOCK, keys // BLOCK, BLOCK)
     some, whole = tiles.any(3).any(1), tiles.all(3).all(1)
     assert torch.equal(blocks(mask.kv_num_blocks[0, 0], mask.kv_indices[0, 0], keys // BLOCK), some & ~whole)
     assert torch.equal(blocks(mask.full_kv_num_blocks[0, 0], mask.full_kv_indices[0, 0], keys // BLOCK), whole)
-    backward = block_mask(segments, before, backward=True)
+    backward = block_mask(segments, before, width=width, backward=True)
     assert torch.equal(
         blocks(backward.full_q_num_blocks[0, 0], backward.full_q_indices[0, 0], queries // BLOCK), whole.T
     )
+
+
+def test_few_lengths_are_compiled_and_few_tokens_added():
+    assert len({bucket(tokens) for tokens in range(1025, 8193)}) == 24, "eight an octave"
+    assert all(tokens <= bucket(tokens) <= max(2 * BLOCK, 1.125 * tokens + BLOCK) for tokens in range(1, 20_000))
+    assert all(bucket(bucket(tokens)) == bucket(tokens) for tokens in range(1, 20_000))
+    assert not any(bucket(tokens) % BLOCK for tokens in range(1, 20_000))
 
 
 @given(TREES, st.integers(0, 3))

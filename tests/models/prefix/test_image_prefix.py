@@ -5,7 +5,14 @@ import torch
 
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward
-from reflectune.models.prefix.image_prefix import ImagePrefixCache, key_of, split_after_images, stacked
+from reflectune.models.prefix.image_prefix import (
+    ImagePrefixCache,
+    key_of,
+    sample_of,
+    shared_image_prefixes,
+    split_after_images,
+    stacked,
+)
 from reflectune.models.rendering.renderer import Rendered
 
 
@@ -31,6 +38,19 @@ def test_both_parts_are_the_whole_and_the_first_ends_after_the_picture(loaded, m
 def test_other_pixels_are_another_picture_and_other_words_are_not(loaded, make):
     one, same = (key_of(parts(loaded, text, make.image(1))[0]) for text in ("Who?", "What is it made of?"))
     assert one == same != key_of(parts(loaded, "Who?", make.image(2))[0])
+
+
+def test_whole_pictures_decide_which_are_shared():
+    pixels = torch.arange(3 * 400 * 400, dtype=torch.float32).view(1, 3, 400, 400)
+    other = pixels.clone()
+    other[0, 0, 0, 1] += 1
+    prefixes = [
+        Rendered([1, *[3] * 600, 2, 7, 8], [], {"pixel_values": picture.clone()}) for picture in (pixels, other, pixels)
+    ]
+    assert len({sample_of(prefix) for prefix in prefixes}) == 1, "the one that differs is not in the sample"
+    assert list(shared_image_prefixes(prefixes, 3, kept=False)) == [0, 2]
+    assert not shared_image_prefixes(prefixes[:2], 3, kept=False)
+    assert list(shared_image_prefixes(prefixes[:2], 3, kept=True)) == [0, 1]
 
 
 def test_without_a_picture_or_with_nothing_after_it_there_is_no_image_prefix(loaded):
