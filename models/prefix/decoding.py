@@ -13,7 +13,8 @@ from torch import Tensor
 
 from reflectune.models.attention.packed import padded
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward
-from reflectune.models.prefix.packed import Spot, say
+from reflectune.models.prefix.packed import say
+from reflectune.models.prefix.packed_rows import Spot
 
 CHECKED = 4
 """Steps between two looks at the rows that have ended: each look waits for the device."""

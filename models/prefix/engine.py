@@ -20,7 +20,8 @@ from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, picture_bytes, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
-from reflectune.models.prefix.packed import Spot, TreePart, packed_for
+from reflectune.models.prefix.packed import packed_for
+from reflectune.models.prefix.packed_rows import Spot, TreePart
 from reflectune.models.prefix.rows import Level, Rows, kept_bytes
 from reflectune.models.prefix.state import Branches, BranchRows, Generation, Prefixes
 from reflectune.models.rendering.renderer import Rendered

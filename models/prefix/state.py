@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from reflectune.models.prefix.packed import OpenedTrees, Spot
+from reflectune.models.prefix.packed_rows import OpenedTrees, Spot
 from reflectune.models.prefix.rows import Rows
 
 if TYPE_CHECKING:
