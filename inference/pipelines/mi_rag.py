@@ -278,7 +278,7 @@ class RecordTrajectory(ABC):
         return reply.text
 
     def _answer(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
-        """Answer from the records; from the passages by id if there is no record."""
+        """Answer from the records, or from the passages if there are none."""
         template = ANSWER if question.image else ANSWER_TEXTS
         return (
             yield from write(

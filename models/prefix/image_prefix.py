@@ -64,8 +64,9 @@ def shared_image_prefixes(
     """
     found = {q: parts for q, prefix in enumerate(prefixes) if (parts := split_after_images(prefix, image_token_id))}
     if not kept:
-        alike = Counter(sample_of(image_prefix) for image_prefix, _ in found.values())
-        found = {q: parts for q, parts in found.items() if alike[sample_of(parts[0])] > 1}
+        samples = {q: sample_of(image_prefix) for q, (image_prefix, _) in found.items()}
+        alike = Counter(samples.values())
+        found = {q: parts for q, parts in found.items() if alike[samples[q]] > 1}
     parts_by_question = {q: (key_of(parts[0]), *parts) for q, parts in found.items()}
     if kept:
         return parts_by_question

@@ -318,11 +318,10 @@ class PackedReader:
         """Copy spots' keys and values one after another, padded to whole blocks; see `ranges_of`."""
         if not spots:
             return []
-        _, past = ranges_of([spot.length for spot in spots])
 
         def one(layer: int, side: int) -> Tensor:
             parts = [spot.row.cache[layer][side][:, :, first:end] for spot in spots for first, end in spot.seen]
             joined = torch.cat(parts, 2)
-            return F.pad(joined, (0, 0, 0, past - joined.shape[2]))
+            return F.pad(joined, (0, 0, 0, padded(joined.shape[2]) - joined.shape[2]))
 
         return [(one(layer, 0), one(layer, 1)) for layer in range(len(self._layers))]
