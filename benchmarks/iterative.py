@@ -24,9 +24,10 @@ from results import Benchmark, table
 from transformers import PreTrainedModel
 from workload import FAMILIES, SIZES, build, engine_of, question, row_inputs, timed
 
+from reflectune.core.images import Pictures
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
-from reflectune.inference.operators.requests import Picture, Prompt, SearchReply, SearchRequest, WriteReply
+from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest, WriteReply
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
@@ -92,7 +93,7 @@ class ByLoop(WordModel):
         return _text(reply[0, len(rendered.ids) :].tolist())
 
 
-def find(requests: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+def find(requests: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
     """Return passages of random words, drawn by the query."""
     return [
         SearchReply(tuple(_found(query, request, number) for number, query in enumerate(request.queries)))

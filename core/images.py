@@ -20,11 +20,11 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,8 @@ from PIL import Image
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
+Pictures: TypeAlias = Image.Image | Sequence[Image.Image] | None
+"""A question's picture, or its pictures in order; None if it has none."""
 _PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 MOST_RATIO: Final = 200
@@ -114,6 +116,18 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
     image = open_image(full, asker=asker)
     setattr(image, _ORIGIN, (full, asker))
     return image
+
+
+def each_picture(pictures: Pictures) -> Sequence[Image.Image]:
+    """Return a question's pictures, in order."""
+    if pictures is None:
+        return ()
+    return (pictures,) if isinstance(pictures, Image.Image) else pictures
+
+
+def first_pictures(pictures: Sequence[Pictures]) -> list[Image.Image]:
+    """Return the first picture of each question; retrievers search by it."""
+    return [each_picture(of_question)[0] for of_question in pictures]
 
 
 def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, asker: str = "") -> Image.Image:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
 AnswerType = Literal["string", "time", "numerical", "multi_answer", "free_form"]
-Metric = Literal["infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "rouge_l"]
+Metric = Literal[
+    "infoseek", "evqa", "evqa_exact", "vqa", "exact_match", "hotpotqa_f1", "cover_match", "choice", "rouge_l"
+]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 """Names of the metrics that score an answer; `metrics.scoring.registry` computes them."""
 AnswerStyle = Literal["short", "list", "free"]
@@ -52,6 +54,8 @@ class Question:
         meta: Other fields of the data set (relation, attribute, …), for reports and break-downs.
         follow_ups: Later rounds of the same conversation, in order (LLaVA-Instruct). mR²AG's training reads them;
             probing, baselines and metrics use the first question.
+        more_images: Paths of further pictures, as of `image`. Prompts show them after it, in order; searches use
+            `image` alone.
     """
 
     id: str
@@ -66,6 +70,12 @@ class Question:
     evidence: tuple[Evidence, ...] = ()
     meta: Mapping[str, str] = field(default_factory=dict)
     follow_ups: tuple[FollowUp, ...] = ()
+    more_images: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Paths of all pictures, in order."""
+        return (*([self.image] if self.image else ()), *self.more_images)
 
     @property
     def is_knowledge_based(self) -> bool | None:

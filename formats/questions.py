@@ -6,6 +6,7 @@ import math
 import re
 from typing import Final, get_args
 
+from reflectune.core.errors import UnusableInput
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerType, Question
 
@@ -32,6 +33,10 @@ def malformed(question: Question) -> Problem | None:
     ):
         if not isinstance(value, str) or (field == "id" and not value.strip()):
             return field, _found(value), fix
+    if not all(isinstance(path, str) and path for path in question.more_images):
+        return "more_images", "holds a value that is not a path", "give paths of images"
+    if question.more_images and not question.image:
+        return "image", "is empty, and `more_images` is not", "the first picture is `image`"
     if question.answer_type not in ANSWER_TYPES:
         return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
     if not all(isinstance(answer, str) for answer in question.answers):
@@ -54,6 +59,23 @@ def unusable(question: Question) -> Problem | None:
     if len(question.split) > _LONGEST_SPLIT:
         return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
     return None
+
+
+def check_one_picture(question: Question, reader: str) -> None:
+    """Refuse a question with several pictures.
+
+    Args:
+        question: The question.
+        reader: Name of what reads one picture, for the error.
+
+    Raises:
+        UnusableInput: It has several.
+    """
+    if question.more_images:
+        raise UnusableInput(
+            f"question {question.id} has {len(question.images)} pictures, and {reader} reads one; leave it out, or "
+            "convert its data set with one picture a question"
+        )
 
 
 def is_held_out(question: Question, share: float) -> bool:

@@ -67,7 +67,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
     digest = hashlib.sha256()
     for question, line in zip(batch.questions, batch.lines, strict=True):
         try:
-            images[_check_image(question, line, batch)] += 1
+            images.update([_check_image(path, question.id, line, batch) for path in question.images])
         except BadRow as error:
             reject(error)
             continue
@@ -84,7 +84,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         parts=parts,
         counts={split: dict(Counter(q.answer_type for q in questions)) for split, questions in by_split.items()},
         digest=digest.hexdigest()[:32],
-        images={key: count for key, count in images.items() if key},
+        images=dict(images),
         kinds=dict(Counter(map(kind, accepted))),
         entity_ids=sorted({name for q in accepted for name in (*q.entity_ids, *(it.entry_id for it in q.evidence))}),
         rejected=rejected,
@@ -186,19 +186,17 @@ def _rejecter(skip: bool) -> tuple[Reject, list[BadRow]]:
     return (rejected.append if skip else stop), rejected
 
 
-def _check_image(question: Question, line: SourceLine, batch: QuestionBatch) -> str:
-    """Return `found`, `unverified`, or "" for a question without an image; refuse one that can't be read."""
-    if not question.image:
-        return ""
+def _check_image(image: str, question_id: str, line: SourceLine, batch: QuestionBatch) -> str:
+    """Return `found` or `unverified`; refuse an image that can't be read."""
     if batch.verify == "none":
         return "unverified"
-    path = Path(batch.image_root or "", question.image)
+    path = Path(batch.image_root or "", image)
     if batch.folder is None and not path.is_file():
         return "found"  # the reader verified the bytes in the row, and a check doesn't write them
     problem = _image_problem(str(path), batch.verify)
     if problem:
         fix = "replace the file; `on_error: skip` leaves such rows out"
-        raise UnreadableImage(*line, question.id, "image", problem, fix)
+        raise UnreadableImage(*line, question_id, "image", problem, fix)
     return "found"
 
 

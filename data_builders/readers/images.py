@@ -214,6 +214,11 @@ class ImageFolder:
             )
         return self.path(row, image_field, value.strip(), search=False)
 
+    def keep_each(self, row: SourceRow, image_field: str, value: Any) -> list[str]:
+        """Return the path of each image of a list, at least one, or of a single image; see `keep`."""
+        items = value if isinstance(value, list) and value else [value]
+        return [self.keep(row, image_field, item) for item in items]
+
     def below(self, path: str) -> str | None:
         """Return an absolute path as one relative to `root`; None if it is not absolute, or not below."""
         if self.root is None or not os.path.isabs(path) or ".." in path.split("/"):

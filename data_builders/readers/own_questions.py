@@ -55,11 +55,12 @@ def questions(
 ) -> Iterator[Placed[Question]]:
     """Yield the user's questions.
 
-    In a CSV file the items of a list (`answers`, `range`, `entity_ids`) are separated by `|`. The default answer type
-    is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and `free_form` (an
-    answer in sentences) need a column. An image may stand in a list of one. Ids and answers may be numbers. A whole
-    number loses its fraction, since tables store 1990 as 1990.0 if a row lacks the value. Ids of entities are kept in
-    composed letters (NFC). A column whose name is close to that of a missing field is an error.
+    In a CSV file the items of a list (`image`, `answers`, `range`, `entity_ids`) are separated by `|`. The default
+    answer type is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and
+    `free_form` (an answer in sentences) need a column. A list of images is a question's pictures, in order. Ids and
+    answers may be numbers. A whole number loses its fraction, since tables store 1990 as 1990.0 if a row lacks the
+    value. Ids of entities are kept in composed letters (NFC). A column whose name is close to that of a missing field
+    is an error.
 
     Args:
         source: A file `*.jsonl`, `*.csv`, `*.parquet` or `*.json` (`.gz` too), a folder of Parquet files, or
@@ -210,9 +211,10 @@ def _question(
     fields = SourceRow({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
     answers, limits = _texts(fields, "answers"), _range(fields)
     kind = one_of(fields, "answer_type", get_args(AnswerType), default="")
+    first, *more = images.keep_each(fields, columns.get("image", "image"), _split(fields, "image") or fields["image"])
     return Question(
         id=identifier(fields, "id"),
-        image=images.keep(fields, columns.get("image", "image"), fields["image"]),
+        image=first,
         text=text(fields, "question"),
         answers=answers,
         range=limits,
@@ -221,6 +223,7 @@ def _question(
         requires_retrieval=None if fields["requires_retrieval"] in (None, "") else flag(fields, "requires_retrieval"),
         entity_ids=tuple(unicodedata.normalize("NFC", entity) for entity in _texts(fields, "entity_ids")),
         meta={column: str(whole(row[column])) for column in meta if row.get(column) not in (None, "")},
+        more_images=tuple(more),
     )
 
 

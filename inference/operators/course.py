@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import BudgetSpent, Limit
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeReply,
     ModelName,
-    Picture,
     StepReply,
     StepRequest,
     WriteReply,
@@ -45,7 +45,7 @@ class Course:
 
     place: int
     question: Question
-    image: Picture
+    image: Pictures
     steps: Steps[Any]
     models: Mapping[ModelName, object]
     waiting: list[StepRequest] = dataclasses.field(default_factory=list)
@@ -93,10 +93,12 @@ class Course:
         self.due, self.replies, self.unlogged = [*range(len(self.waiting))], {}, [[] for _ in self.waiting]
 
     def _seen(self, request: StepRequest) -> StepRequest:
-        """Clear `Prompt.picture` in requests of a question without a picture."""
-        if self.image is not None or not isinstance(request, (WriteRequest, YesNoRequest)):
+        """Clear `Prompt.picture` in requests of a question without a picture; count further pictures in the others."""
+        more = len(each_picture(self.image)) - 1
+        if not more or not isinstance(request, (WriteRequest, YesNoRequest)) or not request.prompt.picture:
             return request
-        return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, picture=False))
+        prompt = dataclasses.replace(request.prompt, picture=more > 0, more_pictures=max(more, 0))
+        return dataclasses.replace(request, prompt=prompt)
 
     def _add(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:
         """Log a step, and count computed tokens: shared prefixes once; drop the count if one is unknown."""

@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from PIL import Image
+
+from reflectune.core.images import Pictures
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.inference.operators.models import AboutPicture, LocalModel
-from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Picture, Prompt
+from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Prompt
 from reflectune.inference.reading.reader import calibrated
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.passages import PassageScheme
@@ -51,10 +54,10 @@ class GateModel(LocalModel):
         scaled = calibrated(self._engine, self._scheme.gates[1].name, judged.yes)
         return dataclasses.replace(judged, yes=scaled, no=1.0 - scaled) if judged.shown else judged
 
-    def _branches(self, image: Picture, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
+    def _branches(self, image: Pictures, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """Return the question's prefix, and the turns of each document after it."""
-        if image is None:
-            raise ValueError("the relevance gate reads questions with a picture")
+        if not isinstance(image, Image.Image):
+            raise ValueError("the relevance gate reads questions with one picture")
         style = cast("AnswerStyle", prompt.texts["style"])
         passages = [Passage("", 0, 0, title="", lead="", heading="", text=document) for document in prompt.documents]
         branches = [self._scheme.passage_branch(self._renderer, passage, style) for passage in passages]

@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
+from reflectune.core.images import Pictures, each_picture
 from reflectune.inference.operators.pair_pictures import PairPictures
 from reflectune.inference.operators.parsing import label
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeEachRequest,
     JudgeReply,
-    Picture,
     Prompt,
     WriteReply,
     WriteRequest,
@@ -37,6 +37,7 @@ from reflectune.models.rendering.turns import (
     Turn,
     Turns,
     fit_leading,
+    further_pictures,
     prompt_parts,
     round_turns,
 )
@@ -46,8 +47,8 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine
 
 DOCUMENTS: Final = Slot("documents")
-AboutPicture = tuple[Picture, Prompt]
-"""The picture of a question, and a prompt about it."""
+AboutPicture = tuple[Pictures, Prompt]
+"""The picture or pictures of a question, and a prompt about them."""
 
 Reply = TypeVar("Reply", WriteReply, JudgeReply)
 
@@ -149,7 +150,7 @@ class LocalModel:
             replies.append(JudgeEachReply(tuple(judgements), tokens, self._shared(prefix)))
         return replies
 
-    def fit(self, image: Picture, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
+    def fit(self, image: Pictures, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
         """Return the number of a prompt's documents that leave room for a reply, and the prompt with them."""
 
         def render(count: int) -> Rendered:
@@ -157,7 +158,7 @@ class LocalModel:
             turns = self._turns(prompt, len(paths))
             if not paths:
                 return self._renderer.conversation(turns, prompt.text(count), image)
-            images = [image] if prompt.picture and image is not None else []
+            images = [*each_picture(image)] if prompt.picture else []
             images += [_needed(self._of_pairs).load(path) for path in paths]
             rendered = self._renderer.conversation(turns, prompt.text(count), images)
             return dataclasses.replace(rendered, own_pictures=True)
@@ -180,7 +181,7 @@ class LocalModel:
         parts = split_after_images(rendered, self._renderer.image_token_id)
         return 0 if parts is None else len(parts[0].ids)
 
-    def _branches(self, image: Picture, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
+    def _branches(self, image: Pictures, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """Return the prefix of a prompt before its documents, and the continuation for each document."""
         texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
         prefix, branches = self._renderer.conversations(self._turns(prompt), texts, image)
@@ -195,8 +196,7 @@ class LocalModel:
         return same, [word[len(same)] for word in words]
 
     def _turns(self, prompt: Prompt, pictures: int = 0) -> Turns:
-        parts = documents_parts(prompt_parts(prompt.template), pictures)
-        turn = Turn("user", parts, image=prompt.picture)
+        turn = Turn("user", _parts_with_pictures(prompt, pictures), image=prompt.picture)
         return (*self._renderer.under_system(prompt.system, turn), *round_turns(len(prompt.rounds)))
 
 
@@ -227,7 +227,7 @@ class ServedModel:
         """Most requests under way at a time."""
         return self._remote.endpoint.concurrency
 
-    def requests(self, image: Picture, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
+    def requests(self, image: Pictures, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
         """Return functions that execute a step, for threads to call; for `JudgeEachRequest` one a document.
 
         Prompts about documents alone share a prefix, which a server's prefix cache reads once.
@@ -238,7 +238,7 @@ class ServedModel:
         prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
         return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
 
-    def _written(self, image: Picture, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
+    def _written(self, image: Pictures, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
         """Request a reply, with fewer documents where the server refuses it; "" if still refused."""
         fields = response_format(prompt.form if self._remote.endpoint.guided else "free")
         fields |= {"model": name} if name else {}
@@ -257,7 +257,7 @@ class ServedModel:
 
         return self._fitted(image, prompt, max_tokens, ask, name)
 
-    def _judged(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+    def _judged(self, image: Pictures, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         """Compute P(yes) and P(no): the server's probabilities of all first tokens that are the word.
 
         A prompt that the server refuses has fewer documents. 0 if it still is, and for a word outside the top 20. Warns
@@ -278,7 +278,7 @@ class ServedModel:
 
         return self._fitted(image, prompt, self._remote.endpoint.max_tokens, ask)
 
-    def _ask(self, image: Picture, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+    def _ask(self, image: Pictures, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         conversation = self._conversation(image, prompt)
         if self._writes_labels:
             return self._label(prompt, conversation, yes, no)
@@ -308,7 +308,7 @@ class ServedModel:
         shown = prompt.documents_shown
         return JudgeReply(float(said is True), float(said is False), shown, reply.prompt_tokens, written=True)
 
-    def _room(self, image: Picture, prompt: Prompt, max_tokens: int, name: str) -> int:
+    def _room(self, image: Pictures, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
         context, parts = self._remote.context_of(name), prompt.parts
 
@@ -321,7 +321,7 @@ class ServedModel:
         return fit_leading(render, parts, room, least=1, length=context.count)[0]
 
     def _fitted(
-        self, image: Picture, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
+        self, image: Pictures, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
     ) -> Reply:
         """Ask about a prompt with the documents that fit; if it is refused, again with three quarters, down to one."""
         kept = self._room(image, prompt, max_tokens, name)
@@ -336,24 +336,25 @@ class ServedModel:
                     return reply
             kept = 3 * kept // 4
 
-    def _conversation(self, image: Picture, prompt: Prompt) -> Messages:
+    def _conversation(self, image: Pictures, prompt: Prompt) -> Messages:
         paths = prompt.shown_pictures(prompt.parts)
         of_pairs = [self._urls.of(_needed(self._of_pairs).load(path)) for path in paths]
-        return conversation(self._urls.of(image) if prompt.picture and image is not None else "", prompt, of_pairs)
+        of_question = [self._urls.of(each) for each in each_picture(image)] if prompt.picture else []
+        return conversation(of_question, prompt, of_pairs)
 
 
-def conversation(picture: str, prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
+def conversation(pictures: Sequence[str], prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
     """Convert a prompt to the messages of the protocol.
 
     Args:
-        picture: Data URL of the question's picture, which comes first; "" for none.
+        pictures: Data URLs of the question's pictures, which come first.
         prompt: The prompt.
         of_documents: Data URLs of the documents' pictures; each stands before its document.
     """
-    texts, urls = prompt.text(prompt.parts), iter(of_documents)
-    content: list[dict[str, Any]] = [_shown(picture)] if picture else []
+    texts, urls = prompt.text(prompt.parts), iter((*pictures[1:], *of_documents))
+    content: list[dict[str, Any]] = [_shown(url) for url in pictures[:1]]
     words = ""
-    for part in documents_parts(prompt_parts(prompt.template), len(of_documents)):
+    for part in _parts_with_pictures(prompt, len(of_documents)):
         if isinstance(part, PictureSlot):
             content += [{"type": "text", "text": words}, _shown(next(urls))]
             words = ""
@@ -377,7 +378,12 @@ def _shown(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def documents_parts(parts: Sequence[str | Slot], pictures: int) -> tuple[str | Slot | PictureSlot, ...]:
-    """Return a prompt's parts with places for its documents' pictures: each begins a slot of its own (`run_slot`)."""
+def _parts_with_pictures(prompt: Prompt, pictures: int) -> tuple[str | Slot | PictureSlot, ...]:
+    """Return a prompt's parts with places for the question's further pictures, and for `pictures` of documents.
+
+    Each picture of a document begins a slot of its own (`run_slot`).
+    """
+    further = further_pictures(1 + prompt.more_pictures) if prompt.picture else ()
     runs = [run for n in range(1, pictures + 1) for run in (" ", PICTURE, Slot(run_slot(n)))]
-    return tuple(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,)))
+    parts = prompt_parts(prompt.template)
+    return (*further, *(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,))))

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from PIL import Image
-
 from reflectune.core.types import Passage
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.reading.reader import share
 
-Picture: TypeAlias = Image.Image | None
-"""A question's picture; None if it has none."""
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of a picture, as shares of its width and height."""
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
@@ -40,7 +36,7 @@ def run_slot(number: int) -> str:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user turn about the question's picture.
+    """A user turn about the question's picture, or its pictures.
 
     Attributes:
         template: Text with `{slots}` for untrusted texts; `{documents}` is the slot of the documents.
@@ -48,10 +44,12 @@ class Prompt:
         documents: Contents of `{documents}`, most important first, joined by line breaks. Those that fit the model's
             context whole are shown.
         system: System prompt. Prepended to the user turn if the chat template has no system role.
-        picture: True to show the question's picture.
+        picture: True to show the question's pictures.
         form: Form of the reply; one that can't be read in it is counted.
         pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
             behind a label `Picture n:`; n counts the pictures of the prompt, the question's first.
+        more_pictures: Number of the question's pictures after its first one. They are labelled, and come before the
+            text.
         sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.
             Of groups of 20 and 10, twice as many of the first are shown: what doesn't fit is the last of each.
         most: Most documents, or tool results, that are shown; None: all that fit.
@@ -69,6 +67,7 @@ class Prompt:
     rounds: tuple[tuple[str, str], ...] = ()
     sizes: tuple[int, ...] = ()
     most: int | None = None
+    more_pictures: int = 0
 
     @property
     def parts(self) -> int:
@@ -102,7 +101,7 @@ class Prompt:
         runs: list[list[str]] = [[]]
         for place in self.places(shown):
             if place in self.pictures:
-                runs[-1].append(f"Picture {len(runs) + self.picture}:")
+                runs[-1].append(f"Picture {len(runs) + self.picture + self.more_pictures}:")
                 runs.append([])
             runs[-1].append(self.documents[place])
         first, *others = ["\n".join(run) for run in runs]

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from PIL import Image
 
 from reflectune.core.config import setting
+from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.pair_pictures import PairPictures
-from reflectune.inference.operators.requests import Box, Picture, RerankReply, RerankRequest, SearchReply, SearchRequest
+from reflectune.inference.operators.requests import Box, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import Reranker
@@ -80,7 +81,7 @@ class KnowledgeBases:
     embed_too_long: TooLong = none_too_long
     pictures: PairPictures | None = None
 
-    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions, with all queries in one call to each base.
 
         A passage found by a picture alone gets its entry's score: it was compared with no text.
@@ -258,7 +259,7 @@ class EntryDocuments:
     on_failure: OnFailure = "stop"
     too_long: TooLong = none_too_long
 
-    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions: one document an entry, best entry first.
 
         Entries without text are skipped.
@@ -273,7 +274,7 @@ class EntryDocuments:
                 SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: reason}) for _, request in searches
             ]
 
-    def _search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+    def _search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
         rows = [
             (query, top, request.question or query.text)
             for image, request in searches
@@ -311,11 +312,12 @@ def _scored(hit: PassageHit, text: str) -> PassageHit:
     return hit if text.strip() else dataclasses.replace(hit, score=hit.parts.get("entry", hit.score))
 
 
-def _queries(image: Picture, request: SearchRequest) -> list[Query]:
-    """Build the queries of a search: its texts with the picture, or with parts of it."""
+def _queries(image: Pictures, request: SearchRequest) -> list[Query]:
+    """Build the queries of a search: its texts with the question's first picture, or with parts of it."""
+    first = next(iter(each_picture(image)), None)
     boxes = request.boxes or (None,) * len(request.queries)
     return [
-        Query(None if image is None else cropped(image, box), text)
+        Query(None if first is None else cropped(first, box), text)
         for text, box in zip(request.queries, boxes, strict=True)
     ]
 

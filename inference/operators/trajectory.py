@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.errors import UnusableInput
+from reflectune.core.images import Pictures
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.course import Course
@@ -25,7 +26,6 @@ from reflectune.inference.operators.requests import (
     LikenReply,
     LikenRequest,
     ModelName,
-    Picture,
     Prompt,
     RerankReply,
     RerankRequest,
@@ -41,7 +41,7 @@ from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace, publish
 
-SearchFunction = Callable[[Sequence[tuple[Picture, SearchRequest]]], Sequence[SearchReply]]
+SearchFunction = Callable[[Sequence[tuple[Pictures, SearchRequest]]], Sequence[SearchReply]]
 """Function from pictures and searches to their results."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
@@ -56,15 +56,15 @@ _WAITING: Final = 0.25
 class Model(Protocol):
     """A model on this machine that executes steps in batches."""
 
-    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Generate a reply to each prompt."""
         ...
 
-    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Compute P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -167,13 +167,13 @@ class TrajectoryPipeline:
         begin = self._start
         return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self.tools)
 
-    def run(self, questions: Sequence[Question], images: Sequence[Picture]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
         """Return one trace per question, in order."""
         ended = {course.place: course for course in self._ended(zip(questions, images, strict=True))}
         return [_trace(self.name, ended[place]) for place in range(len(questions))]
 
     def stream(
-        self, asked: Iterable[tuple[Question, Picture]], failed: Callable[[Question, UnusableInput], Trace]
+        self, asked: Iterable[tuple[Question, Pictures]], failed: Callable[[Question, UnusableInput], Trace]
     ) -> Iterator[Trace]:
         """Yield the trace of each question when it ends. Questions are taken as they begin.
 
@@ -185,7 +185,7 @@ class TrajectoryPipeline:
             error = course.outcome if isinstance(course.outcome, UnusableInput) else None
             yield failed(course.question, error) if error else _trace(self.name, course)
 
-    def _ended(self, asked: Iterable[tuple[Question, Picture]]) -> Iterator[Course]:
+    def _ended(self, asked: Iterable[tuple[Question, Pictures]]) -> Iterator[Course]:
         """Yield trajectories as they end."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
@@ -211,7 +211,7 @@ class TrajectoryPipeline:
                 changed = dict.fromkeys(course for course, *_ in received)
                 publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
 
-    def _begun(self, place: int, asked: tuple[Question, Picture]) -> Course:
+    def _begun(self, place: int, asked: tuple[Question, Pictures]) -> Course:
         """Begin the trajectory of a question."""
         question, image = asked
         shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
@@ -251,7 +251,7 @@ class TrajectoryPipeline:
             course.due.remove(place)
         return [(course, place, reply, seconds) for (course, place), reply in zip(chosen, replies, strict=True)]
 
-    def _replies(self, images: Sequence[Picture], requests: Sequence[Any]) -> Sequence[StepReply]:
+    def _replies(self, images: Sequence[Pictures], requests: Sequence[Any]) -> Sequence[StepReply]:
         first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]

@@ -6,10 +6,11 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from PIL import Image
 
+from reflectune.core.images import Pictures
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.reader import Reader
@@ -21,8 +22,13 @@ class Pipeline(Protocol):
 
     name: str
 
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-        """Return one trace per question, in order."""
+    def run(self, questions: Sequence[Question], images: Sequence[Any]) -> list[Trace]:
+        """Return one trace per question, in order.
+
+        Args:
+            questions: The questions.
+            images: An image of each, or `Pictures` if its recipe `takes_pictures`.
+        """
         ...
 
 
@@ -63,7 +69,7 @@ def answer_with_context(
     name: str,
     reader: Reader,
     questions: Sequence[Question],
-    images: Sequence[Image.Image],
+    images: Sequence[Pictures],
     *,
     hits: Sequence[Sequence[Hit]],
     passages: Sequence[Sequence[Passage]],

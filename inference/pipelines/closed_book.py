@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PIL import Image
-
+from reflectune.core.images import Pictures
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every, needed
@@ -25,7 +24,7 @@ class ClosedBook:
     def __init__(self, name: str, reader: Reader) -> None:
         self.name, self._reader = name, reader
 
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
         """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("answer"):
@@ -49,5 +48,14 @@ def _make(name: str, settings: AnswerSettings, parts: PipelineParts) -> ClosedBo
 
 RECIPES = baseline(
     "closed_book",
-    Recipe(_make, AnswerSettings, "base_model", every, title="Closed book", form="closed_book", reads="none"),
+    Recipe(
+        _make,
+        AnswerSettings,
+        "base_model",
+        every,
+        title="Closed book",
+        form="closed_book",
+        reads="none",
+        takes_pictures=True,
+    ),
 )

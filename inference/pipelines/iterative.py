@@ -279,6 +279,7 @@ def iterative_recipe(
         form=name,
         trajectory=make,
         takes_texts=takes_texts,
+        takes_pictures=True,
         has_own_depth=has_own_depth,
     )
     return {name: recipe}

@@ -178,6 +178,7 @@ def mrag_recipe(
         title=title,
         form=name,
         trajectory=lambda settings, parts: make(settings),
+        takes_pictures=True,
     )
     return {name: recipe}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
+from reflectune.core.images import Pictures, first_pictures
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock, answer_with_context
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
@@ -37,13 +36,13 @@ class NaiveRAG:
         self.name = name
         self._reader, self._retriever, self._contexts, self._form = reader, retriever, contexts, form
 
-    def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
         """Return one trace per question, in order."""
-        clock = Clock()
+        clock, searched = Clock(), first_pictures(images)
         with clock.step("retrieve"):
-            hits = self._retriever.search(images, self._contexts.top_n)
+            hits = self._retriever.search(searched, self._contexts.top_n)
         with clock.step("rank"):
-            passages = self._contexts.build(self._form, [question.text for question in questions], hits, images)
+            passages = self._contexts.build(self._form, [question.text for question in questions], hits, searched)
         return answer_with_context(
             self.name, self._reader, questions, images, hits=hits, passages=passages, clock=clock
         )
@@ -77,6 +76,7 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
         title=f"Naive RAG, {_READ[form]}",
         form="naive_rag",
         reads=form,
+        takes_pictures=True,
     )
 
 

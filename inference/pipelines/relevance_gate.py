@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
+from reflectune.formats.questions import check_one_picture
 from reflectune.inference.operators.requests import JudgeReply
 from reflectune.inference.operators.vocabulary import Steps, relevance, texts_of
 
@@ -43,11 +44,13 @@ class GateSettings(Settings):
         return self.gate_filter > 0 or self.gate_stop > 0
 
     def check_picture(self, question: Question) -> None:
-        """Check that a question has a picture if it is to be judged.
+        """Check that a question has one picture if it is to be judged.
 
         Raises:
-            UnusableInput: It has none.
+            UnusableInput: It has none, or several.
         """
+        if self.has_gate:
+            check_one_picture(question, "the relevance gate (`gate_filter`, `gate_stop`)")
         if self.has_gate and not question.image:
             raise UnusableInput(
                 f"question {question.id} has no image, and the relevance gate reads questions with one; leave out "

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from PIL import Image
-
+from reflectune.core.images import Pictures
 from reflectune.core.types import Passage, Question
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts
@@ -116,9 +115,9 @@ class Reader:
         self._max_new_tokens = max_new_tokens
 
     def answer_plainly(
-        self, questions: Sequence[Question], images: Sequence[Image.Image], contexts: Sequence[Sequence[Passage]]
+        self, questions: Sequence[Question], images: Sequence[Pictures], contexts: Sequence[Sequence[Passage]]
     ) -> list[ReaderAnswer]:
-        """Answer in one turn from the image, the question and the passages, without reflection.
+        """Answer in one turn from the images, the question and the passages, without reflection.
 
         The leading passages that fit the model's context whole are read.
         """
@@ -133,7 +132,7 @@ class Reader:
             for answer, (count, rendered) in zip(answers, fitted, strict=True)
         ]
 
-    def _fit(self, question: Question, image: Image.Image, passages: Sequence[Passage]) -> tuple[int, Rendered]:
+    def _fit(self, question: Question, image: Pictures, passages: Sequence[Passage]) -> tuple[int, Rendered]:
         """Return the number of leading passages that leave room for an answer, and the prompt with them."""
         room = self._engine.max_length - self._max_new_tokens
         return fit_leading(

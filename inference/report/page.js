@@ -86,7 +86,7 @@ function row(question, pipeline) {
     element("div", "again"),
     element("div", "meta", about.filter(Boolean).join(" · ")));
   const node = element("details", "question",
-    element("summary", "", picture(question.image, "thumb", ""), middle, gateBar(question, pipeline)));
+    element("summary", "", picture(question.images[0] ?? -1, "thumb", ""), middle, gateBar(question, pipeline)));
   node.question = question;
   showAgain(node);
   node.addEventListener("toggle", () => {
@@ -97,7 +97,8 @@ function row(question, pipeline) {
 
 function detail(question, pipeline) {
   const trace = question.traces[pipeline];
-  const left = element("div", "side", picture(question.image, "picture", "the question's image"),
+  const images = question.images.length ? question.images : [-1];
+  const left = element("div", "side", ...images.map((index) => picture(index, "picture", "the question's image")),
     element("h3", "", "Every pipeline's answer"));
   for (const name of nameOf.keys()) {
     const of = question.traces[name];

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.config import Settings
+from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import Passage, Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import PassageHit
@@ -26,7 +27,6 @@ from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeReply,
     ModelName,
-    Picture,
     Prompt,
     RerankReply,
     RerankRequest,
@@ -99,7 +99,7 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     found = _Found(parts, depth, keys.get("unit") != "passage", all_differ=bool(keys.get("gate_filter")))
     tools = Tools(models, found.search, _different, found.rerank, parts.budget)
     pipeline = TrajectoryPipeline(recipe.form, recipe.trajectory(settings, parts), tools)
-    pipeline.run(asked, [None if not question.image else _IMAGE for question in asked])
+    pipeline.run(asked, [(_IMAGE,) * len(question.images) or None for question in asked])
     reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
     served = [models["reader"]] * reads + [models["answerer"]] * answers
     requests, read, written = (sum(it.counts[place] for it in served) / len(asked) for place in range(3))
@@ -161,7 +161,7 @@ class _Counting:
     def __init__(self, retries: bool) -> None:
         self._retries, self.counts = retries, [0, 0, 0]
 
-    def write(self, prompts: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Reply to each prompt in its form, as long as it may be."""
         replies = []
         for image, prompt in prompts:
@@ -171,23 +171,25 @@ class _Counting:
             replies.append(WriteReply(text, prompt.documents_shown, read[0], max_tokens))
         return replies
 
-    def judge(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         """Judge documents as relevant, and responses and records as wrong: then a trajectory goes on."""
         judged = [(_likely(prompt), image, prompt) for image, prompt in prompts]
         return [
             JudgeReply(it, 1 - it, prompt.documents_shown, self._read(image, prompt, 1)) for it, image, prompt in judged
         ]
 
-    def judge_each(self, prompts: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone."""
         return [
             JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.apart()], yes, no)))
             for image, prompt in prompts
         ]
 
-    def _read(self, image: Picture, prompt: Prompt, written: int) -> int:
-        pictures = len(prompt.shown_pictures(prompt.parts)) + (prompt.picture and image is not None)
-        texts = [part["text"] for turn in conversation("", prompt) for part in _parts(turn["content"])]
+    def _read(self, image: Pictures, prompt: Prompt, written: int) -> int:
+        of_question = [""] * len(each_picture(image)) if prompt.picture else []
+        pictures = len(prompt.shown_pictures(prompt.parts)) + len(of_question)
+        parts = [part for turn in conversation(of_question, prompt) for part in _parts(turn["content"])]
+        texts = [part["text"] for part in parts if "text" in part]
         read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _PICTURE * pictures
         self.counts = [count + more for count, more in zip(self.counts, (1, read, written), strict=True)]
         return read
@@ -207,7 +209,7 @@ class _Found:
         self._entries = itertools.cycle(itertools.islice(self.parts.knowledge, _ENTRIES))
         self._pairs, self._pages = self._passages(self.parts.knowledge), itertools.count()
 
-    def search(self, searches: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
         """Return as many passages as are requested; of several an entry those of `depth` entries."""
         return [
             SearchReply(

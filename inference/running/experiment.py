@@ -19,6 +19,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_device, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.formats.questions import check_one_picture
 from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
@@ -197,13 +198,19 @@ def _drawn(questions: list[Question], limit: int | None, seed: str) -> list[Ques
 
 
 def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
-    """Return the pipelines and stages to run, in order, without those that take none of the questions."""
+    """Return the pipelines and stages to run, in order, without those that take none of the questions.
+
+    Raises:
+        UserError: A question has several pictures, and a pipeline reads one.
+    """
     planned = {}
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
     for name in stages_for(config.forms()):
         recipe = find_recipe(name)
         taken = [question for question in questions if recipe.takes(question)]
         if taken and (recipe.takes_texts or not recipe.needs("entries") or not only_texts):
+            for question in taken if not recipe.takes_pictures and config.on_error == "stop" else ():
+                check_one_picture(question, f"the pipeline {name}")
             planned[name] = PlannedPipeline(name, recipe, recipe.settings_of(config), recipe.models(config), taken)
     return planned
 
@@ -318,6 +325,7 @@ def _run(
         on_error=running.on_error,
         form=running.traces,
         reopen=functools.partial(outgrown, now=parts.budget.limits),
+        takes_pictures=pipeline.recipe.takes_pictures,
     )
 
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
-
-from PIL import Image
+from typing import Annotated, Any, Literal, TypeVar
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.core.images import load_image
+from reflectune.core.images import Pictures, load_image
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.resumable import Row
 from reflectune.core.types import Question
 from reflectune.core.values import output_of
 from reflectune.formats.dataset import image_roots
+from reflectune.formats.questions import check_one_picture
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
@@ -56,6 +55,7 @@ def run_pipeline(
     on_error: OnError,
     form: TraceForm = "jsonl",
     reopen: Reopen = lambda limit: False,
+    takes_pictures: bool = False,
 ) -> Mapping[str, Trace]:
     """Answer all unanswered questions; return all traces, by question id.
 
@@ -73,6 +73,7 @@ def run_pipeline(
         on_error: Behaviour for a question whose image or text can't be used.
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
+        takes_pictures: True if the pipeline takes questions with several pictures.
 
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
@@ -80,11 +81,13 @@ def run_pipeline(
     ordered = sorted(questions, key=lambda question: question.id)
     pipeline = functools.cache(build)
 
+    reader = "" if takes_pictures else f"the pipeline {name}"
+
     def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
         texts = [question for question in batch if _is_text(question, built)]
         shown = [question for question in batch if question not in texts]
-        good, images, errors = open_questions(shown, image_root, on_error)
+        good, images, errors = open_questions(shown, image_root, on_error, reader)
         traces = built.run(good, images) if good else []
         if texts and isinstance(built, TrajectoryPipeline):
             traces += built.run(texts, [None] * len(texts))
@@ -112,12 +115,12 @@ def _streamed(
         raise ValueError(f"{name} has no trajectories")
     errors: dict[str, str] = {}
 
-    def opened() -> Iterator[tuple[Question, Image.Image | None]]:
+    def opened() -> Iterator[tuple[Question, Pictures]]:
         for question in asked:
             if _is_text(question, built):
                 yield question, None
             else:
-                good, images, unreadable = open_questions([question], image_root, on_error)
+                good, images, unreadable = open_questions([question], image_root, on_error, reader="")
                 errors.update(unreadable)
                 yield from zip(good, images, strict=True)
 
@@ -177,12 +180,18 @@ def _problem(question: Question, error: UnusableInput, on_error: OnError) -> tup
 
 
 def open_questions(
-    questions: Sequence[Question], image_root: Path, on_error: OnError
-) -> tuple[list[Question], list[Image.Image], dict[str, str]]:
+    questions: Sequence[Question], image_root: Path, on_error: OnError, reader: str = "this command"
+) -> tuple[list[Question], list[Any], dict[str, str]]:
     """Check a batch and load its images.
 
+    Args:
+        questions: The questions.
+        image_root: The data set's folder.
+        on_error: Behaviour for a bad question.
+        reader: Name of what reads one picture a question, for the error; "" if it reads several.
+
     Returns:
-        The good questions, their images, and the error of each bad question, by id.
+        The good questions, the image of each or a tuple of several, and the error of each bad question, by id.
 
     Raises:
         UserError: A question is bad and `on_error` is "stop".
@@ -191,6 +200,8 @@ def open_questions(
     good, images, errors = [], [], {}
     for question in questions:
         try:
+            if reader:
+                check_one_picture(question, reader)
             images.append(_open(question, roots))
             good.append(question)
         except UserError as error:
@@ -200,11 +211,12 @@ def open_questions(
     return good, images, errors
 
 
-def _open(question: Question, roots: Roots) -> Image.Image:
+def _open(question: Question, roots: Roots) -> Pictures:
     if not question.text.strip():
         raise UserError(f"question {question.id} has no text; fix or remove the row, or set on_error: skip")
     if not question.image:
         raise UserError(
             f"question {question.id} has no image; fix or remove the row, set on_error: skip, or run mi_rag or pmsr"
         )
-    return load_image(question.image, root=roots, needed_by=f"question {question.id}")
+    images = tuple(load_image(path, root=roots, needed_by=f"question {question.id}") for path in question.images)
+    return images if len(images) > 1 else images[0]

@@ -207,6 +207,6 @@ def find_examples(dataset: Dataset, each: int = 2) -> list[Question]:
     found: dict[tuple[bool, str], Question] = {}
     for question in islice((question for name in names[:2] for question in dataset.stream(name)), 5000):
         kind = bool(question.is_knowledge_based)
-        if question.image and sum(known == kind for known, _ in found) < each:
+        if len(question.images) == 1 and sum(known == kind for known, _ in found) < each:
             found.setdefault((kind, question.image), question)
     return [found[key] for key in sorted(found, reverse=True)]

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from reflectune.core.images import Pictures
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.formats.hits import Hit
 from reflectune.models.loading import Loaded
@@ -278,7 +279,7 @@ class CachingRenderer(Renderer):
         return self._once(super().question_prefix, question, image)
 
     def plain(
-        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+        self, question: str, image: Pictures, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
         """Return `Renderer.plain`, cached."""
         return self._once(super().plain, question, image, tuple(passages), style)

@@ -85,6 +85,7 @@ CAPTIONS: Mapping[Metric, str] = {
     "vqa": "VQA's soft accuracy over annotators, as LAVIS computes it. Overall is the mean over all questions",
     "exact_match": "Exact match with an accepted answer. Overall is the mean over all questions",
     "hotpotqa_f1": "HotpotQA's F1 of words with the answer. Overall is the mean over all questions",
+    "choice": "Accuracy of the letter that a reply chooses. Overall is the mean over all questions",
     "cover_match": "Cover match: an accepted answer stands in the reply. Overall is the mean over all questions",
     "rouge_l": "ROUGE-L, F-measure. Overall is the mean over all questions",
 }

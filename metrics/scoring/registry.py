@@ -16,7 +16,7 @@ from reflectune.core.types import METRICS, Metric, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
 from reflectune.metrics.judging.cover import cover_one
 from reflectune.metrics.judging.rouge import rouge_l
-from reflectune.metrics.official import evqa, hotpotqa, infoseek, vqa
+from reflectune.metrics.official import evqa, hotpotqa, infoseek, mrag_bench, vqa
 
 Mode = Literal["official", "strict"]
 MetricChoice = Literal["", Metric]
@@ -33,7 +33,8 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         metric: `infoseek`: exact match, the range of numbers, the overlap of lists; `evqa`: exact match or overlap of
             lists, else BEM; `evqa_exact`: its part without a model, a lower bound that must not stand in for it; `vqa`:
             soft accuracy over annotators; `exact_match`: see `exact_match`; `hotpotqa_f1`: F1 of words with the answer;
-            `cover_match`: an answer is in the reply; `rouge_l`: F-measure of the longest common subsequence.
+            `cover_match`: an answer is in the reply; `choice`: the letter of a choice, as in MRAG-Bench; `rouge_l`:
+            F-measure of the longest common subsequence.
         mode: Mode of `cover_match`.
         bem: The answer-equivalence model, for `evqa`. An answer that is too long for it is wrong.
 
@@ -71,6 +72,8 @@ def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
         return exact_match
     if metric == "hotpotqa_f1":
         return lambda answer, question: hotpotqa.f1(answer, references(question))
+    if metric == "choice":
+        return lambda answer, question: mrag_bench.accuracy(answer, references(question))
     of_references = vqa.soft_accuracy if metric == "vqa" else rouge_l
     return lambda answer, question: float(of_references(answer, references(question)))
 

@@ -165,10 +165,8 @@ class ServedEngine:
 
     def _request(self, prefix: Rendered, branch: Sequence[int], sampling: dict[str, Any]) -> TokenRequest:
         length = len(prefix.ids) + len(branch)
-        if prefix.picture is None:
-            if prefix.vision:
-                raise UserError("a prompt with several pictures can't be sent as tokens; set `pair_pictures: 0`")
-            return TokenRequest([*prefix.ids, *branch], "", length, sampling)
-        image, start, end = prefix.picture
-        ids = [*prefix.ids[:start], self.renderer.image_token_id, *prefix.ids[end:], *branch]
-        return TokenRequest(ids, self._urls.of(image), length, sampling)
+        ids = [*prefix.ids]
+        for _, start, end in reversed(prefix.pictures):
+            ids[start:end] = [self.renderer.image_token_id]
+        urls = [self._urls.of(image) for image, *_ in prefix.pictures]
+        return TokenRequest([*ids, *branch], urls, length, sampling)

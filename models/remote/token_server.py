@@ -28,13 +28,13 @@ class TokenRequest:
 
     Attributes:
         ids: Token ids, a picture as one image token.
-        picture: The picture's data URL; "" for none.
-        length: Length of the sequence with the picture's tokens, as the checkpoint's processor counts them.
+        pictures: The pictures' data URLs, in order.
+        length: Length of the sequence with the pictures' tokens, as the checkpoint's processor counts them.
         sampling: vLLM's `SamplingParams`.
     """
 
     ids: Sequence[int]
-    picture: str
+    pictures: Sequence[str]
     length: int
     sampling: Mapping[str, Any]
 
@@ -132,8 +132,9 @@ class TokenServer:
         }
         if self.salt:
             body["cache_salt"] = self.salt
-        if request.picture:
-            body["content_parts"] = [{"type": "image_url", "url": request.picture, "uuid": url_key(request.picture)}]
+        if request.pictures:
+            parts = [{"type": "image_url", "url": url, "uuid": url_key(url)} for url in request.pictures]
+            body["content_parts"] = parts
         try:
             reply = self._transport.post(body, self._read)
         except Refused as error:

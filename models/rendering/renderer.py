@@ -13,6 +13,7 @@ from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
@@ -27,6 +28,7 @@ from reflectune.models.rendering.turns import (
     Vocabulary,
     answer_turns,
     documents_text,
+    further_pictures,
     question_turns,
 )
 from reflectune.models.rendering.untrusted import SafeTokenizer, common_prefix, cut_at_slots, fill_slots, slot_mark
@@ -35,7 +37,6 @@ if TYPE_CHECKING:  # see attention/tree.py
     from torch import Tensor
 
 Chunks = tuple[str | Slot, ...]
-Pictures = Image.Image | Sequence[Image.Image] | None
 Texts = Mapping[str, str]
 """Texts of the turns' slots, by the slot's name. They are untrusted."""
 
@@ -51,14 +52,14 @@ class Rendered:
         ids: Token ids, with expanded image placeholders.
         labels: `ids` where supervised, else -100.
         vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
-        picture: The image, and the range of `ids` that its token was expanded to; None for several.
+        pictures: The images, each with the range of `ids` that its token was expanded to.
         own_pictures: True if other prompts don't share the ids up to the last picture.
     """
 
     ids: list[int]
     labels: list[int]
     vision: Mapping[str, Tensor] = field(default_factory=dict)
-    picture: tuple[Image.Image, int, int] | None = None
+    pictures: tuple[tuple[Image.Image, int, int], ...] = ()
     own_pictures: bool = False
 
 
@@ -140,9 +141,7 @@ class Renderer:
         """
         return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
 
-    def conversations(
-        self, turns: Turns, texts: Sequence[Texts], image: Image.Image | None
-    ) -> tuple[Rendered, list[list[int]]]:
+    def conversations(self, turns: Turns, texts: Sequence[Texts], image: Pictures) -> tuple[Rendered, list[list[int]]]:
         """Return the shared beginning of conversations with different slot texts, and each one's continuation."""
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
         rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
@@ -163,12 +162,13 @@ class Renderer:
         return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
 
     def plain(
-        self, question: str, image: Image.Image, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+        self, question: str, image: Pictures, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
-        """Render one user's turn without reflection: image, question, passages, instruction, the assistant's cue."""
-        turns = answer_turns(self._prompts, style, documents=bool(passages))
+        """Render one user's turn without reflection: images, question, passages, instruction, the assistant's cue."""
+        (turn,) = answer_turns(self._prompts, style, documents=bool(passages))
+        turn = dataclasses.replace(turn, parts=(*further_pictures(len(each_picture(image))), *turn.parts))
         texts = {"question": question, "passage": documents_text(passages)}
-        return self.conversation(turns, texts, image)
+        return self.conversation((turn,), texts, image)
 
     def document(self, chunks: Chunks, texts: Texts, image: Image.Image | None = None) -> Rendered:
         """Render text outside of a conversation, such as an embedder's prompt.
@@ -293,7 +293,7 @@ class Renderer:
             return Rendered(ids, [IGNORE] * len(ids))
         if image is None:
             raise UnusableInput(f"the question `{texts['question']}` has no image; every question needs one")
-        images = [image] if isinstance(image, Image.Image) else image
+        images = each_picture(image)
         if len(images) != (places := ids.count(self.image_token_id)):
             raise UnusableInput(f"the question `{texts['question']}` has {len(images)} pictures for {places} places")
         return self._with_images(ids, images)
@@ -305,11 +305,14 @@ class Renderer:
         made = [self._process(image) for image in images]
         visions = [self.features.swapped(vision) if self.features else vision for _, vision in made]
         places = [place for place, token in enumerate(ids) if token == self.image_token_id]
-        for place, (expansion, _) in reversed(list(zip(places, made, strict=True))):
-            ids = [*ids[:place], *expansion, *ids[place + 1 :]]
+        pictures, longer = [], 0
+        for image, place, (expansion, _) in zip(images, places, made, strict=True):
+            start = place + longer
+            ids = [*ids[:start], *expansion, *ids[start + 1 :]]
+            pictures.append((image, start, start + len(expansion)))
+            longer += len(expansion) - 1
         vision = visions[0] if len(visions) == 1 else join_vision(visions)
-        picture = (images[0], places[0], places[0] + len(made[0][0])) if len(images) == 1 else None
-        return Rendered(ids, [IGNORE] * len(ids), vision, picture)
+        return Rendered(ids, [IGNORE] * len(ids), vision, tuple(pictures))
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with pixels."""

@@ -116,6 +116,15 @@ def asking_turns(prompt: str) -> Turns:
     return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 
+def further_pictures(pictures: int) -> tuple[str | PictureSlot, ...]:
+    """Return the places of a question's second to last picture, each behind its label, for the start of its turn.
+
+    Args:
+        pictures: Number of the question's pictures, the first one included.
+    """
+    return tuple(part for n in range(2, pictures + 1) for part in (f"Picture {n}: ", PICTURE, "\n"))
+
+
 def round_turns(rounds: int) -> Turns:
     """Return the assistant's replies and the users' turns with their tools' results, as Qwen's templates write them."""
     return tuple(turn for n in range(rounds) for turn in (Turn("assistant", (Slot(f"reply_{n}"),)), result_turn(n)))

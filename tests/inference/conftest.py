@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from reflectune.core.images import Pictures
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.examples.miniature.models.architecture import Family, build_model, build_processor, train_tokenizer
 from reflectune.formats.dataset import write_questions
@@ -21,7 +22,6 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeReply,
-    Picture,
     Prompt,
     RerankReply,
     RerankRequest,
@@ -156,7 +156,7 @@ class Script:
     batches: list[tuple[str, int]] = field(default_factory=list)
     retries: bool = False
 
-    def write(self, asked: Sequence[tuple[Picture, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, asked: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("write", len(texts)))
         self.asked += [("write", text) for text in texts]
@@ -167,7 +167,7 @@ class Script:
             for reply, text, count in zip(replies, texts, counts, strict=True)
         ]
 
-    def judge(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, asked: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("judge", len(texts)))
         self.asked += [("judge", text) for text in texts]
@@ -175,7 +175,7 @@ class Script:
         likely = [self.probability(text) for text in texts]
         return [JudgeReply(yes, 1 - yes, count) for yes, count in zip(likely, shown, strict=True)]
 
-    def judge_each(self, asked: Sequence[tuple[Picture, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, asked: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         self.batches.append(("judge_each", len(asked)))
         judged = []
         for _, prompt in asked:
@@ -190,7 +190,7 @@ class Script:
         self.asked += [("rerank", each.query, passage.text) for each in requests for passage in each.passages]
         return [RerankReply(tuple(self.score(passage.text) for passage in each.passages)) for each in requests]
 
-    def search(self, asked: Sequence[tuple[Picture, SearchRequest]]) -> list[SearchReply]:
+    def search(self, asked: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
         self.batches.append(("search", len(asked)))
         return [self._retrieved(request) for _, request in asked]
 

@@ -19,6 +19,7 @@ from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.formats.questions import check_one_picture
 from reflectune.inference.operators.requests import SearchReply, SearchRequest, StepReply, WriteReply, WriteRequest
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.operators.trajectory import SearchFunction, TrajectoryResult
@@ -123,6 +124,7 @@ class AgentRollout:
         }
 
     def _begin(self, question: Question) -> _Sampled:
+        check_one_picture(question, "an agent's training")
         image = load_image(question.image, root=self._roots, needed_by=f"question {question.id}")
         steps = self._pipeline(question)
         course = _Sampled(question, image, self._rendered(question.id), steps)

@@ -121,10 +121,10 @@ def test_a_systems_words_are_read_whether_or_not_the_template_has_such_a_turn(
 def test_a_server_is_asked_the_same(pictures: list[Image.Image]) -> None:
     prompt = dataclasses.replace(PROMPTS["a system's turn"], documents=("oak",))
     text = "What is it? What is it made of?\n\nPassage:\noak\n\nIs it of use? "
-    system, user = conversation("data:,", prompt)
+    system, user = conversation(["data:,"], prompt)
     assert system == {"role": "system", "content": "Be brief."}
     assert [part["type"] for part in user["content"]] == ["image_url", "text"]
-    (blind,) = conversation("", dataclasses.replace(prompt, system=""))
+    (blind,) = conversation((), dataclasses.replace(prompt, system=""))
     assert blind == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 

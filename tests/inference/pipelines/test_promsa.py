@@ -132,7 +132,7 @@ def test_results_that_do_not_fit_are_left_out() -> None:
 
 def test_a_server_reads_rounds_as_turns() -> None:
     prompt = Prompt("{question}", {"question": "q"}, system="s", picture=False, rounds=(("a", "one"),))
-    assert conversation("", prompt) == [
+    assert conversation((), prompt) == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "q"}]},
         {"role": "assistant", "content": "a"},

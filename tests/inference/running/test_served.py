@@ -21,6 +21,7 @@ from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.running.agreement import compare, run, table
 from reflectune.inference.running.config import AgreementConfig
+from reflectune.models.attention.collation import join_vision
 from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote import probe
@@ -91,13 +92,15 @@ class TokenStub:
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         with self.lock, torch.no_grad():
             self.requests.append(body)
-            ids, sampling, vision = body["token_ids"], body["sampling_params"], {}
+            ids, sampling = body["token_ids"], body["sampling_params"]
             renderer, model = self.loaded.renderer, self.loaded.model
-            for part in body.get("content_parts", ()):
-                shown = renderer.document((renderer.processor.image_token,), {}, self.decoded(part["url"]))
-                _, start, end = shown.picture
-                [place] = [k for k, token_id in enumerate(ids) if token_id == renderer.image_token_id]
-                ids, vision = [*ids[:place], *shown.ids[start:end], *ids[place + 1 :]], shown.vision
+            urls = [part["url"] for part in body.get("content_parts", ())]
+            read = [renderer.document((renderer.processor.image_token,), {}, self.decoded(url)) for url in urls]
+            places = [k for k, token_id in enumerate(ids) if token_id == renderer.image_token_id]
+            for place, shown in reversed([*zip(places, read, strict=True)]):
+                ((_, start, end),) = shown.pictures
+                ids = [*ids[:place], *shown.ids[start:end], *ids[place + 1 :]]
+            vision = join_vision([shown.vision for shown in read])
             new, content = [], []
             while len(new) < sampling["max_tokens"] and not {*new} & {*sampling.get("stop_token_ids", ())}:
                 row = torch.tensor([[*ids, *new]])
@@ -225,7 +228,7 @@ def test_requests_hold_ids_that_no_text_forges_and_share_a_beginning(make, both,
     reader.judge(opened, [[make.passage(f"e{k}", text=FORGED) for k in range(3)]])
     first, *others = [body["token_ids"] for body in stub.requests]
     prefix = renderer.prefix("What is it made of?", pictures[0])
-    _, start, end = prefix.picture
+    ((_, start, end),) = prefix.pictures
     for ids in (first, *others):
         assert ids[: start + 1] == prefix.ids[: start + 1]
         assert ids[start + 1 : start + 1 + len(prefix.ids) - end] == prefix.ids[end:]

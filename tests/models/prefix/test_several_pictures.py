@@ -55,6 +55,7 @@ def test_pictures_of_one_prompt_alone_are_not_kept(loaded, make):
 def test_each_place_has_a_picture_and_no_text_makes_one(loaded, make):
     one = loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 3)
     assert one.ids.count(loaded.renderer.image_token_id) % 3 == 0
-    assert one.picture is None
+    assert [one.ids[start] for _, start, _ in one.pictures] == [loaded.renderer.image_token_id] * 3
+    assert sum(end - start for _, start, end in one.pictures) == one.ids.count(loaded.renderer.image_token_id)
     with pytest.raises(UnusableInput, match="2 pictures for 3 places"):
         loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 2)
