@@ -26,6 +26,8 @@ def test_every_kind_of_answer_and_a_question_without_any_are_fine(kind: Any) -> 
         ({"id": True}, "id", "is bool"),
         ({"text": None}, "text", "is empty"),
         ({"image": None}, "image", "is empty"),
+        ({"more_images": ("b.jpg", "")}, "more_images", "holds a value that is not a path"),
+        ({"image": "", "more_images": ("b.jpg",)}, "image", "is empty, and `more_images` is not"),
         ({"answer_type": "essay"}, "answer_type", "is 'essay'"),
         ({"answers": (None,)}, "answers", "holds a value that is not a text"),
         ({"range": (math.nan, 2.0)}, "range", "is nan to 2.0"),

@@ -41,6 +41,24 @@ def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
     assert read(csv_file(folder / "q.csv", *joined), folder) == EXPECTED
 
 
+def test_a_list_of_images_is_a_question_with_several_pictures(folder: Path) -> None:
+    draw(folder, "images/2.png", "images/3.png")
+    names = ["images/3.png", "images/1.png", "images/2.png"]
+    rows = [{**ROWS[2], "image": names}, {**ROWS[2], "id": "d", "image": names[:1]}]
+    bytes_of = [{"bytes": (folder / name).read_bytes(), "path": None} for name in names]
+    first, second = read(jsonl(folder / "q.jsonl", *rows), folder)
+    assert (first.image, first.more_images) == (names[0], tuple(names[1:]))
+    assert (second.image, second.images, second.more_images) == (names[0], (names[0],), ())
+    (joined,) = read(csv_file(folder / "q.csv", {**ROWS[2], "image": "|".join(names)}), folder)
+    assert joined == first
+    (held,) = read(
+        parquet(folder / "q.parquet", {**ROWS[2], "pictures": bytes_of}),
+        ImageFolder(folder, folder / "saved"),
+        columns={"image": "pictures"},
+    )
+    assert [(folder / path).read_bytes() for path in held.images] == [each["bytes"] for each in bytes_of]
+
+
 def test_an_answer_type_that_is_said_is_taken(folder: Path) -> None:
     rows = [{**ROWS[2], "answers": ["It is a lake. It is deep."], "answer_type": "free_form"}]
     (told,) = read(jsonl(folder / "q.jsonl", *rows), folder)
@@ -110,7 +128,8 @@ def test_a_folder_of_pictures_that_datasets_loads(tmp_path: Path, form: str, ins
         ({"image": "../1.png"}, "leads out of"),
         ({"image": "https://e.org/1.png"}, "holds a URL"),
         ({"image": ""}, "field `image`: is empty, not an image"),
-        ({"image": ["images/1.png"] * 2}, r"field `image`: is \['images/1.png'.*\(list\), not an image; .* one image"),
+        ({"image": ["images/1.png", ""]}, "field `image`: is empty, not an image"),
+        ({"image": ["images/1.png", "images/2.png"]}, "field `image`: no image of `images/2.png`"),
         ({"image": []}, r"field `image`: is \[\] \(list\), not an image"),
         ({"image": {"path": "/etc/hosts"}}, r"`/etc/hosts` leads out of"),
         ({"id": 1.5}, r"field `id`: is 1.5 \(float\); it should be text"),

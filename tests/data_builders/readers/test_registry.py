@@ -30,7 +30,7 @@ def test_every_knowledge_base_has_rows_and_entries(name: str) -> None:
 
 
 JSON = ("aokvqa", "hotpotqa", "livevqa", "llava_instruct", "reflectiva")
-PARQUET = ("fvqa", "infoseek_human", "m2kr", "mmsearch")
+PARQUET = ("fvqa", "infoseek_human", "m2kr", "mmsearch", "mrag_bench")
 
 
 @pytest.mark.parametrize("name", [*sorted({*JSON, *PARQUET} - {"livevqa"}), "nq", "viquae"])

@@ -168,7 +168,10 @@ def test_a_scheme_of_turns_reads_the_same_from_a_server(make, both, stub, pictur
         opened = reader.open(questions, pictures[:2])
         gates, judged = reader.gates(opened), reader.judge(opened, passages)
         answers = [*reader.answer_from(judged, [(0, 1), (1, 0)]), *reader.answer_directly(opened, [1])]
-        plain = Reader(engine, 4).answer_plainly(questions, pictures[:2], [passages[0], []])
+        several = [pictures[1], (pictures[2], pictures[0], pictures[1])]
+        plain = Reader(engine, 4).answer_plainly(
+            [*questions, *questions], [*pictures[:2], *several], [passages[0], []] * 2
+        )
         found.append(
             (gates, [pair for row in judged.relevance for pair in row], [*answers, *plain], opened.usage.of(0))
         )

@@ -59,3 +59,27 @@ def test_each_place_has_a_picture_and_no_text_makes_one(loaded, make):
     assert sum(end - start for _, start, end in one.pictures) == one.ids.count(loaded.renderer.image_token_id)
     with pytest.raises(UnusableInput, match="2 pictures for 3 places"):
         loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 2)
+
+
+@torch.no_grad()
+def test_a_question_with_several_pictures_is_answered_as_by_plain_transformers(loaded, make):
+    """The prompt that a user would write, its probabilities, and its greedy answer; the pictures' prefix is shared."""
+    renderer, images = loaded.renderer, [make.image(n, size) for n, size in enumerate([(80, 60), (30, 120), (64, 64)])]
+    words = "Who drew this? Answer the question with a single word or phrase."
+    shown = [{"type": "image"}]
+    for label in ("Picture 2: ", "\nPicture 3: "):
+        shown += [{"type": "text", "text": label}, {"type": "image"}]
+    messages = [{"role": "user", "content": [*shown, {"type": "text", "text": f"\n{words}"}]}]
+    text = renderer.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    inputs = renderer.processor(text=[text], images=images, return_tensors="pt")
+    rendered = renderer.plain("Who drew this?", images)
+    assert rendered.ids == inputs["input_ids"][0].tolist()
+    engine = PrefixEngine(loaded, keep_images=2)
+    other = renderer.plain("What is it?", images)
+    read = engine.read([other, rendered, renderer.plain("Who drew this?", images[0])])
+    ids = list(range(20, 40))
+    expected = loaded.model(**inputs).logits[0, -1].softmax(-1)
+    torch.testing.assert_close(read.probabilities(ids)[1], expected[ids], rtol=2e-4, atol=1e-7)
+    written = loaded.model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, len(rendered.ids) :].tolist()
+    assert engine.generate(read, [(1, 0)], max_new_tokens=6)[0].token_ids == written
+    assert len(engine.image_prefixes) == 2

@@ -1,0 +1,218 @@
+"""Questions with several pictures: prompts locally and behind servers, searches by the first, and who refuses them."""
+
+import dataclasses
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from reflectune.core.errors import UnusableInput, UserError
+from reflectune.core.types import Question
+from reflectune.data_builders.mr2ag.examples import question_problem
+from reflectune.formats.dataset import read_questions, write_questions
+from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.inference.operators.models import LocalModel, ServedModel
+from reflectune.inference.operators.pair_pictures import PairPictures
+from reflectune.inference.operators.requests import Prompt, SearchRequest
+from reflectune.inference.operators.searching import KnowledgeBases
+from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
+from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
+from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
+from reflectune.inference.pipelines.registry import all_recipes, find_recipe
+from reflectune.inference.running import experiment
+from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.running.costs import forecast
+from reflectune.inference.running.runner import run_pipeline
+from reflectune.inference.trace import by_question
+from reflectune.inference.trace_files.reading import read_traces
+from reflectune.models.loading import load
+from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.remote.client import RemoteModel
+from reflectune.models.remote.endpoint import Endpoint
+from reflectune.retrieval.retrievers.joint import JointSearch
+
+SEVERAL = Question("q", "images/e0.png", "Which one eats?", ("mice",), entity_ids=("e0",))
+SEVERAL = dataclasses.replace(SEVERAL, more_images=("images/e1.png", "images/e2.png"), split="several")
+BUDGETS = {"texts": 2, "pairs": 1}
+SHORT: dict[str, Any] = {"iterations": 1, "max_new_tokens": 8, "max_record_tokens": 32}
+PIPELINES: dict[str, Any] = {
+    "mi_rag": MiRag(MiRagSettings(**SHORT), BUDGETS),
+    "pmsr_fixed": PmsrFixed(PmsrFixedSettings(**SHORT), BUDGETS),
+}
+PROMPT = Prompt("Question: {question}\nKnowledge: {documents}\n", {"question": "Who?"}, ("Oak.", "Elm."))
+
+
+@pytest.fixture(scope="module")
+def several(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The world with a split of two questions, one with three pictures."""
+    folder = shutil.copytree(world, tmp_path_factory.mktemp("several") / "world")
+    (plain, *_) = read_questions(folder, "val_unseen_entity")
+    write_questions(folder, "several", [SEVERAL, dataclasses.replace(plain, id="one", split="several")])
+    return folder
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_server_gets_all_pictures_in_order_in_every_prompt(name, stub_server, scripting, pictures, tmp_path) -> None:
+    server, script = stub_server(lambda text: "It is red."), scripting(find=lambda query, base: [f"{base} oak"])
+    with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
+        model = ServedModel(remote)
+        tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
+        pipeline = TrajectoryPipeline(name, PIPELINES[name], tools)
+        (trace,) = pipeline.run([SEVERAL], [tuple(pictures)])
+        assert trace.tokens["calls"] == len(server.requests) >= 4
+        urls = [model._urls.of(image) for image in pictures]
+    assert trace.answer == "It is red."
+    for _, body in server.requests:
+        first, label, second, other, third, words = body["messages"][-1]["content"]
+        assert [part["image_url"]["url"] for part in (first, second, third)] == urls
+        assert (label["text"], other["text"]) == ("Picture 2: ", "\nPicture 3: ")
+        assert words["text"].startswith("\n")
+        assert SEVERAL.text in words["text"]
+
+
+def test_labels_of_pairs_count_the_questions_pictures(pictures, tmp_path) -> None:
+    prompt = dataclasses.replace(PROMPT, pictures={1: "elm.png"}, more_pictures=2)
+    assert prompt.text(2) == {"question": "Who?", "documents": "Oak.\nPicture 4:", "documents_1": "Elm."}
+
+
+def test_a_local_model_shows_a_questions_pictures_and_those_of_pairs(make, world, checkpoints, pictures) -> None:
+    knowledge = KnowledgeBase(world / "knowledge")
+    shown = PairPictures(knowledge, 30_000)
+    loaded = load(checkpoints.base)
+    model, prompt = LocalModel(PrefixEngine(loaded), 2, shown), dataclasses.replace(PROMPT, more_pictures=2)
+    path = shown.path_of("e1")
+    for asked, images in (
+        (prompt, pictures),
+        (dataclasses.replace(prompt, pictures={1: path}), [*pictures, shown.load(path)]),
+    ):
+        labels = ["Picture 2: ", "\nPicture 3: ", "\nQuestion: Who?\nKnowledge: Oak.\nPicture 4: "]
+        content = [{"type": "image"}]
+        for label in labels[: len(images) - 1]:
+            content += [{"type": "text", "text": label}, {"type": "image"}]
+        last = "Elm.\n" if asked.pictures else "\nQuestion: Who?\nKnowledge: Oak.\nElm.\n"
+        messages = [{"role": "user", "content": [*content, {"type": "text", "text": last}]}]
+        processor = loaded.processor
+        text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        inputs = processor(text=[text], images=list(images), return_tensors="pt")
+        _, rendered = model.fit(tuple(pictures), asked, 4)
+        assert rendered.ids == inputs["input_ids"][0].tolist()
+        written = loaded.model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, len(rendered.ids) :].tolist()
+        (reply,) = model.write([(tuple(pictures), asked)], 4)
+        assert reply.tokens == len(written)
+        ended = written[-1] == loaded.renderer.end_token_id
+        assert reply.text == model._lines(loaded.renderer.decode(written[:-1] if ended else written))
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_local_prompt_shows_them_and_the_batch_changes_nothing(name, checkpoints, scripting, watched, pictures):
+    loaded = load(checkpoints.base)
+    engine, script = watched(loaded, 4096), scripting(find=lambda query, base: [f"{base} oak"])
+    model = LocalModel(engine, pictures=2)
+    tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
+    pipeline, one = TrajectoryPipeline(name, PIPELINES[name], tools), dataclasses.replace(SEVERAL, more_images=())
+    (alone,) = pipeline.run([SEVERAL], [tuple(pictures)])
+    token = loaded.renderer.image_token_id
+    of_all = sum(end - start for _, start, end in loaded.renderer.plain("Who?", pictures).pictures)
+    assert {ids.count(token) for ids in engine.seen} == {of_all}
+    mixed = pipeline.run([one, SEVERAL], [pictures[0], tuple(pictures)])
+    assert [step.text for step in mixed[1].steps] == [step.text for step in alone.steps]
+    assert mixed[1].tokens["computed"] == alone.tokens["computed"] < alone.tokens["read"]
+
+
+def test_searches_use_the_first_picture(pictures) -> None:
+    asked: list[Any] = []
+
+    class Base:
+        name = "pairs"
+
+        def search(self, queries: Any, top: int) -> list[list[Any]]:
+            asked.extend(queries)
+            return [[] for _ in queries]
+
+    search = KnowledgeBases(JointSearch([Base()]), embed=lambda texts: None)  # type: ignore[arg-type]
+    search.search([(tuple(pictures), SearchRequest(0, ("oak",), {"pairs": (1,)}))])
+    assert [query.image for query in asked] == [pictures[0]]
+
+
+def test_the_forecast_counts_every_picture(world) -> None:
+    indexed: Any = object()
+    served = ModelUse(None, is_served=True)
+    parts = PipelineParts(KnowledgeBase(world / "knowledge"), world, retriever=indexed, texts=indexed, use=served)
+    recipe = find_recipe("mi_rag")
+    settings = recipe.settings(**SHORT)
+    one = forecast(recipe, settings, parts, [dataclasses.replace(SEVERAL, more_images=())])
+    three = forecast(recipe, settings, parts, [SEVERAL])
+    assert one is not None
+    assert three is not None
+    assert three.requests == one.requests
+    assert 2 * 576 * one.requests <= three.read - one.read <= (2 * 576 + 10) * one.requests
+
+
+# From a config to scores, and refusals.
+
+
+@pytest.fixture
+def config(several, encoder, checkpoints, make, tmp_path) -> Callable[..., EvaluateConfig]:
+    def build(*pipelines: str, **more: Any) -> EvaluateConfig:
+        values = make.keys(several, encoder, checkpoints, output=str(tmp_path / "run"), splits=["several"], **more)
+        made = EvaluateConfig(pipelines=list(pipelines), **values)
+        assert made.problems() == []
+        return made
+
+    return build
+
+
+def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_path) -> None:
+    metrics = experiment.run(config("closed_book", "naive_rag", "oracle", "mi_rag", **SHORT))
+    folder = tmp_path / "run"
+    names = {"closed_book", "naive_rag_article", "oracle_article", "mi_rag"}
+    assert names <= {*metrics["pipelines"]}
+    for name in names:
+        traces = by_question(read_traces(folder / "traces" / f"{name}.jsonl"))
+        assert not traces["q"].error
+        assert traces["q"].tokens["read"] > traces["one"].tokens["read"]
+    page = (folder / "report.html").read_text()
+    assert [len(set(shown.split(","))) for shown in re.findall(r'"images":\[([\d,]+)\]', page)] == [1, 3]
+
+
+def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None:
+    told = "question q has 3 pictures, and the pipeline mr2ag reads one; leave it out"
+    with pytest.raises(UserError, match=told):
+        experiment.describe(config("mr2ag"))
+    with pytest.raises(UserError, match=told):
+        experiment.run(config("closed_book", "mr2ag"))
+
+
+def test_with_on_error_skip_they_are_listed(config, tmp_path) -> None:
+    experiment.run(config("mr2ag", on_error="skip"))
+    traces = by_question(read_traces(tmp_path / "run" / "traces" / "mr2ag.jsonl"))
+    assert not traces["one"].error
+    assert "question q has 3 pictures, and the pipeline mr2ag reads one" in traces["q"].error
+
+
+def test_recipes_that_show_them() -> None:
+    reading_one = {name for name, recipe in all_recipes().items() if not recipe.takes_pictures}
+    iterative = {name for name, recipe in all_recipes().items() if recipe.is_iterative}
+    assert not reading_one & {"closed_book", "naive_rag_passages_tuned", "oracle_passage", "text_rag", *iterative}
+    assert {"mr2ag", "mr2ag_oracle", "mmkb_rag", "reflectiva", "relevance"} <= reading_one
+
+
+def test_other_readers_of_one_picture_refuse_them(scripting, several, pictures) -> None:
+    assert question_problem(SEVERAL) == "the question has several pictures, and training reads one"
+    gated = MiRag(MiRagSettings(gate_filter=0.5), BUDGETS)
+    with pytest.raises(UnusableInput, match=r"3 pictures, and the relevance gate \(`gate_filter`, `gate_stop`\) reads"):
+        TrajectoryPipeline("mi_rag", gated, scripting().tools).run([SEVERAL], [tuple(pictures)])
+    with pytest.raises(UserError, match="question q has 3 pictures, and the pipeline p reads one"):
+        run_pipeline(
+            *("p", lambda: SimpleNamespace(run=None), [SEVERAL]),
+            image_root=several,
+            folder=several / "traces",
+            fingerprint="f",
+            batch_questions=2,
+            on_error="stop",
+        )
