@@ -17,6 +17,10 @@ from reflectune.metrics.official.mrag_bench import LETTERS
 
 Evidence = Literal["gt", "retrieved", "none"]
 _META = ("aspect", "scenario", "image_type", "source", "answer")
+_SEVERAL = (
+    "You will be given one question concerning several images. The first image is the input image, others are "
+    "retrieved examples to help you. "
+)
 _INSTRUCTION = "Answer with the option's letter from the given choices directly."
 
 
@@ -32,7 +36,8 @@ def questions(
 
     A row has `id`, `aspect`, `scenario`, `image` (the query), the lists `gt_images` and `retrieved_images` (five
     pictures), `question`, the choices `A` to `D`, `answer_choice` (a letter), `answer`, `image_type` and `source`. The
-    text is the question, its choices and the official request for a letter; the accepted answer is the letter.
+    text is the official prompt: the request for a letter, the question and its choices. The accepted answer is the
+    letter.
 
     Args:
         source: A Parquet file, or a folder of Parquet files.
@@ -56,7 +61,7 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder, evidence: Evid
     return Question(
         id=identifier(row, "id"),
         image=images.keep(row, "image", row.get("image")),
-        text=f"{text(row, 'question')}\nChoices:\n{choices}\n{_INSTRUCTION}",
+        text=f"{_SEVERAL if shown else ''}{_INSTRUCTION}\n{text(row, 'question')}\n Choices:\n{choices}",
         answers=(one_of(row, "answer_choice", LETTERS),),
         split=split,
         requires_retrieval=True,

@@ -1,6 +1,7 @@
 """Questions with several pictures: prompts locally and behind servers, searches by the first, and who refuses them."""
 
 import dataclasses
+import io
 import re
 import shutil
 from collections.abc import Callable
@@ -8,10 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
+from reflectune.data_builders.conversion.config import ConvertConfig
+from reflectune.data_builders.conversion.run import convert
 from reflectune.data_builders.mr2ag.examples import question_problem
 from reflectune.formats.dataset import read_questions, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -28,12 +34,15 @@ from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import forecast
 from reflectune.inference.running.runner import run_pipeline
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 from reflectune.inference.trace_files.reading import read_traces
+from reflectune.metrics.official.mrag_bench import accuracy
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
+from reflectune.models.remote.pictures import PictureUrls
 from reflectune.retrieval.retrievers.joint import JointSearch
 
 SEVERAL = Question("q", "images/e0.png", "Which one eats?", ("mice",), entity_ids=("e0",))
@@ -65,7 +74,7 @@ def test_a_server_gets_all_pictures_in_order_in_every_prompt(name, stub_server, 
         pipeline = TrajectoryPipeline(name, PIPELINES[name], tools)
         (trace,) = pipeline.run([SEVERAL], [tuple(pictures)])
         assert trace.tokens["calls"] == len(server.requests) >= 4
-        urls = [model._urls.of(image) for image in pictures]
+    urls = [PictureUrls().of(image) for image in pictures]
     assert trace.answer == "It is red."
     for _, body in server.requests:
         first, label, second, other, third, words = body["messages"][-1]["content"]
@@ -105,7 +114,7 @@ def test_a_local_model_shows_a_questions_pictures_and_those_of_pairs(make, world
         (reply,) = model.write([(tuple(pictures), asked)], 4)
         assert reply.tokens == len(written)
         ended = written[-1] == loaded.renderer.end_token_id
-        assert reply.text == model._lines(loaded.renderer.decode(written[:-1] if ended else written))
+        assert reply.text.split() == loaded.renderer.decode(written[:-1] if ended else written).split()
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -154,6 +163,31 @@ def test_the_forecast_counts_every_picture(world) -> None:
 
 
 # From a config to scores, and refusals.
+
+
+def encoded(colour: str) -> dict[str, Any]:
+    Image.new("RGB", (64, 64), colour).save(buffer := io.BytesIO(), "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def test_mrag_bench_from_its_file_to_its_score(checkpoints, tmp_path) -> None:
+    row = {"id": "1", "image": encoded("red"), "gt_images": [encoded("blue"), encoded("green")], "answer_choice": "B"}
+    row |= {"question": "Which is it?", "A": "an owl", "B": "a cat", "C": "an elk", "D": "a hen", "scenario": "Angle"}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "test.parquet")
+    (tmp_path / "knowledge.jsonl").write_text('{"id": "cat", "title": "Cat", "text": "A cat eats mice."}')
+    source: dict[str, Any] = {"questions": "mrag_bench", "splits": {"test": "test.parquet"}, "root": str(tmp_path)}
+    source |= {"knowledge": "own", "knowledge_source": "knowledge.jsonl"}
+    manifest, _ = convert(ConvertConfig(output=str(tmp_path / "set"), **source))
+    assert (manifest["metric"], manifest["images"]["found"]) == ("choice", 3)
+    values = {"dataset": str(tmp_path / "set"), "splits": ["test"], "output": str(tmp_path / "run"), "device": "cpu"}
+    config = EvaluateConfig(pipelines=["closed_book"], base_model=checkpoints.base, max_new_tokens=4, **values)
+    assert config.problems() == []
+    scores = experiment.run(config)["pipelines"]["closed_book"]
+    (trace,) = read_traces(tmp_path / "run" / "traces" / "closed_book.jsonl")
+    assert not trace.error
+    assert scores["overall"]["value"] == accuracy(trace.answer, ["B"])  # an untrained model writes no letter
+    (question,) = read_questions(tmp_path / "set", "test")
+    assert TraceScorer("choice").correctness(question, dataclasses.replace(trace, answer="(B)")) == 1.0
 
 
 @pytest.fixture

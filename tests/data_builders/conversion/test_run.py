@@ -198,6 +198,8 @@ BAD = [
     ({"image": "images/none.png"}, "image missing", "no image of `images/none.png`"),
     ({"image": "images/cut.png"}, "image unreadable", "images/cut.png: "),
     ({"image": "images/bomb.png"}, "image unreadable", "too large to decode safely"),
+    ({"image": ["images/red.png", "images/none.png"]}, "image missing", "no image of `images/none.png`"),
+    ({"image": ["images/red.png", "images/cut.png"]}, "image unreadable", "images/cut.png: "),
     ({"split": "../up"}, "split is …", "field `split`: is '../up'"),
 ]
 

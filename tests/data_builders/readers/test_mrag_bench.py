@@ -37,9 +37,13 @@ def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
     return read_set("mrag_bench", path, images, split="test", **options)
 
 
+SEVERAL = (
+    "You will be given one question concerning several images. The first image is the input image, others are "
+    "retrieved examples to help you. "
+)
 TEXT = (
-    "Which animal is it?\nChoices:\nA: otter\nB: stoat\nC: weasel\nD: mink\n"
-    "Answer with the option's letter from the given choices directly."
+    "Answer with the option's letter from the given choices directly.\n"
+    "Which animal is it?\n Choices:\nA: otter\nB: stoat\nC: weasel\nD: mink"
 )
 
 
@@ -56,7 +60,7 @@ def test_the_querys_picture_comes_first_and_then_the_evidence(tmp_path: Path, op
     (question,) = read(parquet(tmp_path / "test.parquet", row(**changes)), tmp_path, **options)
     meta = {name: row(**changes)[name] for name in ("aspect", "scenario", "image_type", "source", "answer")}
     assert question == Question(
-        *("7", question.image, TEXT, ("B",), None, "string", "test", True),
+        *("7", question.image, SEVERAL + TEXT if shown else TEXT, ("B",), None, "string", "test", True),
         meta=meta,
         more_images=question.more_images,
     )

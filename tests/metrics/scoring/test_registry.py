@@ -91,6 +91,8 @@ def test_evqa_reads_a_list_as_its_official_code_does() -> None:
         ("vqa", FOUR, "fir", 0.3),
         ("vqa", FOUR, "ash", 1.0),
         ("hotpotqa_f1", OAK, "oak of America", 0.5),
+        ("choice", dataclasses.replace(OAK, answers=("B",)), "The answer is (B).", 1.0),
+        ("choice", dataclasses.replace(OAK, answers=("A",)), "", 0.0),
     ],
 )
 def test_answers_are_worth_what_the_official_metric_says(
