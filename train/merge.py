@@ -1,5 +1,7 @@
 """Merge an adapter into its base model, or assemble a LLaVA: `reflectune merge --checkpoint DIR --output DIR`.
 
+A LLaVA in the layout of its own code is rewritten in transformers' layout by the same command.
+
     reflectune merge --language lmsys/vicuna-7b-v1.5 --vision openai/clip-vit-large-patch14-336 \\
         --projector mm_projector.bin --output DIR
 
@@ -18,8 +20,11 @@ from reflectune.train.settings.merge import MergeConfig
 
 @command(MergeConfig, writes="output")
 def merge(config: MergeConfig) -> None:
-    """Merge an adapter into its base model, or the parts of a LLaVA into a checkpoint."""
-    print(_merge_adapter(config) if config.checkpoint else _assemble(config))
+    """Merge an adapter into its base model, join the parts of a LLaVA, or rewrite one in transformers' layout."""
+    if config.is_original:
+        print(_convert(config))
+    else:
+        print(_merge_adapter(config) if config.checkpoint else _assemble(config))
 
 
 def _merge_adapter(config: MergeConfig) -> str:
@@ -42,3 +47,11 @@ def _assemble(config: MergeConfig) -> str:
     from reflectune.train.weights.merging import assemble  # slow to import
 
     return assemble(config, config.output, config.dtype)
+
+
+def _convert(config: MergeConfig) -> str:
+    if config.dry_run:
+        return f"{config.checkpoint} would be written in transformers' layout to {config.output}"
+    from reflectune.train.weights.merging import convert_original  # slow to import
+
+    return convert_original(config)

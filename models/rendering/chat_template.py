@@ -25,6 +25,12 @@ LLAVA_15: Final = (
 )
 """Template of LLaVA-1.5's tuning (`conv_vicuna_v1` of its code), with the end of a turn."""
 
+LLAVA_SYSTEM: Final = (
+    "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
+    "provides, and assist the user with a variety of tasks using natural language."
+)
+"""System turn of LLaVA's tunings of chat models (`conv_llava_llama_2`; `conv_llava_llama_3_1` of LLaVA-MORE)."""
+
 QWEN_35: Final = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
@@ -103,6 +109,18 @@ def before_reply(processor: Any) -> str:
     except (jinja2.TemplateError, TypeError) as error:
         raise UserError(f"the chat template can't be rendered ({error}); {ADVICE}") from error
     return str(whole)[len(cue) :].partition("A")[0] if whole.startswith(cue) else ""
+
+
+def begin_with_system(template: str, system: str) -> str:
+    """Let a chat template begin with a system turn, unless a conversation has one of its own.
+
+    Args:
+        template: Chat template of a tokenizer, for texts.
+        system: Text of the turn, without quotation marks.
+    """
+    turn = "dict(role='system', content='" + system + "')"
+    begun = "{%- set messages = [" + turn + "] + messages -%}"
+    return "{%- if messages[0]['role'] != 'system' -%}" + begun + "{%- endif -%}" + template
 
 
 def extend_to_lists(template: str, tokens: Mapping[str, str]) -> str:

@@ -26,7 +26,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
-from reflectune.models.rendering.chat_template import LLAVA_15, extend_to_lists
+from reflectune.models.rendering.chat_template import LLAVA_15, begin_with_system, extend_to_lists
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.weights.pretrained import keep_published_names, try_image_processor, without_load_report
@@ -35,7 +35,7 @@ from reflectune.models.weights.projector import read_projector, untrained_projec
 IMAGE, PAD = "<image>", "<pad>"
 ROWS_MULTIPLE: Final = 64
 """The table's rows are a multiple of this, as in the published checkpoints: 32,064 for Vicuna's 32,000 tokens."""
-_UNUSED: Final = ("text_model.", "text_projection", "visual_projection", "logit_scale")
+UNUSED_OF_CLIP: Final = ("text_model.", "text_projection", "visual_projection", "logit_scale")
 """Beginnings of a whole CLIP's weights that a LLaVA has no use for."""
 
 
@@ -73,17 +73,17 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
     projector = read_projector(parts.projector) if parts.projector is not None else None
     tokenizer = load_part(AutoTokenizer, parts.tokenizer or parts.language, "tokenizer")
     _check_fit(projector, parts)
-    template = parts.chat_template or _template(tokenizer)
+    template = parts.chat_template or template_of(tokenizer)
     language = load_part(AutoModelForCausalLM, parts.language, "language", dtype=parts.dtype)
-    vision = load_part(CLIPVisionModel, parts.vision, "vision", unused=_UNUSED, dtype=parts.dtype)
+    vision = load_part(CLIPVisionModel, parts.vision, "vision", unused=UNUSED_OF_CLIP, dtype=parts.dtype)
     if parts.image_size:
         shrink_pictures(vision, parts.image_size)
     known = _rows(language)
     if projector is None:
         projector = untrained_projector(vision, language.get_input_embeddings().weight[:known])
-    _add_tokens(language, tokenizer)
+    add_tokens(language, tokenizer)
     model = join(language, vision, projector, tokenizer)
-    return model, _processor(parts, vision, tokenizer, template)
+    return model, make_processor(parts, vision, tokenizer, template)
 
 
 def shrink_pictures(vision: PreTrainedModel, image_size: int) -> None:
@@ -205,15 +205,20 @@ def _check_fit(projector: Mapping[str, Tensor] | None, parts: Parts) -> None:
             )
 
 
-def _template(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tokenizer's chat template for lists of contents; LLaVA-1.5's if it has none, as Vicuna's hasn't."""
+def template_of(tokenizer: PreTrainedTokenizerBase, system: str = "") -> str:
+    """Return the tokenizer's chat template for lists of contents; LLaVA-1.5's if it has none, as Vicuna's hasn't.
+
+    Args:
+        system: System turn of conversations without one of their own, in the tokenizer's template; "" for none.
+    """
     if not isinstance(tokenizer.chat_template, str):
         return LLAVA_15
     tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
-    return extend_to_lists(tokenizer.chat_template, tokens)
+    template = begin_with_system(tokenizer.chat_template, system) if system else tokenizer.chat_template
+    return extend_to_lists(template, tokens)
 
 
-def _add_tokens(language: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+def add_tokens(language: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Give the tokenizer <image> and <pad>, and the language model rows for them that begin as the mean row.
 
     A tokenizer that pads with the token that ends a turn gets a <pad> of its own too.
@@ -234,9 +239,14 @@ def _rows(language: Any) -> int:
     return int(language.get_input_embeddings().weight.shape[0])
 
 
-def _processor(
+def make_processor(
     parts: Parts, vision: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str
 ) -> LlavaProcessor:
+    """Return the processor of a LLaVA of these parts.
+
+    Raises:
+        UserError: The image processor can't be loaded or used.
+    """
     images = load_part(CLIPImageProcessorPil, parts.vision, "vision")
     if parts.image_size:
         images.size = SizeDict(shortest_edge=parts.image_size)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.durable import read_json
 from reflectune.core.paths import is_occupied
 from reflectune.core.values import OutputFolder
 from reflectune.models.names import ModelName, shipped_folder
@@ -14,6 +15,10 @@ from reflectune.models.schemes.base import SCHEME_FILE
 
 ASSEMBLED: Final = "assembled.json"
 """The record of an assembled checkpoint's parts, in its folder."""
+ORIGINAL: Final = "LlavaLlamaForCausalLM"
+"""Architecture, in `config.json`, of a checkpoint in the layout of LLaVA's own code."""
+_OF_PARTS: Final = ("language", "projector", "tokenizer", "image_fit", "image_size")
+"""Settings that a checkpoint in the layout of LLaVA's own code has in itself."""
 
 
 class PartsSettings(Settings):
@@ -51,10 +56,14 @@ class PartsSettings(Settings):
 class MergeConfig(PartsSettings):
     """Settings of a merge: of an adapter into its base model, or of a LLaVA's parts into one checkpoint."""
 
-    checkpoint: str = setting("", "adapter: a folder that sft wrote, or a shipped one, e.g. pocket/plain")
+    checkpoint: str = setting(
+        "",
+        "adapter: a folder that sft wrote, or a shipped one, e.g. pocket/plain; or a LLaVA in the layout of its own "
+        "code: a folder, e.g. of aimagelab/ReflectiVA",
+    )
     output: OutputFolder = setting("", "folder to write, new or empty", needed="")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "precision of the result; auto: the base model's own, or bfloat16 for parts"
+        "auto", "precision of the result; auto: the base model's or the checkpoint's own, or bfloat16 for parts"
     )
     dry_run: bool = setting(False, "print the plan of the merge, and stop")
 
@@ -63,9 +72,21 @@ class MergeConfig(PartsSettings):
         """The adapter's folder; UserError for an unknown shipped name."""
         return shipped_folder(self.checkpoint) or Path(self.checkpoint)
 
+    @property
+    def is_original(self) -> bool:
+        """True if the checkpoint is a LLaVA in the layout of its own code."""
+        config = Path(self.checkpoint, "config.json")
+        if not self.checkpoint or not config.is_file():
+            return False
+        return ORIGINAL in (read_json(config, "the model's config").get("architectures") or [])
+
     @cross_check
     def merge_problems(self) -> Iterator[str]:
         """Yield the problems of the choice of inputs, and of the adapter."""
+        if self.is_original:
+            if given := [name for name in _OF_PARTS if name in self.model_fields_set and getattr(self, name)]:
+                yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(f'`{name}`' for name in given)}"
+            return
         if self.checkpoint and (self.language or self.vision):
             yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
         elif not self.checkpoint and not (self.language and self.vision):
@@ -82,5 +103,5 @@ class MergeConfig(PartsSettings):
             return
         from reflectune.models.loading import INFO_FILE  # slow to import
 
-        if not Path(self.output, INFO_FILE if self.checkpoint else ASSEMBLED).is_file():
+        if not Path(self.output, INFO_FILE if self.checkpoint and not self.is_original else ASSEMBLED).is_file():
             yield f"`output`: {self.output} exists already; choose a different folder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from reflectune.models.names import shipped_folder
 from reflectune.models.weights import assembly
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
 from reflectune.models.weights.pretrained import as_dtype
-from reflectune.train.settings.merge import ASSEMBLED, PartsSettings
+from reflectune.train.settings.merge import ASSEMBLED, MergeConfig, PartsSettings
 from reflectune.train.weights.checkpoints import refuse_full_disk
 
 
@@ -98,10 +99,8 @@ def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
         UserError: A part can't be loaded, they don't fit together, or the folder holds a checkpoint of other parts.
     """
     dtype = "bfloat16" if dtype == "auto" else dtype
-    record, recorded = _assembly_record(settings, dtype), Path(output, ASSEMBLED)
-    if recorded.is_file():
-        if read_json(recorded, "the record of an assembled checkpoint") != record:
-            raise UserError(f"`output`: {output} holds a checkpoint of other parts; choose a new folder")
+    record = _assembly_record(settings, dtype)
+    if _is_written(output, record):
         return f"nothing to do: {output} holds a checkpoint of these parts"
     parts = assembly.Parts(
         language=_source("language", settings.language),
@@ -114,16 +113,53 @@ def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
         dtype=getattr(torch, dtype),
     )
     model, processor = assembly.assemble(parts)
+    return _write(model, processor, output, record) + ("" if settings.projector else "; its projector is untrained")
+
+
+def convert_original(settings: MergeConfig) -> str:
+    """Write a checkpoint in the layout of LLaVA's own code as one of transformers' classes, and return a line about it.
+
+    Raises:
+        UserError: As `read_original`, or the folder holds a different checkpoint.
+    """
+    from reflectune.models.weights.original_llava import read_original
+
+    folder = Path(settings.checkpoint)
+    stored = read_json(folder / "config.json", "the model's config").get("torch_dtype") or "bfloat16"
+    dtype = str(stored) if settings.dtype == "auto" else settings.dtype
+    record = {**_assembly_record(settings, dtype), "checkpoint": str(folder.resolve())}
+    if _is_written(settings.output, record):
+        return f"nothing to do: {settings.output} holds this checkpoint"
+    template = Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else ""
+    model, processor = read_original(folder, _source("vision", settings.vision), template, as_dtype(dtype))
+    return _write(model, processor, settings.output, record)
+
+
+def _is_written(output: str, record: Mapping[str, Any]) -> bool:
+    """Return True if a folder holds the checkpoint of a record.
+
+    Raises:
+        UserError: It holds one of another record.
+    """
+    recorded = Path(output, ASSEMBLED)
+    if not recorded.is_file():
+        return False
+    if read_json(recorded, "the record of an assembled checkpoint") != record:
+        raise UserError(f"`output`: {output} holds a checkpoint of other parts; choose a new folder")
+    return True
+
+
+def _write(model: Any, processor: Any, output: str, record: Mapping[str, Any]) -> str:
+    """Write a checkpoint at once, and return a line about it."""
     with writing(output) as partial:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
         write_json(partial / ASSEMBLED, record)
     count = sum(parameter.numel() for parameter in model.parameters())
     rows = model.lm_head.weight.shape[0]
-    untrained = "" if settings.projector else "; its projector is untrained"
     return (
         f"written to {output}: {count:,} parameters, {len(processor.tokenizer):,} tokens in {rows:,} rows, "
-        f"{model.config.image_seq_length} tokens a picture{untrained}"
+        f"{model.config.image_seq_length} tokens a picture"
     )
 
 
