@@ -36,6 +36,7 @@ from reflectune.models.rendering.turns import (
     Slot,
     Turn,
     Turns,
+    earlier_turns,
     fit_leading,
     further_pictures,
     prompt_parts,
@@ -196,8 +197,10 @@ class LocalModel:
         return same, [word[len(same)] for word in words]
 
     def _turns(self, prompt: Prompt, pictures: int = 0) -> Turns:
-        turn = Turn("user", _parts_with_pictures(prompt, pictures), image=prompt.picture)
-        return (*self._renderer.under_system(prompt.system, turn), *round_turns(len(prompt.rounds)))
+        parts = _parts_with_pictures(prompt, pictures)
+        earlier = earlier_turns(prompt.earlier, image=prompt.picture)
+        first, *others = (*earlier, Turn("user", parts, image=prompt.picture and not earlier))
+        return (*self._renderer.under_system(prompt.system, first), *others, *round_turns(len(prompt.rounds)))
 
 
 class ServedModel:
@@ -352,7 +355,12 @@ def conversation(pictures: Sequence[str], prompt: Prompt, of_documents: Sequence
         of_documents: Data URLs of the documents' pictures; each stands before its document.
     """
     texts, urls = prompt.text(prompt.parts), iter((*pictures[1:], *of_documents))
-    content: list[dict[str, Any]] = [_shown(url) for url in pictures[:1]]
+    shown = [_shown(url) for url in pictures[:1]]
+    before: Messages = []
+    for turn in earlier_turns(prompt.earlier, image=bool(pictures)):
+        said = _words(turn, texts)
+        before += [{"role": turn.role, "content": [*shown, {"type": "text", "text": said}] if turn.image else said}]
+    content: list[dict[str, Any]] = [] if before else shown
     words = ""
     for part in _parts_with_pictures(prompt, len(of_documents)):
         if isinstance(part, PictureSlot):
@@ -361,11 +369,13 @@ def conversation(pictures: Sequence[str], prompt: Prompt, of_documents: Sequence
         else:
             words += part if isinstance(part, str) else texts[part.name]
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    later = [
-        {"role": turn.role, "content": "".join(texts[p.name] if isinstance(p, Slot) else str(p) for p in turn.parts)}
-        for turn in round_turns(len(prompt.rounds))
-    ]
-    return [*system, {"role": "user", "content": [*content, {"type": "text", "text": words}]}, *later]
+    later = [{"role": turn.role, "content": _words(turn, texts)} for turn in round_turns(len(prompt.rounds))]
+    return [*system, *before, {"role": "user", "content": [*content, {"type": "text", "text": words}]}, *later]
+
+
+def _words(turn: Turn, texts: Mapping[str, str]) -> str:
+    """Return a turn's text, with the contents of its slots."""
+    return "".join(texts[part.name] if isinstance(part, Slot) else str(part) for part in turn.parts)
 
 
 def _needed(of_pairs: PairPictures | None) -> PairPictures:

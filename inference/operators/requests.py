@@ -55,6 +55,8 @@ class Prompt:
         most: Most documents, or tool results, that are shown; None: all that fit.
         rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
             `documents`, the latest results that fit the context are shown, and earlier ones are left out.
+        earlier: Turns before the user's turn: the user's, a template as `template`, and the assistant's, a text whose
+            special tokens are special. The question's picture is shown in the first.
     """
 
     template: str
@@ -68,6 +70,7 @@ class Prompt:
     sizes: tuple[int, ...] = ()
     most: int | None = None
     more_pictures: int = 0
+    earlier: tuple[tuple[str, str], ...] = ()
 
     @property
     def parts(self) -> int:

@@ -60,6 +60,7 @@ def write(
     pictures: Mapping[int, str] = MappingProxyType({}),
     rounds: Sequence[tuple[str, str]] = (),
     sizes: Sequence[int] = (),
+    earlier: Sequence[tuple[str, str]] = (),
 ) -> Steps[WriteReply]:
     """Generate a reply: caption, rewrite, rerank, reason, summarize, answer, verify or extract.
 
@@ -76,8 +77,20 @@ def write(
         pictures: Paths of documents' pictures, by place; see `Prompt`.
         rounds: Earlier replies and their tools' results; see `Prompt`.
         sizes: Numbers of documents that are cut in proportion; see `Prompt`.
+        earlier: Turns before the prompt; see `Prompt`.
     """
-    prompt = Prompt(template, texts, tuple(documents), system, picture, form, pictures, tuple(rounds), tuple(sizes))
+    prompt = Prompt(
+        template,
+        texts,
+        tuple(documents),
+        system,
+        picture,
+        form,
+        pictures,
+        tuple(rounds),
+        tuple(sizes),
+        earlier=tuple(earlier),
+    )
     reply = yield WriteRequest(operator, iteration, prompt, max_tokens, model, keeps_thoughts)
     return _as(WriteReply, reply)
 

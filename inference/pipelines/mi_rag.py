@@ -8,6 +8,7 @@ multimodal knowledge base, and writes a record of the new information. The answe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, 
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.relevance_gate import SUPPORTED, GateSettings, Judged, is_evidence, relevant
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
+from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 
 DESCRIBE = "Question: {question}\n Concisely describe image which is relevant to question.\n"
 FOLLOW_UP = """\
@@ -99,6 +101,10 @@ class RecordSettings(
         False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
     )
 
+    answer_form: Literal["paper", "reflectiva"] = setting(
+        "paper", "MI-RAG, PMSR: prompt of the answer: the paper's, or the one that ReflectiVA's checkpoint was tuned on"
+    )
+
     def budgets(self, parts: PipelineParts) -> Budgets:
         """Return the most passages of an iteration, by knowledge base that there is."""
         most = {
@@ -118,6 +124,8 @@ class RecordSettings(
         """Yield the problem of a missing detailed answer to shorten."""
         if self.extract_answer and not self.detailed_answer:
             yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
+        if self.answer_form == "reflectiva" and self.detailed_answer:
+            yield "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
 
 
 class MiRagSettings(RecordSettings):
@@ -279,18 +287,24 @@ class RecordTrajectory(ABC):
 
     def _answer(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
         """Answer from the records, or from the passages if there are none."""
-        template = ANSWER if question.image else ANSWER_TEXTS
-        return (
-            yield from write(
-                "answer",
-                iteration,
-                template + answer_instruction(question, detailed=self.settings.detailed_answer),
-                {"question": question.text},
-                documents=so_far.records or texts_of([*so_far.passages.values()]),
-                max_tokens=self.settings.answer_tokens,
-                model="answerer",
-            )
+        template = (ANSWER if question.image else ANSWER_TEXTS) + answer_instruction(
+            question, detailed=self.settings.detailed_answer
         )
+        earlier: list[tuple[str, str]] = []
+        if is_reflectiva := self.settings.answer_form == "reflectiva":
+            template = REFLECTIVA.prompts["answer"].replace("{passage}", "{documents}")
+            earlier = [("{question}", REFLECTIVA.tokens["retrieve"])]
+        reply = yield from write(
+            "answer",
+            iteration,
+            template,
+            {"question": question.text},
+            documents=so_far.records or texts_of([*so_far.passages.values()]),
+            max_tokens=self.settings.answer_tokens,
+            model="answerer",
+            earlier=earlier,
+        )
+        return dataclasses.replace(reply, text=REFLECTIVA.strip(reply.text)) if is_reflectiva else reply
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,14 @@ def round_turns(rounds: int) -> Turns:
     return tuple(turn for n in range(rounds) for turn in (Turn("assistant", (Slot(f"reply_{n}"),)), result_turn(n)))
 
 
+def earlier_turns(earlier: Sequence[tuple[str, str]], *, image: bool) -> Turns:
+    """Return turns of a conversation's beginning: the user's templates and the assistant's replies, both trusted."""
+    turns: list[Turn] = []
+    for asked, reply in earlier:
+        turns += [Turn("user", prompt_parts(asked), image=image and not turns), Turn("assistant", (reply,))]
+    return tuple(turns)
+
+
 def result_turn(number: int) -> Turn:
     """Return the user's turn with a tool's result."""
     return Turn("user", ("<tool_response>\n", Slot(f"result_{number}"), "\n</tool_response>"))

@@ -2,10 +2,13 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
 
+from reflectune.core.types import Passage
 from reflectune.inference.operators.models import LocalModel, conversation
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import JudgeReply, Prompt
@@ -13,6 +16,7 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Turn, prompt_parts
+from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 
 TEMPLATE = "What is it? {question}\n\nPassage:\n{documents}\n\nIs it of use? "
 DOCUMENTS = ("It is made of oak.", "Title e1: H0. It is made.", "oak " * 40, "It is made of oak.", ") (")
@@ -126,6 +130,38 @@ def test_a_server_is_asked_the_same(pictures: list[Image.Image]) -> None:
     assert [part["type"] for part in user["content"]] == ["image_url", "text"]
     (blind,) = conversation((), dataclasses.replace(prompt, system=""))
     assert blind == {"role": "user", "content": [{"type": "text", "text": text}]}
+
+
+REFLECTIVA_ASKED = Prompt(
+    REFLECTIVA.prompts["answer"].replace("{passage}", "{documents}"),
+    {"question": "What is it made of?"},
+    (DOCUMENTS[0], "It isn't <paragraph>."),
+    earlier=(("{question}", REFLECTIVA.tokens["retrieve"]),),
+)
+
+
+def test_turns_before_a_prompt_are_those_of_the_scheme_that_was_tuned_on_them(checkpoints, pictures) -> None:
+    renderer = load(checkpoints.base, scheme="reflectiva").renderer
+    read: Any = SimpleNamespace(renderer=renderer, max_length=4096, image_prefixes=MagicMock())
+    passage = Passage("e1", 0, 0, title="", lead="", heading="", text="\n".join(REFLECTIVA_ASKED.documents))
+    branch = REFLECTIVA.answer_branch(renderer, [passage])
+
+    shown, rendered = LocalModel(read, 1).fit(pictures[0], REFLECTIVA_ASKED, 8)
+
+    assert shown == 2
+    assert rendered.ids == [*renderer.prefix("What is it made of?", pictures[0]).ids, *branch]
+    ids = {role: rendered.ids.count(token) for role, token in renderer.token_ids.items()}
+    assert (ids["retrieve"], ids["paragraph"], ids["end_of_paragraph"]) == (1, 1, 1)  # a document forges none
+
+
+def test_a_server_is_sent_the_turns_before_a_prompt_with_the_picture_in_the_first() -> None:
+    first, reply, last = conversation("data:,", REFLECTIVA_ASKED)
+    assert [part["type"] for part in first["content"]] == ["image_url", "text"]
+    assert first["content"][1]["text"] == "What is it made of?"
+    assert reply == {"role": "assistant", "content": "[Retrieval]"}
+    paragraph = "<paragraph>It is made of oak.\nIt isn't <paragraph>.</paragraph>"
+    text = f"Consider this paragraph: {paragraph}. Give a short answer."
+    assert last == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, pictures, monkeypatch) -> None:

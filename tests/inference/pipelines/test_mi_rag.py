@@ -102,6 +102,19 @@ def test_the_papers_own_last_words(script: Any) -> None:
     assert script.asked[-1][1].endswith("Based on the information, provide a detailed answer to the question.")
 
 
+def test_reflectivas_checkpoint_is_asked_as_it_was_tuned(scripting: type[Any]) -> None:
+    """Its answer to the last prompt begins with its token of relevance, which is no part of the answer."""
+    script = scripting(say=lambda prompt: "[Relevant] Ann Kirk" if "Give a short" in prompt else say(prompt), find=find)
+    trace = run(script, answer_form="reflectiva")
+    assert script.asked[-1][1] == (
+        "Consider this paragraph: <paragraph>It is Kirk Bridge.\nAnn Kirk built Kirk Bridge.</paragraph>. "
+        "Give a short answer."
+    )
+    assert trace.answer == "Ann Kirk"
+    (problem,) = MiRagSettings(answer_form="reflectiva", detailed_answer=True).problems()
+    assert problem == "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
+
+
 def requested(script: Any, **settings: Any) -> list[tuple[str, int]]:
     """Return each written step with the longest reply that it asks for."""
     lengths: list[int] = []
