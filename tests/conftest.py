@@ -459,6 +459,14 @@ def write_base() -> Callable[[str, Path], None]:
     return write_base
 
 
+@pytest.fixture(scope="session")
+def write_original_llava() -> Callable[..., None]:
+    """Return a function that writes a narrow random LLaVA in the layout of LLaVA's own code."""
+    from .original_llava import write_original  # imports torch
+
+    return write_original
+
+
 @pytest.fixture
 def stub_server() -> Iterator[Callable[..., StubServer]]:
     """Return a function that starts stub servers, which stop after the test."""

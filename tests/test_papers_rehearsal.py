@@ -31,7 +31,7 @@ SMALL_MRAG = {
     "evaluate": CLIP,
     "inference/recall.py": CLIP,
 }
-FLOORS = ("retrieval", "data_builders", "inference", "metrics")
+FLOORS = ("retrieval", "data_builders", "train", "inference", "metrics")
 NAMES = {"Q1": "Kirk Bridge", "Q2": "Moss Tower", "Q3": "Oak Mill"}
 
 
@@ -73,9 +73,10 @@ def run(words: list[str], more: dict[str, list[str]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write M2KR's InfoSeek, Wiki6M and wiki18 in their layouts: three entities, three questions a split."""
+def downloads(tmp_path_factory: pytest.TempPathFactory, write_original_llava: Callable[..., None]) -> Path:
+    """Write M2KR's InfoSeek, Wiki6M, wiki18 and ReflectiVA: three entities, three questions a split."""
     folder = tmp_path_factory.mktemp("papers")
+    write_original_llava(folder / "models/reflectiva", folder / "clip")
     data = folder / "data"
     for place in ("m2kr/Infoseek_data", "infoseek/oven_images", "infoseek/wikipedia_images_full", "flashrag"):
         (data / place).mkdir(parents=True)
@@ -117,8 +118,8 @@ def say(text: str) -> str:
 
 PREPARED = ["infoseek", "texts", "text_index", "infoseek_index"]
 TABLES = {
-    "mi_rag": ["evaluate", "table_6@vanilla", "table_7", "table_a3@generation"],
-    "pmsr": ["infoseek_index", "evaluate", "judge", "table_7"],
+    "mi_rag": ["evaluate", "llava_more", "evaluate_llava_more", "table_6@vanilla", "table_7", "table_a3@generation"],
+    "pmsr": ["infoseek_index", "evaluate", "evaluate_llava_more", "judge", "table_7"],
 }
 
 
@@ -138,7 +139,7 @@ def test_a_papers_list_runs_from_downloads_to_tables(
     assert max(sum(part["type"] == "image_url" for part in content) for content in pictured) > 1
     for paper, names in TABLES.items():
         folders = {path.parent.name for path in (downloads / "runs" / paper).glob("*/metrics.json")}
-        assert len(folders) == len([name for name in names if name != "infoseek_index"])
+        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more"})
         metrics = json.loads((downloads / f"runs/{paper}/infoseek/metrics.json").read_text())
         trajectory = metrics["trajectories"][paper]
         assert trajectory["by_iteration"][0]["article_recall"]["value"] == 1.0  # gold ids are the entries'

@@ -15,10 +15,8 @@ from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
 from reflectune.models.loading import load
 from reflectune.models.weights.original_llava import TOWER
-from reflectune.models.weights.projector import PROJECTOR
 from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
 
@@ -30,40 +28,12 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Callable[..., Path]:
-    """Write a random checkpoint as LLaVA's own code saves one, and a CLIP folder; return the checkpoint's."""
+def published(tmp_path: Path, write_original_llava: Callable[..., None]) -> Callable[..., Path]:
+    """Write a checkpoint in the original layout and its CLIP; return the checkpoint's folder."""
 
-    def build(*, tower: bool = True, template: str | None = TEMPLATE, **settings: Any) -> Path:
-        torch.manual_seed(0)
-        folder, words = tmp_path / "llava_more", train_tokenizer(["user: When? assistant: in 1872"], 300, "clip")
-        words.chat_template, words.pad_token = template, None
-        shape = {"hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-        llama = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape, num_key_value_heads=2, rope_theta=500.0))
-        words.save_pretrained(folder)
-        tokenizer = train_tokenizer(["a gold tower"], 280, "clip")
-        build_clip(tokenizer, size="test").save_pretrained(tmp_path / "clip")
-        build_clip_processor(tokenizer).image_processor.save_pretrained(tmp_path / "clip")
-        config: dict[str, Any] = {"architectures": ["LlavaLlamaForCausalLM"], "model_type": "llava_llama", **shape}
-        config |= {"vocab_size": len(words), "num_key_value_heads": 2, "rope_theta": 500.0, "torch_dtype": "float32"}
-        config |= {"mm_projector_type": "mlp2x_gelu", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch"}
-        config |= {"mm_use_im_start_end": False, "mm_vision_tower": str(tmp_path / "clip"), "mm_hidden_size": SEEN}
-        config |= {"image_aspect_ratio": "pad", "tokenizer_model_max_length": 2048, "eos_token_id": [5, 7], **settings}
-        (folder / "config.json").write_text(json.dumps(config))
-        weights = dict(llama.state_dict())
-        layers = nn.Sequential(nn.Linear(SEEN, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
-        weights |= {f"model.mm_projector.{name}": value for name, value in layers.state_dict().items()}
-        if tower:  # tuned: not the published one
-            tuned = build_clip(tokenizer, size="test").vision_model.state_dict()
-            weights |= {f"{TOWER}vision_model.{key}": value + 0.01 for key, value in tuned.items() if "ids" not in key}
-        assert set(PROJECTOR) < weights.keys()
-        halves = [dict(list(weights.items())[start::2]) for start in (0, 1)]
-        places = {}
-        for number, half in enumerate(halves, 1):
-            file = f"model-0000{number}-of-00002.safetensors"
-            save_file({name: value.contiguous() for name, value in half.items()}, folder / file, {"format": "pt"})
-            places |= dict.fromkeys(half, file)
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-        return folder
+    def build(**settings: Any) -> Path:
+        write_original_llava(tmp_path / "llava_more", tmp_path / "clip", **settings)
+        return tmp_path / "llava_more"
 
     return build
 
