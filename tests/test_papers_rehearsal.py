@@ -202,6 +202,7 @@ def test_ok_vqa_searches_the_index_of_encyclopedic_vqas_articles(
     mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(mrag_downloads)
+    monkeypatch.setenv("OPENAI_API_KEY", "key")  # a judge's
     okvqa, asked = Path("data/okvqa"), {"image_id": 7, "question": "Who built it?", "question_id": 75}
     (okvqa / "coco/val2014").mkdir(parents=True)
     Image.new("RGB", (40, 40), "red").save(okvqa / "coco/val2014/COCO_val2014_000000000007.jpg")
@@ -214,11 +215,16 @@ def test_ok_vqa_searches_the_index_of_encyclopedic_vqas_articles(
     for words in commands("mmkb_rag", ["evqa"]):
         run(words, more)
     del more["data_builders/convert.py"]
-    for words in commands("mi_rag", ["evqa_index", "texts", "text_index", "okvqa", "evaluate_okvqa"]):
+    more["metrics/score.py"] = more["evaluate"][-4:-2]
+    listed = ["evqa_index", "texts", "text_index", "okvqa", "evaluate_okvqa"]
+    of_pmsr = ["evqa_index", "evaluate_okvqa", "judge_okvqa"]
+    for words in (*commands("mi_rag", listed), *commands("pmsr", of_pmsr)):
         run(words, more)
-    metrics = json.loads(Path("runs/mi_rag/okvqa/metrics.json").read_text())
-    assert metrics["pipelines"]["mi_rag"]["overall"]["value"] == 1.0
-    assert metrics["trajectories"]["mi_rag"]["by_iteration"][0]["prr"]
+    for paper in ("mi_rag", "pmsr"):
+        metrics = json.loads(Path(f"runs/{paper}/okvqa/metrics.json").read_text())
+        assert metrics["pipelines"][paper]["overall"]["value"] == 1.0
+        assert metrics["trajectories"][paper]["by_iteration"][0]["prr"]
+    assert Path("runs/pmsr/judge_okvqa/metrics.json").is_file()
 
 
 @pytest.mark.slow
