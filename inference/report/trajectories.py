@@ -144,7 +144,10 @@ def _sentence(name: str, measured: Mapping[str, Any]) -> str:
     text = f"{name}: {number(measured['iterations'])} iterations on average ({endings(measured)})."
     courses = measured["courses"]
     shares = ", ".join(f"{_COURSES[course]} {100 * share:.1f} %" for course, share in courses.items())
-    return f"{text} Its records: {shares}." if courses else text
+    text = f"{text} Its records: {shares}." if courses else text
+    converged = {name: score for name, score in measured.get("after_convergence", {}).items() if score}
+    counts = ", ".join(f"{_COURSES[name]} {number(score['value'])}" for name, score in converged.items())
+    return f"{text} Iterations after records became right for good: {counts}." if counts else text
 
 
 def endings(measured: Mapping[str, Any]) -> str:

@@ -109,8 +109,9 @@ def trajectories(
         the score of its answer, None unless each iteration was answered; and those of `mentions_by_iteration`),
         `gained` (the last iteration minus the first, paired by question: `article_recall` and `record`; and `bases`,
         the last recall of all knowledge bases minus the best one's; None if undefined), `asked` (of the searches after
-        a trajectory's first, the share with a query that the model wrote; None without any) and `courses` (share of
-        each `Course`).
+        a trajectory's first, the share with a query that the model wrote; None without any), `courses` (share of
+        each `Course`) and `after_convergence` (iterations with a record after the first one from which on all records
+        are right, by `Course` that ends right: PMSR's Table 9).
     """
     return {
         name: _of_pipeline(
@@ -168,6 +169,7 @@ def _of_pipeline(
         },
         "asked": _asked(questions, traces, seed),
         "courses": _courses([records[question.id] for question in recorded]),
+        "after_convergence": _after_convergence(recorded, traces, records, seed),
     }
 
 
@@ -263,6 +265,29 @@ def course(right: Sequence[float]) -> Course:
 def _courses(records: Sequence[Sequence[float]]) -> dict[str, float]:
     counted = Counter(map(course, records))
     return {name: counted[name] / len(records) for name in get_args(Course)} if records else {}
+
+
+def _after_convergence(
+    questions: Sequence[Question], traces: Mapping[str, Trace], records: Mapping[str, Sequence[float]], seed: int
+) -> dict[str, Score | None]:
+    """Return the mean of `iterations_after` by course, of those whose last record is right."""
+    counted: dict[str, Score | None] = {}
+    for name in ("stable_correct", "correction"):
+        of_course = [question for question in questions if course(records[question.id]) == name]
+        counted[name] = mean(of_course, [iterations_after(traces[q.id], records[q.id]) for q in of_course], seed)
+    return counted
+
+
+def iterations_after(trace: Trace, right: Sequence[float]) -> int:
+    """Return the number of records written after a trajectory converged: after the first that is right and stays so.
+
+    Args:
+        trace: The trajectory, whose last record is right.
+        right: Its `records_right`.
+    """
+    written = {step.iteration for step in trace.steps if step.operator == "reason"}
+    converged = next(i for i in range(len(right)) if all(right[i:]))
+    return sum(iteration > converged for iteration in written)
 
 
 def mean_if_all(values: Sequence[float | None]) -> float | None:

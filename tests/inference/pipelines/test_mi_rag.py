@@ -103,7 +103,7 @@ def test_the_papers_own_last_words(script: Any) -> None:
 
 
 def test_reflectivas_checkpoint_is_asked_as_it_was_tuned(scripting: type[Any]) -> None:
-    """Its answer to the last prompt begins with its token of relevance, which is no part of the answer."""
+    """The token of relevance before its answer is left out."""
     script = scripting(say=lambda prompt: "[Relevant] Ann Kirk" if "Give a short" in prompt else say(prompt), find=find)
     trace = run(script, answer_form="reflectiva")
     assert script.asked[-1][1] == (

@@ -8,7 +8,14 @@ import pytest
 
 from reflectune.core.types import Passage
 from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.scoring.trajectories import costs, course, found_until, records_right, trajectories
+from reflectune.inference.scoring.trajectories import (
+    costs,
+    course,
+    found_until,
+    iterations_after,
+    records_right,
+    trajectories,
+)
 from reflectune.inference.scoring.variants import saturation_curve
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
 
@@ -52,6 +59,24 @@ def test_recall_is_cumulative_over_all_bases_and_by_base(make: SimpleNamespace, 
 def test_a_trajectory_that_ended_keeps_its_last_record(make: SimpleNamespace, walked: Trace) -> None:
     assert records_right(make.question(1), walked, 3) == [0.0, 1.0, 1.0, 1.0]
     assert records_right(make.question(1), make.trace(1, "reag", steps=(search(0),)), 3) == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "right", "after"),
+    [
+        (["oak", "oak", "oak"], [1, 1, 1], 2),
+        (["elm", "oak", "oak", "oak"], [0, 1, 1, 1], 2),
+        (["oak", "elm", "oak"], [1, 0, 1], 0),  # right for good from the last record on
+        (["elm", "oak"], [0, 1, 1, 1], 0),  # others ran longer
+    ],
+)
+def test_iterations_after_convergence_are_the_records_after_the_first_that_stays_right(
+    make: SimpleNamespace, texts: list[str], right: list[float], after: int
+) -> None:
+    steps = [reason(iteration, f"It is {text}.") for iteration, text in enumerate(texts)]
+    trace = make.trace(1, "pmsr", steps=tuple(steps))
+    assert records_right(make.question(1), trace, len(right) - 1) == right
+    assert iterations_after(trace, right) == after
 
 
 @pytest.mark.parametrize(
@@ -104,6 +129,8 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     assert measured_pmsr["asked"]["value"] == 0.0  # the one later search has the record's query alone
     courses = {"stable_correct": 0.5, "correction": 0.5, "conflict": 0.0, "persistent_fail": 0.0}
     assert measured_pmsr["courses"] == courses
+    after = {name: (score["value"], score["n"]) for name, score in measured_pmsr["after_convergence"].items()}
+    assert after == {"stable_correct": (0.0, 1), "correction": (0.0, 1)}
 
 
 def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: SimpleNamespace) -> None:
