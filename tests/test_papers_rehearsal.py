@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 ENCODER = "pair:miniature/clip+miniature/text"
 SMALL = {
     "retrieval/build_index.py": ["--encoder", ENCODER, "--store", "exact", "--device", "cpu", "--dtype", "float32"],
+    "inference/recall.py": ["--encoder", ENCODER, "--device", "cpu"],
     "evaluate": ["--encoder", ENCODER, "--iterations", "1", "--text_passages", "4", "--device", "cpu"],
 }
 CLIP = ["--encoder", "miniature/clip", "--device", "cpu"]
@@ -118,8 +119,16 @@ def say(text: str) -> str:
 
 PREPARED = ["infoseek", "texts", "text_index", "infoseek_index"]
 TABLES = {
-    "mi_rag": ["evaluate", "llava_more", "evaluate_llava_more", "table_6@vanilla", "table_7", "table_a3@generation"],
-    "pmsr": ["infoseek_index", "evaluate", "evaluate_llava_more", "judge", "table_7"],
+    "mi_rag": [
+        "evaluate",
+        "llava_more",
+        "evaluate_llava_more",
+        "table_6@vanilla",
+        "table_7",
+        "table_a1",
+        "table_a3@generation",
+    ],
+    "pmsr": ["infoseek_index", "evaluate", "evaluate_llava_more", "judge", "table_7", "table_a1"],
 }
 
 
@@ -139,7 +148,9 @@ def test_a_papers_list_runs_from_downloads_to_tables(
     assert max(sum(part["type"] == "image_url" for part in content) for content in pictured) > 1
     for paper, names in TABLES.items():
         folders = {path.parent.name for path in (downloads / "runs" / paper).glob("*/metrics.json")}
-        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more"})
+        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"})
+        recall = json.loads((downloads / f"runs/{paper}/table_a1/recall.json").read_text())
+        assert all(set(split["section_weights"]) == {"0", "0.5"} for split in recall.values())
         metrics = json.loads((downloads / f"runs/{paper}/infoseek/metrics.json").read_text())
         trajectory = metrics["trajectories"][paper]
         assert trajectory["by_iteration"][0]["article_recall"]["value"] == 1.0  # gold ids are the entries'

@@ -35,8 +35,9 @@ def run(config: RecallConfig) -> Figures:
     """Search as configured, and print a table for each split.
 
     Returns:
-        By split the figures of `measure_entries`, its searches under `weights` and `text_weights`, or
-        `ranked_entities`; and the figures of `measure_passages` under `passages`.
+        By split the figures of `measure_entries`, its searches under `weights` and `text_weights`, of an index of
+        sections under `section_weights` too, whose k counts sections, or `ranked_entities`; and the figures of
+        `measure_passages` under `passages`.
 
     Raises:
         UserError: There is nothing to measure, or an index can't be opened.
@@ -106,6 +107,14 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
         if of_texts:
             searches, exact = _weighted(retriever, of_texts), _weighted(twin, of_texts)
             yield _SearchTable("text_weights", "text_weight", searches, exact, with_texts=True)
+        if of_texts and retriever.has_sections:
+            searches = {name: functools.partial(_sections, retriever, value) for name, value in of_texts.items()}
+            yield _SearchTable("section_weights", "text_weight, k sections", searches, with_texts=True)
+
+
+def _sections(retriever: EntryRetriever, weights: Weights, queries: Sequence[Query], top: int) -> list[list[Hit]]:
+    """Return the entry of each of the best sections, several times if several of its sections are found."""
+    return [[hit for hit, _ in found] for found in retriever.search_sections(queries, top, weights=weights)]
 
 
 def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) -> dict[str, Search]:

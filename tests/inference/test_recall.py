@@ -11,7 +11,7 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.images import load_image
-from reflectune.core.types import Entry, Question
+from reflectune.core.types import Entry, Question, Section
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference import recall
@@ -106,6 +106,37 @@ def test_an_approximate_index_is_compared_with_an_exact_search_of_its_vectors(ki
         scores = record["weights" if kind == "title" else "text_weights"]["0.5"]
         assert scores["overlap@3"]["value"] == 1.0  # with six entries every cell is looked into
     assert f"| {kind}_weight | overlap@1 | overlap@3 |" in printed
+
+
+def test_of_an_index_of_sections_the_first_k_sections_are_counted_too(run, encoder, tmp_path, make) -> None:
+    """Each entry has two sections, of one picture."""
+    folder, entries, questions = tmp_path / "sectioned", [], []
+    folder.mkdir()
+    for place, colour in enumerate(COLOURS):
+        image = Image.new("RGB", (64, 64), colour)
+        image.paste(Image.new("RGB", (20, 20 + 4 * place), "black"))
+        image.save(folder / f"{place}.png")
+        sections = (Section("Use", f"It is {colour}."), Section("Builder", "Ann built it."))
+        entries.append(Entry(f"e{place}", f"A {colour} thing", sections=sections, images=(f"{place}.png",)))
+        asked = {"split": SPLITS[0], "entity_ids": (f"e{(place + 1) % 6}",)}  # never the entry of its own picture
+        questions.append(Question(f"q{place}", f"{place}.png", "Who built it?", **asked))
+    make.data_set(folder, entries, questions, encoder)
+    loaded, knowledge = load_encoder(encoder), KnowledgeBase(folder / "knowledge")
+    retriever = EntryRetriever(build_index(knowledge, loaded, folder / "rows", sections=True), loaded)
+    flags = ("--dataset", str(folder), "--splits", SPLITS[0], "--depths", "2", "3")
+    flags += ("--title_weights", "0", "--text_weights", "0", "0.5")
+    figures, printed = run(*flags, "--index", str(folder / "rows"), "--encoder", encoder, index="")
+    record = figures[SPLITS[0]]
+    for weight in ("0", "0.5"):
+        queries = [Query(load_image(folder / each.image), each.text) for each in questions]
+        found = retriever.search_sections(queries, 3, weights=equation_7(float(weight)))
+        assert any(len({hit.entry_id for hit, _ in row}) < 3 for row in found)  # two sections of an entry are two
+        right = [
+            any(hit.entry_id == each.entity_ids[0] for hit, _ in row)
+            for each, row in zip(questions, found, strict=True)
+        ]
+        assert record["section_weights"][weight]["article_recall@3"]["value"] == pytest.approx(sum(right) / 6)
+    assert "| text_weight, k sections | article_recall@2 |" in printed
 
 
 def test_ranked_entities_are_measured_in_place_of_an_index(folder, run) -> None:
