@@ -77,26 +77,34 @@ REPEATS = "queries repeat"
 """End of a trajectory whose queries repeat (PMSR)."""
 
 
-class RecordSettings(
-    GateSettings,
-    NoiseSettings,
-    ExtractionSettings,
-    PairPictureSettings,
-    PairSettings,
-    SearchSettings,
-    TrajectorySettings,
-):
+class DetailedSettings(ExtractionSettings, TrajectorySettings):
+    """Settings of an answer that is detailed at first, and may be shortened."""
+
+    detailed_answer: bool = setting(
+        False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
+    )
+    max_detailed_tokens: int = setting(
+        0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
+    )
+
+    @property
+    def answer_tokens(self) -> int:
+        """The longest answer of a trajectory, in tokens."""
+        detailed = self.max_detailed_tokens or self.max_record_tokens
+        return max(self.max_new_tokens, detailed) if self.detailed_answer else self.max_new_tokens
+
+    @cross_check
+    def extraction_problems(self) -> Iterator[str]:
+        """Yield the problem of a missing detailed answer to shorten."""
+        if self.extract_answer and not self.detailed_answer:
+            yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
+
+
+class RecordSettings(GateSettings, NoiseSettings, PairPictureSettings, PairSettings, SearchSettings, DetailedSettings):
     """Settings of pipelines that write reasoning records."""
 
     iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
     text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", ge=0)
-    detailed_answer: bool = setting(
-        False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
-    )
-
-    max_detailed_tokens: int = setting(
-        0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
-    )
     answer_each: bool = setting(
         False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
     )
@@ -113,17 +121,9 @@ class RecordSettings(
         }
         return {base: number for base, number in most.items() if number}
 
-    @property
-    def answer_tokens(self) -> int:
-        """The longest answer of a trajectory, in tokens."""
-        detailed = self.max_detailed_tokens or self.max_record_tokens
-        return max(self.max_new_tokens, detailed) if self.detailed_answer else self.max_new_tokens
-
     @cross_check
-    def extraction_problems(self) -> Iterator[str]:
-        """Yield the problem of a missing detailed answer to shorten."""
-        if self.extract_answer and not self.detailed_answer:
-            yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
+    def form_problems(self) -> Iterator[str]:
+        """Yield the problem of a detailed answer by a prompt for a short one."""
         if self.answer_form == "reflectiva" and self.detailed_answer:
             yield "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
 
@@ -343,12 +343,17 @@ def with_options(
         if settings.noise:
             drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
             trajectory = with_noise(trajectory, drawn, settings.noise_seed)
-        if settings.extract_answer:
-            shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
-            trajectory = with_extraction(trajectory, shots, settings.max_new_tokens)
-        return trajectory
+        return extracting(trajectory, settings, parts)
 
     return made
+
+
+def extracting(trajectory: Trajectory, settings: DetailedSettings, parts: PipelineParts) -> Trajectory:
+    """Add the step that shortens a detailed answer, if the settings have it."""
+    if not settings.extract_answer:
+        return trajectory
+    shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+    return with_extraction(trajectory, shots, settings.max_new_tokens)
 
 
 RECIPES = iterative_recipe(

@@ -1,0 +1,59 @@
+"""The gold section is read first and whole, then the pairs that were found; other questions are left out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.pipelines.oracle_pairs import OraclePairs, OraclePairsSettings
+from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.trace import Trace
+
+ASKED = Question("q", "image.png", "Who built it?", entity_ids=("e1",), evidence=(Evidence("e1", 1),))
+
+
+@pytest.fixture
+def knowledge(tmp_path: Path) -> KnowledgeBase:
+    sections = (Section("Use", "It is a bridge."), Section("Builder", "Ann built it.\n\nIn 1872."))
+    entry = Entry("e1", "Kirk Bridge", sections=sections)
+    write_knowledge_base(tmp_path / "knowledge", [entry], name="kb", image_root="..", shard_size=4)
+    return KnowledgeBase(tmp_path / "knowledge")
+
+
+def run(script: Any, knowledge: KnowledgeBase, pairs: int, **settings: Any) -> Trace:
+    asked_for = OraclePairsSettings(pair_passages=pairs, max_new_tokens=8, **settings)
+    pipeline = TrajectoryPipeline("oracle_pairs", OraclePairs(asked_for, knowledge), script.tools)
+    (trace,) = pipeline.run([ASKED], [Image.new("RGB", (8, 8))])
+    return trace
+
+
+def test_pairs_stand_behind_the_gold_section(scripting: type[Any], knowledge: KnowledgeBase) -> None:
+    script = scripting(say=lambda prompt: "Ann", find=lambda query, base: [f"{base} {n}" for n in range(9)])
+    trace = run(script, knowledge, 2, detailed_answer=True)
+    searched, (kind, prompt) = script.asked
+    assert searched == ("search", "Who built it?", "pairs", 2)
+    assert (kind, trace.answer, trace.ended) == ("write", "Ann", "with 2 pairs")
+    assert prompt == (
+        "Please answer the following question using the provided information and image.\n\n"
+        "Question: Who built it?\nRelevant Knowledge: Kirk Bridge: Builder. Ann built it. In 1872.\n"
+        "pairs 0: pairs 0\npairs 1: pairs 1\n\n"
+        "Based on the information, provide a detailed answer to the question."
+    )
+    assert trace.passages[0].passage.text == "Ann built it. In 1872."
+
+
+def test_without_pairs_nothing_is_searched(scripting: type[Any], knowledge: KnowledgeBase) -> None:
+    script = scripting(say=lambda prompt: "Ann")
+    trace = run(script, knowledge, 0)
+    assert [entry[0] for entry in script.asked] == ["write"]
+    assert trace.ended == "with 0 pairs"
+
+
+def test_it_answers_questions_whose_section_is_known() -> None:
+    takes = find_recipe("oracle_pairs").takes
+    assert takes(ASKED)
+    assert not takes(Question("q", "image.png", "Who built it?", entity_ids=("e1",)))
