@@ -46,6 +46,14 @@ def test_rows_are_sorted_and_oracles_stand_below_a_line() -> None:
     assert re.findall(r"<b>([\d.]+)</b> <span class=\"interval\">([^<]+)", page)[0] == ("60.0", "56.0 to 64.0")
 
 
+def test_an_oracle_alone_has_a_chart_without_that_line() -> None:
+    of_oracle = {"pipelines": {"oracle_article": {"overall": score(0.9)}}, "losses": {"oracle_article": {"right": 9}}}
+    alone = metrics(**of_oracle, best_baseline=None, comparisons={})
+    for page in (overview.scores(alone), overview.losses(alone)):
+        assert 'title="oracle_article"' in page
+        assert "Upper bounds" not in page
+
+
 def test_the_axis_ends_above_the_highest_interval() -> None:
     low = {**metrics(), "pipelines": {"mr2ag": {"overall": score(0.3)}}, "best_baseline": None, "comparisons": {}}
     assert 'width="75.00%"' in overview.scores(low)  # 0.3 of 0.4
