@@ -26,6 +26,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.models.rendering.chat_template import LLAVA_SYSTEM
+from reflectune.models.rendering.image_config import ImageFit
 from reflectune.models.weights.assembly import (
     UNUSED_OF_CLIP,
     Parts,
@@ -95,7 +96,7 @@ def read_original(
     add_tokens(language, tokenizer)
     model = join(language, tower, projector, tokenizer)
     model.generation_config.eos_token_id = ends
-    fit = "pad" if settings.get("image_aspect_ratio") == "pad" else "crop"
+    fit: ImageFit = "pad" if settings.get("image_aspect_ratio") == "pad" else "crop"
     return model, make_processor(Parts(str(folder), vision, None, image_fit=fit), tower, tokenizer, template)
 
 
@@ -119,7 +120,7 @@ def _read_tensors(folder: Path, beginnings: tuple[str, ...]) -> dict[str, Tensor
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"`checkpoint`: {folder} has no safetensors; download it again")
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
