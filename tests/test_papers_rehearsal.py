@@ -140,6 +140,7 @@ def test_a_papers_list_runs_from_downloads_to_tables(
     server = stub_server(say)
     served = ["--llm_url", server.url]
     more = {**SMALL, "evaluate": [*SMALL["evaluate"], *served, "--batch_questions", "4"], "metrics/score.py": served}
+    more["train/merge.py"] = ["--vision", "clip"]
     for paper, prepared in (("mi_rag", PREPARED), ("pmsr", [])):
         for words in commands(paper, [*prepared, *TABLES[paper]]):
             run(words, more)

@@ -87,6 +87,9 @@ class MergeConfig(PartsSettings):
             if given := [name for name in _OF_PARTS if name in self.model_fields_set and getattr(self, name)]:
                 yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(f'`{name}`' for name in given)}"
             return
+        if self.checkpoint and self.vision and not self.language and not self.folder.is_dir():
+            yield f"`checkpoint`: {self.folder} is not a folder"
+            return
         if self.checkpoint and (self.language or self.vision):
             yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
         elif not self.checkpoint and not (self.language and self.vision):

@@ -277,7 +277,7 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
     for part in ("`language` ./nowhere", "gone.bin is not a file", "exists already"):
         assert part in str(caught.value)
     assert "both `language` and `vision`" in " ".join(find_problems(MergeConfig, {"language": "miniature/llava"}))
-    assert "one or the other" in " ".join(find_problems(MergeConfig, {"vision": "pocket/vision", "checkpoint": "a"}))
+    assert "one or the other" in " ".join(find_problems(MergeConfig, {"language": "pocket/language", "checkpoint": "a"}))
 
 
 def test_the_command_joins_them(parts, capsys: pytest.CaptureFixture[str]) -> None:
