@@ -257,8 +257,11 @@ def test_mrags_list_runs_from_downloads_to_tables(
     of_evqa = [re.sub(r"^[^@]*", lambda found: f"{found[0]}_evqa", name) for name in tables]
     for words in commands("mrag", ["infoseek", "index", *tables, "evqa", "evqa_index", *of_evqa]):
         run(words, more)
+    in_place_of_gme = [*more["evaluate"], "--reranker_model", "miniature/clip"]
+    for words in commands("mrag", ["table_4@gme", "table_4_evqa@gme"]):
+        run(words, {**more, "evaluate": in_place_of_gme})
     results = Path("runs/mrag")
-    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 10
+    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 12
     for name in ("infoseek", "evqa"):
         metrics = json.loads((results / name / "metrics.json").read_text())
         assert {"mrag", "mrag_agent"} <= set(metrics["pipelines"])

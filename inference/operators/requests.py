@@ -298,7 +298,7 @@ class LikenReply:
 
 @dataclass(frozen=True)
 class RerankRequest:
-    """Score passages by the text reranker.
+    """Score passages by the reranker, which may read the question's picture.
 
     Attributes:
         iteration: Iteration of the trajectory, from 0.

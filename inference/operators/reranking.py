@@ -2,8 +2,8 @@
 
 The prompts of pairwise and listwise reranking are published (figures 6 and 7). The compared pairs and the treatment of
 unreadable replies are not: here the pairs are a setting (`Pairs`), and an unreadable reply keeps the order and is
-counted. The paper's pointwise scores are similarities of embeddings (MM-Embed, EchoSight); here they are probabilities
-of the relevance prompt of its figure 10. Text rerankers without pictures are in `retrieval/rerankers/`.
+counted. The paper's pointwise scores are similarities of embeddings (MM-Embed, EchoSight): `reranker` is the run's
+reranker, of `retrieval/rerankers/`. `pointwise` is the probability of the relevance prompt of its figure 10.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, Literal
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.vocabulary import Steps, judge, texts_of, together, write
+from reflectune.inference.operators.vocabulary import Steps, judge, rerank_scores, texts_of, together, write
 
-Reranking = Literal["none", "pointwise", "pairwise", "listwise"]
+Reranking = Literal["none", "pointwise", "pairwise", "listwise", "reranker"]
 Pairs = Literal["all", "both_orders", "adjacent"]
 
 RELEVANT: Final = """\
@@ -83,6 +83,8 @@ def rerank(
         return tuple(passages)
     if method == "pointwise":
         return (yield from pointwise(question, passages))
+    if method == "reranker":
+        return best_first(passages, (yield from rerank_scores(0, question, passages)).scores)
     if method == "pairwise":
         return (yield from pairwise(question, passages, pairs=pairs, max_tokens=max_tokens))
     return (yield from listwise(question, passages, max_tokens=max_tokens))
@@ -100,7 +102,11 @@ def relevance(iteration: int, question: str, passage: Passage) -> Steps[float]:
 
 def pointwise(question: str, passages: Sequence[Passage]) -> Steps[tuple[Passage, ...]]:
     """Order passages by their own relevance, best first; ties keep their order. One judgement a passage."""
-    scores = yield from together([relevance(0, question, passage) for passage in passages])
+    return best_first(passages, (yield from together([relevance(0, question, passage) for passage in passages])))
+
+
+def best_first(passages: Sequence[Passage], scores: Sequence[float]) -> tuple[Passage, ...]:
+    """Order passages by their scores, best first; ties keep their order."""
     return tuple(passages[place] for place in sorted(range(len(passages)), key=lambda place: -scores[place]))
 
 
@@ -135,7 +141,7 @@ def pairwise(
     for (first, second), winner in zip(compared, winners, strict=True):
         wins[first] += {"A": 1.0, "B": 0.0}.get(winner or "", 0.5)
         wins[second] += {"A": 0.0, "B": 1.0}.get(winner or "", 0.5)
-    return tuple(passages[place] for place in sorted(order, key=lambda place: -wins[place]))
+    return best_first(passages, wins)
 
 
 def listwise(question: str, passages: Sequence[Passage], *, max_tokens: int) -> Steps[tuple[Passage, ...]]:

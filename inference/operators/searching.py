@@ -21,7 +21,7 @@ from reflectune.inference.operators.pair_pictures import PairPictures
 from reflectune.inference.operators.requests import Box, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
-from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
@@ -333,9 +333,19 @@ def cropped(image: Image.Image, box: Box | None) -> Image.Image:
     )
 
 
-def reranked(requests: Sequence[RerankRequest], reranker: Reranker) -> list[RerankReply]:
-    """Return a reranker's scores of passages, in the order of the requests."""
-    ranked = reranker.rank([request.query for request in requests], [request.passages for request in requests])
+def reranked(asked: Sequence[tuple[Picture, RerankRequest]], reranker: Reranker) -> list[RerankReply]:
+    """Return a reranker's scores of passages, in the order of the requests.
+
+    One that reads pictures scores by the picture and the text alone, without the similarity of the passage's entry.
+    """
+    requests = [request for _, request in asked]
+    queries, passages = [request.query for request in requests], [request.passages for request in requests]
+    images = [image for image, _ in asked if image is not None]
+    if isinstance(reranker, PictureReranker) and len(images) == len(asked):
+        entry_scores = [dict.fromkeys((passage.entry_id for passage in of_query), 0.0) for of_query in passages]
+        ranked = reranker.rank_pictured(queries, images, passages, entry_scores)
+    else:
+        ranked = reranker.rank(queries, passages)
     scores = [{hit.passage: hit.score for hit in hits} for hits in ranked]
     return [
         RerankReply(tuple(by_passage[passage] for passage in request.passages))

@@ -47,8 +47,8 @@ Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
 TooLong = Callable[[Sequence[str]], list[bool]]
 """True for each text that is longer than an encoder reads."""
-RerankFunction = Callable[[Sequence[RerankRequest]], Sequence[RerankReply]]
-"""Function from texts with passages to the reranker's scores."""
+RerankFunction = Callable[[Sequence[tuple[Picture, RerankRequest]]], Sequence[RerankReply]]
+"""Function from pictures and texts with passages to the reranker's scores."""
 _WAITING: Final = 0.25
 """Share of requests that wait for a thread, so that none is idle during a search."""
 
@@ -262,7 +262,7 @@ class TrajectoryPipeline:
             judge = model.judge if isinstance(first, JudgeRequest) else model.judge_each
             return judge(prompts, first.yes, first.no)
         if isinstance(first, RerankRequest):
-            return tools.rerank(requests)
+            return tools.rerank(list(zip(images, requests, strict=True)))
         if isinstance(first, SearchRequest):
             return tools.search(list(zip(images, requests, strict=True)))
         return likenesses(requests, tools.embed, tools.too_long)

@@ -160,8 +160,8 @@ def liken(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[
     return _as(LikenReply, (yield LikenRequest(iteration, tuple(texts), tuple(others))))
 
 
-def rerank(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[RerankReply]:
-    """Score passages by the text reranker; see `RerankRequest`."""
+def rerank_scores(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[RerankReply]:
+    """Score passages by the reranker; see `RerankRequest`."""
     if not passages:
         return RerankReply()
     return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))

@@ -22,7 +22,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.requests import Form, SearchReply, WriteReply, Writing
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
     CandidateSettings,
     TrajectorySettings,
@@ -88,7 +88,7 @@ class Iba:
         reply = yield from choose("verify", PROBABILITIES, picked, "shares")
         likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
-        scores = (yield from rerank(0, question.text, opened)).scores
+        scores = (yield from rerank_scores(0, question.text, opened)).scores
         best = self._best(opened, dict(zip(picked, likely, strict=True)), similarities(found), scaled(scores))
         answer = yield from write(
             "answer",

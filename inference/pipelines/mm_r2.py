@@ -23,7 +23,7 @@ from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, rerank, search, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
     CandidateSettings,
     TrajectorySettings,
@@ -109,7 +109,7 @@ class MmR2:
         labels = _listed({unit: units[unit] for unit in chosen})
         reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest, form="queries")
         queries = read_queries(reply.text, 1)
-        scores = (yield from rerank(0, queries[0] if queries else question.text, best)).scores
+        scores = (yield from rerank_scores(0, queries[0] if queries else question.text, best)).scores
         best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
 
 

@@ -6,6 +6,7 @@ one in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import Pairs, Reranking, paragraphs, rerank
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings
+from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings, reranked
 from reflectune.inference.operators.trajectory import Tools, Trajectory, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import (
@@ -75,7 +76,9 @@ class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
 class MragSettings(DocumentStageSettings):
     """Settings of mRAG."""
 
-    rerank: Reranking = setting("listwise", "mrag: order the `top_n` documents by the model, or leave them as found")
+    rerank: Reranking = setting(
+        "listwise", "mrag: order the `top_n` documents by the model, by `reranker`, or leave them as found"
+    )
     answer_documents: int = setting(1, "mrag: documents to answer from, the first ones", ge=1)
 
 
@@ -153,19 +156,25 @@ def mrag_recipe(
     def build(name: str, settings: Stages, parts: PipelineParts) -> TrajectoryPipeline:
         weights = modality_weights(settings.query_modality, settings.entry_modality)
         weights = weights.with_summaries(settings.summary_share).fused(settings.fusion)
-        reranker = needed(parts.reranker) if settings.unit == "passage" else None
+        reranker = needed(parts.reranker)
         retriever = entry_retriever(name, parts)
         retriever.check(weights)
         entries = EntryDocuments(
             retriever,
             parts.knowledge,
             weights,
-            reranker,
+            reranker if settings.unit == "passage" else None,
             settings.lead,
             settings.base_failure,
             too_long=retriever.too_long,
         )
-        tools = Tools(reading_models(parts), entries.search, budget=parts.budget, retries=settings.retry_unread)
+        tools = Tools(
+            reading_models(parts),
+            entries.search,
+            rerank=functools.partial(reranked, reranker=reranker),
+            budget=parts.budget,
+            retries=settings.retry_unread,
+        )
         return TrajectoryPipeline(name, make(settings), tools)
 
     recipe = Recipe(

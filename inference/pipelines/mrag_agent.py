@@ -43,7 +43,7 @@ FAILS: Final = "Model fails to answer the question"
 class MragAgentSettings(DocumentStageSettings):
     """Settings of mRAG's agent; the paper's takes the documents as retrieved."""
 
-    agent_rerank: Reranking = setting("none", "mrag_agent: order the documents before the first one is judged")
+    agent_rerank: Reranking = setting("none", "mrag_agent: as `rerank`, before the first one is judged")
     agent_fallback: Literal["abstain", "first"] = setting(
         "abstain", "mrag_agent: no document has a valid answer: none, as in mRAG, or the first document's"
     )

@@ -221,9 +221,9 @@ class _Found:
             for _, request in searches
         ]
 
-    def rerank(self, requests: Sequence[RerankRequest]) -> list[RerankReply]:
+    def rerank(self, asked: Sequence[tuple[Picture, RerankRequest]]) -> list[RerankReply]:
         """Score earlier passages higher."""
-        return [RerankReply(tuple(-float(n) for n in range(len(it.passages)))) for it in requests]
+        return [RerankReply(tuple(-float(n) for n in range(len(it.passages)))) for _, it in asked]
 
     def _hits(self, base: str, top: int) -> Iterator[PassageHit]:
         if base == PAIRS and self.depth:

@@ -12,7 +12,7 @@ from reflectune.models.names import EncoderName
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 
-Kind = Literal["words", "embedding", "cross_encoder", "q_former"]
+Kind = Literal["words", "embedding", "cross_encoder", "encoder", "q_former"]
 DocumentRanking = Literal["words", "reranker"]
 DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
 
@@ -22,10 +22,12 @@ class RerankerConfig(Settings):
 
     reranker: Kind = setting(
         "words",
-        "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder, or q_former (EchoSight)",
+        "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder; by the picture, too: encoder "
+        "(images and texts), q_former (EchoSight)",
     )
     reranker_model: EncoderName = setting(
-        "", "embedding, cross_encoder: miniature/text, a folder, or a hub id, owner/name[@COMMIT]; q_former: a folder"
+        "",
+        "miniature/text, a folder, or a hub id, owner/name[@COMMIT]; encoder: as `encoder`; q_former: a folder",
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its model card says")
     reranker_similarity: Literal["auto", "cosine", "dot"] = setting(

@@ -17,8 +17,9 @@ def load_reranker(
     """Load a reranker.
 
     Args:
-        kind: `words`, `embedding`, `cross_encoder` or `q_former`.
-        model: A shipped model, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; for `q_former` a folder.
+        kind: `words`, `embedding`, `cross_encoder`, `encoder` or `q_former`.
+        model: A shipped model, a folder, or a hub id, `owner/name` or `owner/name@COMMIT`; for `encoder` as
+            `load_encoder` takes it; for `q_former` a folder.
         settings: Settings of the model; the defaults if None.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
 
@@ -36,6 +37,10 @@ def load_reranker(
         from reflectune.retrieval.rerankers.q_former import QFormerReranker  # slow to import
 
         return QFormerReranker(Path(model), settings or TextSettings(), find_device(device))
+    if kind == "encoder":
+        from reflectune.retrieval.rerankers.pictured import EncoderReranker  # slow to import
+
+        return EncoderReranker(model, settings or TextSettings(), device)
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it
     from reflectune.retrieval.rerankers.neural import CrossEncoderReranker, EmbeddingReranker
 

@@ -98,7 +98,7 @@ class QFormerReranker:
         """
         raise UserError(
             "`reranker: q_former` reads a question with its picture, which is not given here: it picks the passages of "
-            "naive_rag and build_plain; take another reranker for the rest"
+            "naive_rag and build_plain, and orders those of mrag (`rerank: reranker`); take `words` otherwise"
         )
 
     def rank_pictured(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import write_knowledge_base
@@ -27,6 +28,7 @@ from reflectune.inference.pipelines.registry import find_recipe, iterative
 from reflectune.inference.scoring.notices import cut_query_sentences
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.indexes.entry_index import Index
+from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.joint import JointSearch
@@ -194,6 +196,19 @@ def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text:
 
 def test_reranked_passages_keep_their_order(make: SimpleNamespace) -> None:
     passages = tuple(make.passage(text=text) for text in ("It is green.", "An oak tree, an oak.", "An oak."))
-    found = reranked([RerankRequest(0, "oak tree", passages), RerankRequest(0, "green", passages[:1])], WordReranker())
+    found = reranked(
+        [(None, RerankRequest(0, "oak tree", passages)), (None, RerankRequest(0, "green", passages[:1]))],
+        WordReranker(),
+    )
     assert found[0].scores[1] > found[0].scores[2] > found[0].scores[0]
     assert len(found[1].scores) == 1
+
+
+def test_a_reranker_of_pictures_is_shown_the_questions_picture(make: SimpleNamespace) -> None:
+    reranker, image = load_reranker("encoder", "miniature/clip"), Image.new("RGB", (30, 20), "teal")
+    passages = tuple(make.passage(text=text) for text in ("It is green.", "An oak tree, an oak."))
+    (found,) = reranked([(image, RerankRequest(0, "oak", passages))], reranker)
+    (ranked,) = reranker.rank_pictured(["oak"], [image], [passages], [{}])
+    assert dict(zip(passages, found.scores, strict=True)) == {one.passage: one.score for one in ranked}
+    with pytest.raises(UserError, match="reads a question with its picture"):
+        reranked([(None, RerankRequest(0, "oak", passages))], reranker)

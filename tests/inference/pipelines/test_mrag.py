@@ -108,6 +108,17 @@ def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scriptin
     assert trace.steps[1].text == "I can't."
 
 
+def test_documents_are_ordered_by_the_runs_reranker(scripting: type[Any]) -> None:
+    scores = {"one": 0.2, "two": 0.1, "three": 0.7}
+    script = scripting(say=lambda prompt: "Ann Kirk", find=find, score=scores.__getitem__)
+    trace = run(script, mrag(query_modality="IC", rerank="reranker"))
+    assert [asked for asked in script.asked if asked[0] == "rerank"] == [
+        ("rerank", "Who built it?", it) for it in scores
+    ]
+    assert [read.passage.entry_id for read in trace.passages] == ["three", "one", "two"]
+    assert kind(script.asked[-1]) == "answer three"
+
+
 MODALITIES = {"I": "", "IQ": "Who built it?", "IC": "A red bridge.", "C": "A red bridge."}
 
 

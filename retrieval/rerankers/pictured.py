@@ -1,0 +1,90 @@
+"""An encoder of images and texts as a reranker: similarity of a question with its picture and each passage.
+
+mRAG (arXiv 2505.24073, §4.1) ranks pointwise by the dot product of both embeddings of MM-Embed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
+from reflectune.core.types import Passage
+from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval.encoders.base import DecoupledEncoder, PairEncoder, TwoSpaceEncoder, Vectors
+from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.encoders.settings import TextSettings
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+from reflectune.retrieval.stores.base import inner
+
+WORDS: Final = 512
+"""Words of a passage that are read, as by EchoSight's Q-Former."""
+
+
+class EncoderReranker:
+    """Image-text encoder whose vector of a question and its picture is compared with the passages' vectors.
+
+    A multimodal language model reads the question and the picture together. Of a CLIP the vector is the sum of both.
+
+    Args:
+        model: Name of the encoder; see `load_encoder`.
+        settings: Precision of the weights; the rest is the encoder's own.
+        device: Device of the model.
+
+    Raises:
+        UserError: The encoder is missing, or has no common space of images and texts.
+    """
+
+    def __init__(self, model: str, settings: TextSettings, device: str) -> None:
+        self.name = f"encoder {model}"
+        self._encoder = load_encoder(model, device=device, dtype=settings.dtype)
+        if isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder):
+            raise UserError(
+                f"the encoder {model} has a space of its own for texts, in which no picture can be compared with them; "
+                "take an encoder of one space"
+            )
+        self.fingerprint = fingerprint(["encoder", self._encoder.fingerprint])
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """Refused: a text encoder does this better.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(
+            "`reranker: encoder` reads a question with its picture, which is not given here; take `embedding` for texts"
+        )
+
+    def rank_pictured(
+        self,
+        questions: Sequence[str],
+        images: Sequence[Image.Image],
+        passages: Sequence[Sequence[Passage]],
+        entry_scores: Sequence[Mapping[str, float]],
+        top_k: int | None = None,
+    ) -> list[list[ScoredPassage]]:
+        """See `PictureReranker.rank_pictured`. Entries' scores are not used. Each distinct passage is read once."""
+        check_request(questions, passages, top_k)
+        texts = [[" ".join(passage_text(one).split()[:WORDS]) for one in choice] for choice in passages]
+        distinct = {text: place for place, text in enumerate(dict.fromkeys(t for choice in texts for t in choice))}
+        if not distinct:
+            return [[] for _ in questions]
+        of_passages, of_questions = self._encoder.encode_texts(list(distinct)), self._encode(questions, images)
+        ranked = []
+        for vector, choice, own_texts in zip(of_questions, passages, texts, strict=True):
+            scores = inner(of_passages[[distinct[text] for text in own_texts]], vector).tolist()
+            ranked.append(best_first(choice, scores, top_k))
+        return ranked
+
+    def _encode(self, questions: Sequence[str], images: Sequence[Image.Image]) -> Vectors:
+        """Encode questions with their pictures: unit length, shape (questions, dimensions)."""
+        if isinstance(self._encoder, PairEncoder):
+            return self._encoder.encode_pairs(images, questions)
+        both = self._encoder.encode_images(images) + self._encoder.encode_texts(questions)
+        return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1e-12)
