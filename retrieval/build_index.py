@@ -1,9 +1,10 @@
 """Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--rows passages] [--dry_run]`.
 
-Encodes every entry's images and title, and its summary with `--summaries`; or each section's summary, with its entry's
-first image; or cuts the entries into passages and encodes these. An index that was cut off is continued by the same
-command; `--verify` compares a finished one with its checksums. Under `accelerate launch` the processes share the work,
-with the same result. Exit status: 0, or 3 if bad images were left out (`on_error: skip`).
+Encodes every entry's images and title, and its summary with `--summaries`, or its picture's caption with `--captions`;
+or each section's summary, with its entry's first image; or cuts the entries into passages and encodes these. An index
+that was cut off is continued by the same command; `--verify` compares a finished one with its checksums. Under
+`accelerate launch` the processes share the work, with the same result. Exit status: 0, or 3 if bad images were left out
+(`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class IndexConfig(EntryIndexSettings, PassageIndexSettings):
         kinds = (EntryIndexSettings, PassageIndexSettings)
         own, other = kinds[::-1] if self.rows == "passages" else kinds
         idle = self.model_fields_set & (other.model_fields.keys() - own.model_fields.keys())
-        if self.rows == "sections" and self.summaries:
-            idle |= {"summaries"}
+        if self.rows == "sections":
+            idle |= {name for name in ("summaries", "captions") if getattr(self, name)}
         yield from (f"`{name}` means nothing for `rows: {self.rows}`; drop it" for name in sorted(idle))
 
 

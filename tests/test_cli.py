@@ -34,7 +34,7 @@ def test_a_command_is_listed_with_its_first_line(module: str) -> None:
 def test_the_help_lists_the_commands_without_a_slow_import() -> None:
     command = [sys.executable, "-X", "importtime", "-m", "reflectune", "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(MODULES) == 21
+    assert len(MODULES) == 22
     assert all(f"  {module.partition('.')[2]} " in ended.stdout for module in MODULES)
     assert not {"pydantic", "numpy", "torch"} & {line.split("|")[-1].strip() for line in ended.stderr.splitlines()}
 

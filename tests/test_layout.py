@@ -22,6 +22,7 @@ LOWEST_FIRST = "core formats models metrics retrieval data_builders inference tr
 FLOORS = {folder: floor for floor, folder in enumerate(LOWEST_FIRST)}
 STARTED_BY_PATH = {
     "data_builders/probe.py",
+    "inference/caption.py",
     "inference/evaluate.py",
     "retrieval/build_index.py",
     "train/grpo.py",

@@ -253,7 +253,9 @@ def test_mrags_list_runs_from_downloads_to_tables(
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     served = ["--llm_url", stub_server(lambda text: "[1]" if "[1]" in text else "Yes, Ann.").url]
     more = {**SMALL_MRAG, "evaluate": [*SMALL_MRAG["evaluate"], *served], "metrics/score.py": served}
+    more["inference/caption.py"] = served
     tables = ("recall", "evaluate", "judge@mrag", "table_3@IC_T", "table_4@pairwise", "figure_2@listwise_2")
+    tables = ("captions", "caption_index", *tables, "table_3_captions@IC_C")
     of_evqa = [re.sub(r"^[^@]*", lambda found: f"{found[0]}_evqa", name) for name in tables]
     for words in commands("mrag", ["infoseek", "index", *tables, "evqa", "evqa_index", *of_evqa]):
         run(words, more)
@@ -261,7 +263,7 @@ def test_mrags_list_runs_from_downloads_to_tables(
     for words in commands("mrag", ["table_4@gme", "table_4_evqa@gme"]):
         run(words, {**more, "evaluate": in_place_of_gme})
     results = Path("runs/mrag")
-    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 12
+    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 14
     for name in ("infoseek", "evqa"):
         metrics = json.loads((results / name / "metrics.json").read_text())
         assert {"mrag", "mrag_agent"} <= set(metrics["pipelines"])

@@ -62,7 +62,9 @@ class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
     query_modality: QueryModality = setting(
         "I", "mRAG: search with the image (I), with the question (IQ) or a generated caption (IC), or the caption (C)"
     )
-    entry_modality: Target = setting("IT", "mRAG: search the entries' images, images and titles, or titles")
+    entry_modality: Target = setting(
+        "IT", "mRAG: search the entries' images (I), with titles (IT) or captions (IC), or titles (T), captions (C)"
+    )
     unit: Literal["article", "passage"] = setting(
         "article", "mRAG: an entry's document: the whole article, or its passage by the reranker"
     )
@@ -158,7 +160,7 @@ def mrag_recipe(
         weights = weights.with_summaries(settings.summary_share).fused(settings.fusion)
         reranker = needed(parts.reranker)
         retriever = entry_retriever(name, parts)
-        retriever.check(weights)
+        retriever.check(weights, captions="C" in settings.entry_modality)
         entries = EntryDocuments(
             retriever,
             parts.knowledge,

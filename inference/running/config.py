@@ -1,4 +1,4 @@
-"""Configs of `evaluate`, `answer` and `recall`."""
+"""Configs of `evaluate`, `answer`, `caption` and `recall`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from pydantic import Field, model_validator
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, InputFile, OutputFile, Share
 from reflectune.formats.dataset import SplitsKeys
-from reflectune.inference.config import DatasetSettings, ModelRole, ModelSettings, TextIndexSettings
+from reflectune.inference.config import (
+    BaseModelSettings,
+    DatasetSettings,
+    EngineSettings,
+    ModelRole,
+    ModelSettings,
+    TextIndexSettings,
+)
+from reflectune.inference.operators.budget import BudgetSettings
 from reflectune.inference.pipelines.recipe import TUNED_BASELINES, Recipe
 from reflectune.inference.pipelines.registry import (
     all_forms,
@@ -21,10 +29,13 @@ from reflectune.inference.pipelines.registry import (
     pipeline_settings,
     reflecting,
 )
-from reflectune.inference.pipelines.requirements import RERANKER
+from reflectune.inference.pipelines.requirements import RERANKER, SERVER
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
+from reflectune.models.names import PlacementKeys
+from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion
 
@@ -190,6 +201,33 @@ class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipe
         yield from self.missing("server", why="vLLM that serves it, e.g. http://localhost:8000/v1")
         if not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed, or `ranked_entities`"
+
+
+class CaptionConfig(
+    RunSettings, BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys, RemoteConfig, BudgetSettings
+):
+    """Caption the first picture of each entry of a knowledge base, and write `captions.jsonl`."""
+
+    knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
+    reader: Literal["base_model", "server"] = setting(
+        "base_model", "the model that writes: base_model, or a server's, `llm_model`"
+    )
+    max_new_tokens: int = setting(128, "longest caption, in tokens", ge=1)
+    dry_run: bool = setting(False, "describe the run without starting it")
+
+    @cross_check
+    def caption_problems(self) -> Iterator[str]:
+        """Yield the problems of the knowledge base and the model."""
+        if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
+            yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
+        if self.reader == SERVER:
+            yield from self.llm_problems(sends=not self.dry_run)
+        elif not self.base_model:
+            yield "`base_model` is needed, or `reader: server`"
+
+    def roles(self) -> list[ModelRole]:
+        """Return the keys whose models are loaded."""
+        return [] if self.reader == SERVER else ["base_model"]
 
 
 class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):

@@ -96,10 +96,7 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         seed: Seed of a diagnosis.
     """
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-    server: tuple[Any, ...] | None = None
-    if remote:
-        endpoint, steps = _endpoint(config), sorted(RoleSettings.of(config).step_models.items())
-        server = (endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context, steps)
+    server = (*hash_server(config), sorted(RoleSettings.of(config).step_models.items())) if remote else None
     entries = {
         "index": retriever.finder_fingerprint() if retriever.finds_entries else None,
         "title_weight": retriever.title_weight,
@@ -114,6 +111,12 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         "probes": seed,
         "budget": None,  # a higher budget resumes trajectories
     }
+
+
+def hash_server(config: Settings) -> tuple[Any, ...]:
+    """Return everything that a server's replies depend on."""
+    endpoint = _endpoint(config)
+    return endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context
 
 
 def _endpoint(config: Settings) -> Endpoint:

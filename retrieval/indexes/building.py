@@ -35,6 +35,7 @@ from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text
 from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts, no_vectors
+from reflectune.retrieval.indexes.captions import CAPTIONS, captions_of
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
     MANIFEST,
@@ -92,7 +93,8 @@ def build_index(
         encoder: Encoder of images and titles.
         folder: Folder of the index.
         store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
-        summaries: Encode each entry's summary too (`summary_text`), as a field of its own.
+        summaries: Encode each entry's summary too (`summary_text`), as a field of its own; its caption, if `kb` is a
+            `CaptionedKnowledge`.
         sections: Make a row of each section, with its entry's first picture and its summary (`SectionKnowledge`),
             instead of one of each picture with the entry's title.
         leave_out: Pictures to exclude; the manifest stores their number and list.
@@ -115,13 +117,13 @@ def build_index(
     check_shareable(store, processes)
     is_first = processes.index == 0
     if (folder / MANIFEST).is_file():
-        _check_built(folder, read_manifest(folder), leave_out, summaries, sections)
+        _check_built(folder, read_manifest(folder), leave_out, summaries, sections, captions_of(kb))
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
         check_store(folder, manifest, store)
         processes.wait()  # all know it before the first one takes the index apart
         shards = folder / _UNFINISHED
         if is_first:
-            settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries)
+            settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries, kb)
             claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
             fields = fields_of(encoder, summaries=summaries)
             reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), shard_rows)
@@ -188,7 +190,9 @@ class _Shards:
         """
         if processes.index == 0:
             choice = self.plan.choice
-            settings = _shard_settings(choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries)
+            settings = _shard_settings(
+                choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries, self.kb
+            )
             claim_shards(self.folder, origin_of(self.kb, self.encoder), settings)
         if self.on_error == "stop":
             for error in _rejected_rows(self.folder):
@@ -253,7 +257,7 @@ class _Shards:
 
 
 def _shard_settings(
-    choice: Choice, batch_size: int, shard_rows: int, leave_out: Omission, summaries: bool
+    choice: Choice, batch_size: int, shard_rows: int, leave_out: Omission, summaries: bool, kb: KnowledgeBase
 ) -> dict[str, Any]:
     return {
         "batch_size": batch_size,
@@ -261,19 +265,24 @@ def _shard_settings(
         "store": choice.address or choice.kind,
         "leave_out": leave_out.fingerprint,
         "summaries": summaries,
+        **({"captions": captions} if (captions := captions_of(kb)) else {}),
     }
 
 
-def _check_built(folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool, sections: bool) -> None:
-    """Refuse a finished index of other fields, or that lacks other pictures than are to be left out."""
+def _check_built(
+    folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool, sections: bool, captions: str
+) -> None:
+    """Refuse a finished index of other fields or captions, or that lacks other pictures than are to be left out."""
     built = {
         "leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)",
         "summaries": has_summaries(manifest),
+        "captions": manifest.get(CAPTIONS, "") or "(none)",
         "rows": manifest.get(UNIT, "entries"),
     }
     now = {
         "leave_out": leave_out.fingerprint or "(none)",
         "summaries": summaries,
+        "captions": captions or "(none)",
         "rows": "sections" if sections else "entries",
     }
     for key, value in now.items():
@@ -329,6 +338,8 @@ def _assemble(
     record = {**origin_of(kb, encoder), "kb_entries": len(kb), "left_out": dict(rejected.reasons.most_common())}
     if leave_out.fingerprint:
         record |= {LEFT_OUT_LIST: leave_out.fingerprint, NEAR_DUPLICATES: len(leave_out.pictures)}
+    if captions := captions_of(kb):
+        record |= {CAPTIONS: captions}
     if isinstance(kb, SectionKnowledge):
         record |= {UNIT: "sections"}
         write_array(folder / SECTION_ENTRIES, kb.articles)

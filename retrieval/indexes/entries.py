@@ -22,6 +22,9 @@ class EntryIndexSettings(IndexSettings):
     summaries: bool = setting(
         False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
     )
+    captions: InputFile = setting(
+        "", "captions of entries' pictures to encode in place of summaries: `reflectune caption` writes them"
+    )
     leave_out: InputFile = setting("", "pictures to leave out: a near_duplicates.jsonl that `test_pictures` wrote")
     test_pictures: str = setting("", "data set whose pictures' near-duplicates are left out, and listed in `output`")
     test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_pictures`")
@@ -30,6 +33,12 @@ class EntryIndexSettings(IndexSettings):
     workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
     on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
     verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
+
+    @cross_check
+    def caption_problems(self) -> Iterator[str]:
+        """Yield the problem of two texts for one field."""
+        if self.captions and self.summaries:
+            yield "`captions` take the place of `summaries`; give one of the two"
 
     @cross_check
     def test_picture_problems(self) -> Iterator[str]:
@@ -61,6 +70,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
     from reflectune.retrieval.indexes.building import build_index
+    from reflectune.retrieval.indexes.captions import CaptionedKnowledge
     from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
     from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
     from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
@@ -77,6 +87,8 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
         config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
     encoder = load_encoder(config.encoder, device=device, dtype=config.dtype)
+    kb = CaptionedKnowledge(kb, config.captions) if config.captions else kb
+    summaries = config.summaries or bool(config.captions)
     if config.dry_run:
         if processes.index:
             return 0
@@ -88,7 +100,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
                 raise UserError(f"{problem}; fix them, or leave them out with `on_error: skip`")
             print(f"{problem}; they would be left out")
         kb = SectionKnowledge(kb, leave_out) if sections else kb
-        plan = plan_index(kb, encoder, config.store, summaries=config.summaries)
+        plan = plan_index(kb, encoder, config.store, summaries=summaries)
         if config.test_pictures:
             print(f"without the near-duplicates of the pictures of {config.test_pictures}")
         if leave_out.pictures:
@@ -96,7 +108,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
         print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
         check_room(Path(config.output), plan)
         sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
-        parts = try_entries(kb, encoder, **sizes, summaries=config.summaries)
+        parts = try_entries(kb, encoder, **sizes, summaries=summaries)
         if time := describe_time(parts, processes):
             print(f"  {time}")
         return len(missing)
@@ -105,7 +117,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
         encoder,
         config.output,
         store=config.store,
-        summaries=config.summaries,
+        summaries=summaries,
         sections=sections,
         leave_out=leave_out,
         batch_size=config.batch_size,
@@ -119,7 +131,9 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     if processes.index:
         return 0
     counts = index.manifest
-    texts = "titles, as many summaries" if config.summaries else "sections" if sections else "titles"
+    texts = "sections" if sections else "titles"
+    if summaries:
+        texts += ", as many captions" if config.captions else ", as many summaries"
     print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
     print(f"  searched by {counts['store']}{recall_of(counts)}")
     if config.leave_out:

@@ -21,6 +21,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, precision_of
 from reflectune.retrieval.encoders.encoder import load_encoder
+from reflectune.retrieval.indexes.captions import CAPTIONS
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, sections_fingerprint
 from reflectune.retrieval.stores.base import VectorStore
@@ -194,6 +195,15 @@ def check_summaries(index: Index) -> None:
         raise UserError(
             f"the index of the knowledge base `{index.manifest['kb']}` has no summaries to weigh; build one with "
             "`build_index --summaries` in another folder, or set `summary_share: 0`"
+        )
+
+
+def check_captions(index: Index) -> None:
+    """Refuse an index without captions where they are to be searched."""
+    if CAPTIONS not in index.manifest:
+        raise UserError(
+            f"the index of the knowledge base `{index.manifest['kb']}` has no captions to search; write them with "
+            "`reflectune caption`, and build an index with `build_index --captions` in another folder"
         )
 
 

@@ -18,7 +18,7 @@ from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncoder, TwoSpaceEncoder, Vectors
-from reflectune.retrieval.indexes.entry_index import Index, check_summaries, load_index, open_encoder
+from reflectune.retrieval.indexes.entry_index import Index, check_captions, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
@@ -193,12 +193,18 @@ class EntryRetriever:
                 hits[content] = (found, chosen)
         return [hits[content] for content in contents]
 
-    def check(self, weights: Weights) -> None:
+    def check(self, weights: Weights, *, captions: bool = False) -> None:
         """Refuse weights that this index or its encoder can't be searched with.
 
+        Args:
+            weights: Weights of the parts of a score.
+            captions: True if the index's summaries must be captions of pictures.
+
         Raises:
-            UserError: See `search_queries`.
+            UserError: See `search_queries`; or the index has no captions.
         """
+        if captions:
+            check_captions(self._index)
         if weights.summary or weights.text_summary:
             check_summaries(self._index)
         if isinstance(self._encoder, TwoSpaceEncoder) and weights.text_image:

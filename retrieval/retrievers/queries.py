@@ -12,8 +12,9 @@ from PIL import Image
 
 Modality = Literal["I", "IQ", "IC", "Q", "C"]
 """A query's side in mRAG (arXiv 2505.24073): an image, with the question or a caption, or a text alone."""
-Target = Literal["I", "IT", "T"]
-"""A knowledge base's side: an entry's image, its image and its title, or its title."""
+Target = Literal["I", "IT", "T", "IC", "C"]
+"""A knowledge base's side: an entry's image, its image and its title, or its title; or in the title's place its
+caption, which is the summary of an index that was built with captions."""
 
 Fusion = Literal["scores", "vectors", "features"]
 """Fusion of a query's image and text; see `Weights`."""
@@ -195,8 +196,8 @@ def modality_weights(query: Modality, target: Target) -> Weights:
         >>> modality_weights("IQ", "I") == Weights(image=0.5, text_image=0.5)
         True
     """
-    by_image = {"I": "image", "T": "title"}
-    by_text = {"I": "text_image", "T": "text_title"}
+    by_image = {"I": "image", "T": "title", "C": "summary"}
+    by_text = {"I": "text_image", "T": "text_title", "C": "text_summary"}
     parts = [(by_image if side == "I" else by_text)[field] for side in query for field in target]
     weights: dict[str, Any] = {part: 1 / len(parts) for part in parts}
     return Weights(**weights)

@@ -1,0 +1,67 @@
+"""Captions of entries' pictures in place of their summaries: the entries' side C and IC of mRAG (§3.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from reflectune.core.durable import read_row
+from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
+from reflectune.core.types import Entry
+from reflectune.formats.knowledge_base import KnowledgeBase
+
+CAPTION_FILE: Final = "captions.jsonl"
+"""File of `reflectune caption`: rows `{"entry_id": …, "caption": …}`."""
+CAPTIONS: Final = "captions_fingerprint"
+"""The manifest's key for the captions' file; an index of summaries has none."""
+
+
+class CaptionedKnowledge(KnowledgeBase):
+    """A knowledge base with an entry's caption in place of its summary; without one, the summary is the title.
+
+    Args:
+        kb: The knowledge base.
+        path: The captions.
+
+    Attributes:
+        captions_fingerprint: Hash of the captions' file.
+
+    Raises:
+        UserError: A row lacks an entry or a caption, or the entry is not in the knowledge base.
+    """
+
+    def __init__(self, kb: KnowledgeBase, path: str | Path) -> None:
+        super().__init__(kb.folder)
+        self._kb, self._captions = kb, _read(kb, path)
+        self.captions_fingerprint = file_fingerprint(path)
+
+    def __iter__(self) -> Iterator[Entry]:
+        for entry in self._kb:
+            yield dataclasses.replace(entry, summary=self._captions.get(entry.id, entry.title))
+
+    def fingerprint_of(self, entries: int) -> str:
+        """Compute the fingerprint of the first entries, with their own summaries."""
+        return self._kb.fingerprint_of(entries)
+
+
+def captions_of(kb: KnowledgeBase) -> str:
+    """Return the hash of a knowledge base's captions; "" without."""
+    return kb.captions_fingerprint if isinstance(kb, CaptionedKnowledge) else ""
+
+
+def _read(kb: KnowledgeBase, path: str | Path) -> dict[str, str]:
+    captions = {}
+    for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
+        row = read_row(line, where := f"{path}, line {number}")
+        entry_id, caption = row.get("entry_id"), row.get("caption")
+        if not isinstance(entry_id, str) or not isinstance(caption, str) or not caption.strip():
+            raise UserError(f'{where}: found {str(row)[:80]}, expected {{"entry_id": …, "caption": …}}')
+        if entry_id not in kb:
+            raise UserError(
+                f"{where}: the knowledge base {kb.folder} has no entry {entry_id}; give captions of its pictures"
+            )
+        captions[entry_id] = caption
+    return captions
