@@ -255,7 +255,7 @@ def test_mrags_list_runs_from_downloads_to_tables(
     more = {**SMALL_MRAG, "evaluate": [*SMALL_MRAG["evaluate"], *served], "metrics/score.py": served}
     more["inference/caption.py"] = served
     tables = ("recall", "evaluate", "judge@mrag", "table_3@IC_T", "table_4@pairwise", "figure_2@listwise_2")
-    tables = ("captions", "caption_index", *tables, "table_3_captions@IC_C")
+    tables = ("captions", "caption_index", *tables, "table_3_captions@IC_C", "bounds@lower", "bounds@upper")
     of_evqa = [re.sub(r"^[^@]*", lambda found: f"{found[0]}_evqa", name) for name in tables]
     for words in commands("mrag", ["infoseek", "index", *tables, "evqa", "evqa_index", *of_evqa]):
         run(words, more)
@@ -263,9 +263,12 @@ def test_mrags_list_runs_from_downloads_to_tables(
     for words in commands("mrag", ["table_4@gme", "table_4_evqa@gme"]):
         run(words, {**more, "evaluate": in_place_of_gme})
     results = Path("runs/mrag")
-    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 14
+    assert len([*results.glob("*/metrics.json")]) == len([*results.glob("*evqa*/metrics.json")]) * 2 == 18
     for name in ("infoseek", "evqa"):
         metrics = json.loads((results / name / "metrics.json").read_text())
         assert {"mrag", "mrag_agent"} <= set(metrics["pipelines"])
         assert metrics["pipelines"]["mrag"]["overall"]["n"] == 3
         assert metrics["replies"]["mrag"]["replies_refused"] == 0
+        bounds = (results / f"bounds{'_evqa' * (name == 'evqa')}_{bound}" for bound in ("lower", "upper"))
+        traces = [json.loads(line) for it in bounds for line in (it / "traces/mrag.jsonl").read_text().splitlines()[1:]]
+        assert [len(trace["passages"]) for trace in traces] == [0] * 3 + [1] * 3

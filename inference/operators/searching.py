@@ -292,19 +292,24 @@ class EntryDocuments:
         ]
 
     def _documents(self, question: str, hits: Sequence[Hit]) -> list[PassageHit]:
-        documents = [(hit, self._document(question, self.knowledge.get(hit.entry_id))) for hit in hits]
+        entries = [self.knowledge.get(hit.entry_id) for hit in hits]
+        documents = [
+            (hit, document_of(question, entry, self.reranker, self.lead))
+            for hit, entry in zip(hits, entries, strict=True)
+        ]
         return [
             PassageHit(document, hit.score, hit.rank, hit.kb, hit.parts)
             for hit, document in documents
             if document is not None
         ]
 
-    def _document(self, question: str, entry: Entry) -> Passage | None:
-        if self.reranker is None:
-            return article_of(entry, lead=self.lead)
-        passages = split_passages(entry, lead=self.lead)
-        (ranked,) = self.reranker.rank([question], [passages], top_k=1)
-        return ranked[0].passage if ranked else None
+
+def document_of(question: str, entry: Entry, reranker: Reranker | None, lead: Lead) -> Passage | None:
+    """Return an entry's document: the whole article, or its best passage by a reranker; None without text."""
+    if reranker is None:
+        return article_of(entry, lead=lead)
+    (ranked,) = reranker.rank([question], [split_passages(entry, lead=lead)], top_k=1)
+    return ranked[0].passage if ranked else None
 
 
 def _scored(hit: PassageHit, text: str) -> PassageHit:

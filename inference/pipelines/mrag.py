@@ -17,7 +17,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import Pairs, Reranking, paragraphs, rerank
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings, reranked
+from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings, document_of, reranked
 from reflectune.inference.operators.trajectory import Tools, Trajectory, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import (
@@ -27,9 +27,11 @@ from reflectune.inference.pipelines.iterative import (
     reading_models,
     trajectory_models,
 )
+from reflectune.inference.pipelines.oracle import gold_entries
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, RERANKER
 from reflectune.inference.pipelines.settings import DepthSettings
+from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.queries import Target, modality_weights
 
 QueryModality = Literal["I", "IQ", "IC", "C"]
@@ -54,6 +56,13 @@ DOCUMENTS.
 
 """
 """Figure 8, without its "in a few words" (`few_words`): the instruction of all pipelines here follows."""
+GENERATE_ALONE: Final = """\
+Given the image and the following question, answer the question with the image.
+
+{question}
+
+"""
+"""Figure 8 without documents, for the lower bound of §5, whose prompt isn't published."""
 
 
 class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
@@ -82,8 +91,12 @@ class MragSettings(DocumentStageSettings):
         "listwise", "mrag: order the `top_n` documents by the model, by `reranker`, or leave them as found"
     )
     answer_documents: int = setting(1, "mrag: documents to answer from, the first ones", ge=1)
+    answer_from: Literal["retrieved", "nothing", "gold"] = setting(
+        "retrieved", "mrag: answer from documents found; or without search, from nothing or the gold article (§5)"
+    )
 
 
+GoldDocuments = Callable[[Question], tuple[Passage, ...]]
 Stages = TypeVar("Stages", bound=DocumentStageSettings)
 
 
@@ -107,10 +120,14 @@ def ranked_documents(
 def generate(
     iteration: int, question: Question, documents: Sequence[Passage], settings: DocumentStageSettings
 ) -> Steps[WriteReply]:
-    """Answer from the documents' leading paragraphs that fit the context."""
-    template, asked = GENERATE + answer_instruction(question, detailed=False), {"question": question.text}
+    """Answer from the documents' leading paragraphs that fit the context; without documents from the image alone."""
+    template, asked = GENERATE if documents else GENERATE_ALONE, {"question": question.text}
     if settings.few_words:
-        template = GENERATE.replace("DOCUMENTS.\n", "DOCUMENTS in a few words.\n").rstrip()
+        template = template.replace(".\n\n{question}", " in a few words.\n\n{question}").rstrip()
+    elif documents:
+        template += answer_instruction(question, detailed=False)
+    else:
+        template += answer_prompt(question.answer_style, documents=False)
     texts, max_tokens = paragraphs(documents), settings.max_new_tokens
     return (
         yield from write("answer", iteration, template, asked, documents=texts, max_tokens=max_tokens, model="answerer")
@@ -125,13 +142,23 @@ def documents_shown(documents: Sequence[Passage], shown: int) -> int:
 
 @dataclass(frozen=True)
 class Mrag:
-    """mRAG's pipeline for one question."""
+    """mRAG's pipeline for one question.
+
+    Attributes:
+        settings: Its settings.
+        gold: Returns the documents of a question's gold entries, for `answer_from: gold`.
+    """
 
     settings: MragSettings
+    gold: GoldDocuments
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
+        ranked: tuple[Passage, ...] = ()
+        if self.settings.answer_from == "retrieved":
+            ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
+        elif self.settings.answer_from == "gold":
+            ranked = self.gold(question)
         given = ranked[: self.settings.answer_documents]
         answer = yield from generate(0, question, given, self.settings)
         read = documents_shown(given, answer.shown)
@@ -147,7 +174,7 @@ class Mrag:
 
 
 def mrag_recipe(
-    name: str, title: str, settings: type[Stages], make: Callable[[Stages], Trajectory]
+    name: str, title: str, settings: type[Stages], make: Callable[[Stages, PipelineParts], Trajectory]
 ) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of a pipeline over such documents, which reads with the base model, without training.
 
@@ -177,7 +204,7 @@ def mrag_recipe(
             budget=parts.budget,
             retries=settings.retry_unread,
         )
-        return TrajectoryPipeline(name, make(settings), tools)
+        return TrajectoryPipeline(name, make(settings, parts), tools)
 
     recipe = Recipe(
         build,
@@ -188,10 +215,21 @@ def mrag_recipe(
         uses=trajectory_models,
         title=title,
         form=name,
-        trajectory=lambda settings, parts: make(settings),
+        trajectory=make,
         takes_pictures=True,
     )
     return {name: recipe}
 
 
-RECIPES = mrag_recipe("mrag", "mRAG", MragSettings, Mrag)
+def _mrag(settings: MragSettings, parts: PipelineParts) -> Mrag:
+    reranker = parts.reranker if settings.unit == "passage" else None
+
+    def gold(question: Question) -> tuple[Passage, ...]:
+        entries = [parts.knowledge.get(entry_id) for entry_id in gold_entries(question)]
+        documents = [document_of(question.text, entry, reranker, settings.lead) for entry in entries]
+        return tuple(document for document in documents if document is not None)
+
+    return Mrag(settings, gold)
+
+
+RECIPES = mrag_recipe("mrag", "mRAG", MragSettings, _mrag)

@@ -78,4 +78,4 @@ class MragAgent:
         return reply.share > 0.5
 
 
-RECIPES = mrag_recipe("mrag_agent", "mRAG, agent", MragAgentSettings, MragAgent)
+RECIPES = mrag_recipe("mrag_agent", "mRAG, agent", MragAgentSettings, lambda settings, parts: MragAgent(settings))

@@ -17,7 +17,7 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent, MragAgentSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
-from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.queries import Query, Weights, modality_weights
@@ -37,7 +37,8 @@ def run(script: Any, trajectory: Callable[[Question], Steps[TrajectoryResult]]) 
 
 
 def mrag(**settings: Any) -> Mrag:
-    return Mrag(MragSettings(**{"top_n": 3, "rerank": "none", "answer_documents": 1, "max_new_tokens": 8, **settings}))
+    keys = {"top_n": 3, "rerank": "none", "answer_documents": 1, "max_new_tokens": 8, **settings}
+    return Mrag(MragSettings(**keys), lambda question: (Passage("gold", 0, 0, "gold", "", "", "gold"),))
 
 
 def agent(**settings: Any) -> MragAgent:
@@ -98,6 +99,30 @@ def test_the_papers_own_words(scripting: type[Any]) -> None:
     assert script.asked[-1][1].endswith(
         "answer the question with the image by referring to the RELATED DOCUMENTS in a few words.\n\nWho built it?"
     )
+
+
+def test_the_bounds_answer_without_search_from_nothing_and_from_the_gold_article(scripting: type[Any]) -> None:
+    script = scripting(say=lambda prompt: "Ann Kirk", find=find)
+    lower, upper = (run(script, mrag(answer_from=source, few_words=True)) for source in ("nothing", "gold"))
+    alone, with_gold = (prompt for _, prompt in script.asked)
+    assert alone == (
+        "Given the image and the following question, answer the question with the image in a few words.\n\n"
+        "Who built it?"
+    )
+    assert "RELATED DOCUMENTS:\ngold: gold\n\nNow given" in with_gold
+    assert (lower.ended, lower.used, lower.retrieved) == ("answered from 0 of 0 documents", (), False)
+    assert (upper.ended, upper.used, upper.retrieved) == ("answered from 1 of 1 documents", (0,), False)
+    run(script, mrag(answer_from="nothing"))
+    assert script.asked[-1][1].endswith("Who built it?\n\nAnswer the question with a single word or phrase.")
+
+
+def test_the_gold_document_is_the_article_or_its_passage(knowledge: KnowledgeBase) -> None:
+    parts = PipelineParts(knowledge, reranker=WordReranker())
+    question = Question("q", "image.png", "What does the owl eat?", entity_ids=("b", "a"))
+    for unit, found in (("article", "b#-2.0"), ("passage", "b#1.0")):
+        settings = MragSettings(unit=unit, answer_from="gold")
+        built = find_recipe("mrag").trajectory(settings, parts)
+        assert [document.id for document in built.gold(question)] == [found]
 
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
