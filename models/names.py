@@ -22,7 +22,7 @@ from reflectune.core.values import Device, DeviceMap, Dtype, checked_by, short
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """Every model's folder has at least one of these files."""
 
-EMBEDDERS: Final = ("gme", "vlm2vec")
+EMBEDDERS: Final = ("gme", "vlm2vec", "qwen3_vl", "bge_vl")
 """Ways to make a multimodal model an encoder, `WAY:MODEL`; see `reflectune.retrieval.encoders.lvlm`."""
 
 PAIR: Final = "pair"

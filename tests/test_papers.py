@@ -85,10 +85,10 @@ def interpolated(value: Any, variables: dict[str, Any]) -> Any:
         return value
 
     def filled(match: re.Match[str]) -> str:
-        known = variables[match[1]]
+        known = variables[match[1]] if match[2] is None else variables[match[1]][match[2]]
         return " ".join(f"--{key} {item}" for key, item in known.items()) if isinstance(known, dict) else str(known)
 
-    return re.sub(r"\$\{(\w+)\}", filled, value)
+    return re.sub(r"\$\{(\w+)(?:\.(\w+))?\}", filled, value)
 
 
 @functools.cache

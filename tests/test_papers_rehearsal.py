@@ -53,6 +53,8 @@ def commands(paper: str, names: list[str]) -> list[list[str]]:
         if key:
             words = words.replace("${key}", key)
             words = words.replace("${item}", options(body["foreach"][key]))
+            for name, value in body["foreach"][key].items():
+                words = words.replace(f"${{item.{name}}}", str(value))
         for name, value in variables.items():
             words = words.replace(f"${{{name}}}", options(value))
         words = re.sub(r"accelerate launch --config_file \S+ ", "", words).split("${skipped}")[0]
@@ -272,3 +274,22 @@ def test_mrags_list_runs_from_downloads_to_tables(
         bounds = (results / f"bounds{'_evqa' * (name == 'evqa')}_{bound}" for bound in ("lower", "upper"))
         traces = [json.loads(line) for it in bounds for line in (it / "traces/mrag.jsonl").read_text().splitlines()[1:]]
         assert [len(trace["passages"]) for trace in traces] == [0] * 3 + [1] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "encoder"), [("gme", "gme:miniature/qwen2_vl"), ("bge_clip", "miniature/clip")], ids=["gme", "bge_clip"]
+)
+def test_mrags_retrievers_are_rehearsed_by_small_models(
+    mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, key: str, encoder: str
+) -> None:
+    monkeypatch.chdir(mrag_downloads)
+    small = ["--encoder", encoder, "--device", "cpu"]
+    more = {"retrieval/build_index.py": [*small, "--store", "exact", "--dtype", "float32"]}
+    more["evaluate"] = [*small, "--llm_url", stub_server(lambda text: "Ann.").url]
+    for words in commands("mrag", ["infoseek", f"table_2_index@{key}", f"table_2@{key}_IQ_IT"]):
+        run(words, more)
+    folder = Path(f"runs/mrag/table_2_{key}_IQ_IT")
+    assert json.loads((folder / "metrics.json").read_text())["pipelines"]["mrag"]["overall"]["n"] == 3
+    traces = [json.loads(line) for line in (folder / "traces/mrag.jsonl").read_text().splitlines()[1:]]
+    assert [len(trace["hits"]) for trace in traces] == [3] * 3

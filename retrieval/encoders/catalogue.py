@@ -71,6 +71,23 @@ CATALOGUE: Mapping[str, Published] = {
         note="Encyclopedic-VQA's and ReflectiVA's retriever; its model is code of its own, which is never run: "
         "eva_clip.py is that model; shortest side to 224, then the centre; 33 GB in float32, 16 in bfloat16",
     ),
+    **{
+        f"BAAI/BGE-VL-{size}": Published(
+            "encoder",
+            "safetensors",
+            "MIT",
+            pixels=224,
+            note="a CLIP with code of its own, which is never run: it is read as any CLIP",
+        )
+        for size in ("base", "large")
+    },
+    "nvidia/MM-Embed": Published(
+        "encoder",
+        "own code",
+        "CC-BY-NC-4.0",
+        pixels=336,
+        note="its model is code of its own, which is never run; take Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
+    ),
     "Salesforce/SFR-Embedding-Mistral": Published(
         "embedding", "safetensors", "CC-BY-NC-4.0, for research", note="LLaVA-SFR's filter; it reads as presets.py says"
     ),

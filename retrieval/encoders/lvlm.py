@@ -8,13 +8,21 @@ Any family that `models/loading.py` loads can be one; what its prompts are is th
 - **vlm2vec** (TIGER-Lab/VLM2Vec, arXiv 2410.05160): no chat; the image token and a sentence for a picture, the bare
   text for a text, and the last token, whatever it is.
 
-Both scale vectors to length 1, and neither cuts a text. They are full checkpoints: an adapter has to be merged first.
+- **qwen3_vl** (Qwen/Qwen3-VL-Embedding-2B, arXiv 2601.04720): a chat of Qwen3-VL with an instruction as its system
+  prompt, the picture and the text as the user's turn, and the last token of the assistant's cue; pictures of 4 to 1,800
+  tokens.
+- **bge_vl** (BAAI/BGE-VL-MLLM-S1, arXiv 2412.14475): a turn of Mistral and its last token; pictures of 512 × 512. A
+  picture or a text alone has the prompt of a candidate; both together have that of a query, without a task.
+
+All scale vectors to length 1, and none cuts a text. They are full checkpoints: an adapter has to be merged first.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -36,6 +44,8 @@ from reflectune.retrieval.encoders.base import Vectors, dtype_name, no_vectors, 
 IMAGE: Final = "{image}"
 """Stands for the family's image token in the prompts below."""
 _TEXT: Final = Slot("text")
+_SPECIAL: Final = re.compile(r"<\|\w+\|>|<(?:s|instruct|query)>")
+"""Special tokens of the prompts below."""
 _QWEN_IMAGE: Final = f"<|vision_start|>{IMAGE}<|vision_end|>"
 
 
@@ -48,17 +58,23 @@ class Way:
         text: Prompt of a text.
         both: Prompt of a picture with a text.
         images: Fitting of pictures.
+        square: Side of the square that a picture is resized to before that; 0 keeps it.
     """
 
     image: Chunks
     text: Chunks
     both: Chunks
     images: ImageSettings = AS_IN_PROCESSOR
+    square: int = 0
 
 
-def _gme_chat(*user: str | Slot) -> Chunks:
-    system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-    return (system, *user, "<|im_end|>\n<|im_start|>assistant\n<|endoftext|>")
+def _qwen_chat(instruction: str, *user: str | Slot, end: str = "") -> Chunks:
+    system = f"<|im_start|>system\n{instruction}<|im_end|>\n<|im_start|>user\n"
+    return (system, *user, f"<|im_end|>\n<|im_start|>assistant\n{end}")
+
+
+_gme_chat = partial(_qwen_chat, "You are a helpful assistant.", end="<|endoftext|>")
+_qwen3_chat = partial(_qwen_chat, "Represent the user's input.")
 
 
 WAYS: Final[Mapping[str, Way]] = {
@@ -73,6 +89,18 @@ WAYS: Final[Mapping[str, Way]] = {
         text=(_TEXT,),
         both=(f"{IMAGE} Represent the given image with the following question: ", _TEXT),
     ),
+    "qwen3_vl": Way(
+        image=_qwen3_chat(_QWEN_IMAGE),
+        text=_qwen3_chat(_TEXT),
+        both=_qwen3_chat(_QWEN_IMAGE, _TEXT),
+        images=ImageSettings(min_pixels=4 * 32 * 32, max_pixels=1800 * 32 * 32),
+    ),
+    "bge_vl": Way(
+        image=(f"<s>[INST]  {IMAGE} [/INST]",),
+        text=("<s>[INST]  ", _TEXT, " \n [/INST]"),
+        both=("<s>[INST] \n <instruct>  <query> ", _TEXT, f" \n {IMAGE} [/INST]"),
+        square=512,
+    ),
 }
 """By name."""
 
@@ -80,6 +108,8 @@ PUBLISHED: Final[Mapping[str, str]] = {
     "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct": "gme",
     "Alibaba-NLP/gme-Qwen2-VL-7B-Instruct": "gme",
     "TIGER-Lab/VLM2Vec-LLaVa-Next": "vlm2vec",
+    **{f"Qwen/Qwen3-VL-Embedding-{size}": "qwen3_vl" for size in ("2B", "8B")},
+    **{f"BAAI/BGE-VL-MLLM-{stage}": "bge_vl" for stage in ("S1", "S2")},
 }
 """Embedding prompts of published repositories, by hub id."""
 
@@ -160,7 +190,10 @@ class LvlmEncoder:
             part if isinstance(part, Slot) else part.replace(IMAGE, self._renderer.processor.image_token)
             for part in chunks
         )
-        return self._renderer.document(named, {_TEXT.name: text}, None if image is None else to_rgb(image))
+        picture = None if image is None else to_rgb(image)
+        if picture is not None and self._way.square:
+            picture = picture.resize((self._way.square, self._way.square))
+        return self._renderer.document(named, {_TEXT.name: text}, picture)
 
     @torch.inference_mode()
     def _encode(self, rendered: Sequence[Rendered]) -> Vectors:
@@ -180,8 +213,7 @@ def _check_tokens(loaded: Loaded, name: str, way: str, prompts: Way) -> None:
     tokenizer = loaded.renderer.tokenizer
     text = "".join(part for part in prompts.both if isinstance(part, str)).replace(IMAGE, "")
     known = tokenizer.get_added_vocab()
-    special = dict.fromkeys(f"<|{piece.split('|>')[0]}|>" for piece in text.split("<|")[1:])
-    if missing := [token for token in special if token not in known]:
+    if missing := [token for token in dict.fromkeys(_SPECIAL.findall(text)) if token not in known]:
         raise UserError(
             f"{name} lacks the token{'s' * (len(missing) > 1)} {', '.join(missing)}, which `{way}` puts into its "
             "prompts; take a model that was trained so"

@@ -30,6 +30,18 @@ def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder,
     np.testing.assert_allclose(encoder.encode_texts(texts), out.text_embeds, atol=1e-6)
 
 
+def test_a_clip_with_code_of_its_own_is_read_as_a_clip(clip_folder, encoder, picture, tmp_path) -> None:
+    folder = tmp_path / "bge_vl"  # BAAI/BGE-VL-large's layout
+    shutil.copytree(clip_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["CLIPModel"], "auto_map": {"AutoModel": "modeling_MMRet_CLIP.CLIPModel"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling_MMRet_CLIP.py").write_text("raise RuntimeError('run')")
+    found = load_encoder(str(folder))
+    np.testing.assert_array_equal(found.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    np.testing.assert_array_equal(found.encode_texts(["owl"]), encoder.encode_texts(["owl"]))
+
+
 def test_vectors_have_length_1_and_type_float32(encoder, picture) -> None:
     for vectors in (encoder.encode_images([picture(i) for i in range(3)]), encoder.encode_texts(["a", "b", "c"])):
         assert vectors.dtype == np.float32

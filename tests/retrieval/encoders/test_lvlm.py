@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoTokenizer
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load
@@ -39,7 +40,7 @@ def encoders() -> Callable[[str], LvlmEncoder]:
 
 def last_state(model: str, prompt: str, image: Image.Image | None, **images) -> np.ndarray:
     """The unit vector of the last token of a prompt, as the family's own processor and model have it."""
-    loaded = load(f"miniature/{model}", **images)
+    loaded = load(model if Path(model).is_dir() else f"miniature/{model}", **images)
     given = {"images": [image]} if image else {}
     inputs = loaded.processor(text=[prompt], return_tensors="pt", add_special_tokens=False, **given)
     with torch.no_grad():
@@ -84,6 +85,59 @@ def test_gme_takes_the_end_token_behind_its_chat(encoders, picture) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def narrow(write_base: Callable[[str, Path], None], tmp_path_factory) -> Callable[[str], Path]:
+    """Write a family's narrow model with random weights, with BGE-VL's tokens if it is LLaVA-NeXT."""
+
+    def write(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        write_base(family, folder)
+        if family == "llava_next":
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer.add_tokens(["<instruct>", "<query>"], special_tokens=True)
+            tokenizer.save_pretrained(folder)
+        return folder
+
+    return write
+
+
+QWEN3 = (
+    "<|im_start|>system\nRepresent the user's input.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+)
+NARROW = {
+    "qwen3_vl": (
+        "qwen3_vl",
+        ImageSettings(min_pixels=4 * 32 * 32, max_pixels=1800 * 32 * 32),
+        QWEN3.format(GME_IMAGE),
+        QWEN3.format("The red owl"),
+        QWEN3.format(f"{GME_IMAGE}{QUESTION}"),
+    ),
+    "bge_vl": (
+        "llava_next",
+        ImageSettings(),
+        "<s>[INST]  <image> [/INST]",
+        "<s>[INST]  The red owl \n [/INST]",
+        f"<s>[INST] \n <instruct>  <query> {QUESTION} \n <image> [/INST]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("way", "case"), NARROW.items(), ids=NARROW)
+def test_a_narrow_model_of_the_published_layout_is_read_by_its_prompts(narrow, picture, way: str, case) -> None:
+    family, images, *prompts = case
+    folder, image = narrow(family), picture(3).resize((96, 64))
+    encoder = load_encoder(f"{way}:{folder}")
+    shown = image.resize((512, 512)) if way == "bge_vl" else image
+    found = [
+        encoder.encode_images([image])[0],
+        encoder.encode_texts(["The red owl"])[0],
+        encoder.encode_pairs([image], [QUESTION])[0],
+    ]
+    for vector, prompt, picture_of in zip(found, prompts, (shown, None, shown), strict=True):
+        expected = last_state(str(folder), prompt, picture_of, images=images)
+        np.testing.assert_allclose(vector, expected, atol=1e-4, err_msg=prompt)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_vector_does_not_depend_on_its_companions_and_keeps_its_place(encoders, picture, family: str) -> None:
     encoder = encoders(f"vlm2vec:miniature/{family}")
@@ -110,10 +164,11 @@ def test_a_text_cant_forge_a_token(encoders) -> None:
         ("gme:models/mine", ("gme", "models/mine")),
         ("vlm2vec:miniature/llava", ("vlm2vec", "miniature/llava")),
         ("Alibaba-NLP/gme-Qwen2-VL-2B-Instruct", ("gme", "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct")),
+        ("Qwen/Qwen3-VL-Embedding-2B", ("qwen3_vl", "Qwen/Qwen3-VL-Embedding-2B")),
         ("openai/clip-vit-large-patch14", None),
         ("other:miniature/llava", None),
     ],
-    ids=["gme", "vlm2vec", "published", "clip", "unknown"],
+    ids=["gme", "vlm2vec", "published", "published qwen3", "clip", "unknown"],
 )
 def test_the_name_says_which_way(name: str, found: tuple[str, str] | None) -> None:
     assert embedder_of(name) == found
