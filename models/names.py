@@ -27,6 +27,8 @@ EMBEDDERS: Final = ("gme", "vlm2vec", "qwen3_vl", "bge_vl")
 
 PAIR: Final = "pair"
 """Prefix of an image tower and a text encoder, `pair:IMAGE+TEXT`; see `reflectune.retrieval.encoders.decoupled`."""
+MIXTURE: Final = "mixture"
+"""The same with entries' pictures mixed with their texts, `mixture:IMAGE+TEXT`."""
 
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
 
@@ -77,7 +79,8 @@ def model_name(value: str) -> str:
 def encoder_name(value: str) -> str:
     """Return the problem of an encoder's name.
 
-    The name is as in `model_name`, without adapters, with hub commits; or `gme:MODEL`, or `pair:IMAGE+TEXT`.
+    The name is as in `model_name`, without adapters, with hub commits; or `gme:MODEL`, `pair:IMAGE+TEXT` or
+    `mixture:IMAGE+TEXT`.
     """
     try:
         pair = pair_of(value)
@@ -96,17 +99,17 @@ def encoder_name(value: str) -> str:
 
 
 def pair_of(name: str) -> tuple[str, str] | None:
-    """Return the image tower and the text encoder of `pair:IMAGE+TEXT`; None for any other name.
+    """Return the image tower and the text encoder of `pair:IMAGE+TEXT` or `mixture:IMAGE+TEXT`; None for other names.
 
     Raises:
         UserError: One of the two is missing.
     """
     way, colon, models = name.partition(":")
-    if not colon or way != PAIR:
+    if not colon or way not in (PAIR, MIXTURE):
         return None
     image, _, text = models.partition("+")
     if not (image and text):
-        raise UserError(f"{name} names no two models; give `{PAIR}:IMAGE+TEXT`")
+        raise UserError(f"{name} names no two models; give `{way}:IMAGE+TEXT`")
     return image, text
 
 

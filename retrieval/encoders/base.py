@@ -93,6 +93,15 @@ class DecoupledEncoder(ImageTextEncoder, Protocol):
 
 
 @runtime_checkable
+class MixingEncoder(ImageTextEncoder, Protocol):
+    """An encoder that mixes an entry's picture with its text."""
+
+    def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
+        """Return pictures' vectors mixed with a text each, of length 1, shape (n, dimensions)."""
+        ...
+
+
+@runtime_checkable
 class PairEncoder(ImageTextEncoder, Protocol):
     """An encoder that reads an image and a text together, and makes one vector of them."""
 

@@ -3,12 +3,16 @@
 MI-RAG (arXiv 2509.00798) and PMSR compare images with images and texts with texts: their score is the weighted sum of
 both cosines, which is the inner product of the concatenated vectors. Weights stay on the query's side. Prefixes,
 pooling and length of the text encoder are those of its card (`presets.py`); queries and entries' texts have one each.
+
+`mixture:IMAGE+TEXT` mixes each entry's picture with its text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from reflectune.core.errors import UserError
@@ -16,7 +20,8 @@ from reflectune.core.hashing import fingerprint
 from reflectune.retrieval.encoders.base import (
     PictureModel,
     Prepared,
-    dtype_name,
+    PreparingEncoder,
+    Vectors,
     load_image_processor,
     projected,
     with_dtype,
@@ -33,25 +38,44 @@ class SideBySideEncoder:
 
     Args:
         name: Name of the encoder, as given.
-        image: Name of the image tower.
-        text: Name of the text encoder.
+        tower: The image tower.
+        text: Name of the text encoder, which has the tower's precision.
         device: Device of both.
-        dtype: Precision of both.
     """
 
-    def __init__(self, name: str, image: str, text: str, device: torch.device, dtype: torch.dtype) -> None:
-        self._tower = ImageTower(find_checkpoint(image), device, dtype)
-        settings = text_settings(text, similarity="cosine", dtype=dtype_name(dtype))
+    def __init__(self, name: str, tower: ImageTower | PreparingEncoder, text: str, device: torch.device) -> None:
+        self._tower = tower
+        settings = text_settings(text, similarity="cosine", dtype=tower.precision)
         self._texts = TextEncoder(find_checkpoint(text), settings, device, _REMEDY)
         self.name, self.precision = name, self._tower.precision
         self.revision = "+".join(filter(None, (self._tower.revision, self._texts.revision)))
-        self.fingerprint = fingerprint(["pair", self._tower.fingerprint, self._texts.fingerprint])
+        self.fingerprint = fingerprint([name.partition(":")[0], self._tower.fingerprint, self._texts.fingerprint])
         self.dimensions, self.title_dimensions = self._tower.dimensions, self._texts.dimensions
         self.longest = self._texts.longest
         self.prepare, self.join = self._tower.prepare, self._tower.join
         self.encode_prepared, self.encode_images = self._tower.encode_prepared, self._tower.encode_images
         self.encode_texts, self.encode_entry_texts = self._texts.encode_queries, self._texts.encode_passages
         self.too_long = self._texts.too_long
+
+
+class MixtureEncoder(SideBySideEncoder):
+    """Two models side by side, in which an entry's picture is mixed with its text: RA-CM3's (arXiv 2211.12561).
+
+    MI-RAG's large retriever (§6.2, appendix D) compares a question's picture with the mean of both vectors of a pair by
+    the image tower, a whole CLIP or SigLIP.
+    """
+
+    def __init__(self, name: str, whole: PreparingEncoder, text: str, device: torch.device) -> None:
+        super().__init__(name, whole, text, device)
+        self._whole = whole
+
+    def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
+        """Average pictures' vectors with those of a text each, by the tower: unit length, shape (n, dimensions).
+
+        A text is cut to the tower's length.
+        """
+        mixed = images + self._whole.encode_texts(texts)
+        return mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-12)
 
 
 class ImageTower(PictureModel):

@@ -13,7 +13,7 @@ import torch
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.names import find_collection, pair_of
+from reflectune.models.names import MIXTURE, find_collection, pair_of
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.base import (
     ImageTextEncoder,
@@ -33,7 +33,7 @@ from reflectune.retrieval.encoders.checkpoints import (
     load_tokenizer,
     load_weights,
 )
-from reflectune.retrieval.encoders.decoupled import SideBySideEncoder
+from reflectune.retrieval.encoders.decoupled import ImageTower, MixtureEncoder, SideBySideEncoder
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
 from reflectune.retrieval.encoders.modules import refuse_dense
@@ -49,7 +49,8 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     Args:
         name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
             need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
-            that was trained to embed; or `pair:IMAGE+TEXT`, an image tower and a text encoder. `catalogue.py` has some.
+            that was trained to embed; `pair:IMAGE+TEXT`, an image tower and a text encoder; `mixture:IMAGE+TEXT`, the
+            same with entries' pictures mixed with their texts. `catalogue.py` has some.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
@@ -58,7 +59,10 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     """
     place, precision = find_device(device), as_dtype(dtype)
     if (pair := pair_of(name)) is not None:
-        return SideBySideEncoder(name, *pair, place, precision)
+        image, text = pair
+        if name.startswith(f"{MIXTURE}:"):
+            return MixtureEncoder(name, _TransformersEncoder(find_checkpoint(image), place, precision), text, place)
+        return SideBySideEncoder(name, ImageTower(find_checkpoint(image), place, precision), text, place)
     if (embedder := embedder_of(name)) is not None:
         return LvlmEncoder(name, *embedder, place, precision)
     collection = find_collection(name)

@@ -34,7 +34,7 @@ from reflectune.core.rejected import (
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text
-from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts, no_vectors
+from reflectune.retrieval.encoders.base import ImageTextEncoder, MixingEncoder, encode_entry_texts, no_vectors
 from reflectune.retrieval.indexes.captions import CAPTIONS, captions_of
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
@@ -241,10 +241,14 @@ class _Shards:
                 if self.has_summaries:
                     summaries.append(self._encoded([summary_text(entry) for _, entry in named]))
                 titled += [position for position, _ in named]
+                title = {position: entry.title for position, entry in named}
                 for pictures in islice(encoded, len(chunks)):
                     for place, error in pictures.bad:
                         _reject_image(self.kb, place, error, reject)
-                    images.append(pictures.vectors)
+                    vectors = pictures.vectors
+                    if isinstance(self.encoder, MixingEncoder) and len(vectors):
+                        vectors = self.encoder.mix(vectors, [title[position] for position in pictures.owners])
+                    images.append(vectors)
                     owner += pictures.owners
                 bar.update(len(batch))
         return {

@@ -135,17 +135,21 @@ def test_texts_are_pooled_and_prefixed_as_published(name, clip_folder, tmp_path)
 
 
 @pytest.fixture
-def searched(clip_folder, tmp_path, picture) -> tuple[Any, Any, np.ndarray]:
-    """A pair encoder, its index of 200 entries, and the concatenated vectors of entries."""
+def searched(request, clip_folder, encoder, tmp_path, picture) -> tuple[Any, Any, np.ndarray]:
+    """A pair encoder, its index of 200 entries, and the concatenated vectors of entries; the pair's way by `param`."""
+    way, tower = getattr(request, "param", "pair"), encoder
     entries = []
     for number in range(200):
         picture(number).save(tmp_path / f"{number}.png")
         words = " ".join(np.random.default_rng(number).choice(WORDS, 6))
         entries.append(Entry(id=f"e{number}", title=f"{words} {number}", images=(f"{number}.png",)))
     kb = write_knowledge_base(tmp_path / "kb", entries, name="kb", image_root="..")
-    encoder: Any = load_encoder(f"pair:{clip_folder}+{text_model('intfloat/e5-base-v2', tmp_path)}")
+    encoder: Any = load_encoder(f"{way}:{clip_folder}+{text_model('intfloat/e5-base-v2', tmp_path)}")
     index = build_index(kb, encoder, tmp_path / "index")
     images = encoder.encode_images([picture(number) for number in range(200)])
+    if way == "mixture":  # RA-CM3: the mean of the tower's vectors of picture and text
+        images = (images + tower.encode_texts([entry.title for entry in entries])) / 2
+        images /= np.linalg.norm(images, axis=1, keepdims=True)
     titles = encoder.encode_entry_texts([entry.title for entry in entries])
     return encoder, index, np.concatenate([images, titles], axis=1)
 
@@ -185,7 +189,9 @@ def test_a_picture_is_never_compared_with_a_text(searched, picture) -> None:
         ("pair:google/siglip2-so400m-patch14-384+Alibaba-NLP/gte-modernbert-base", ""),
         ("pair:google/siglip2-giant-opt-patch16-384+Qwen/Qwen3-Embedding-0.6B", ""),
         ("pair:miniature/clip+intfloat/e5-base-v2", ""),
+        ("mixture:miniature/clip+intfloat/e5-base-v2", ""),
         ("pair:miniature/clip", "no two models"),
+        ("mixture:miniature/clip", "give `mixture:IMAGE+TEXT`"),
         ("pair:miniature/clip+miniature/nothing", "no model miniature/nothing"),
         ("pair:no/such/folder+intfloat/e5-base-v2", "no name of a model"),
     ],
@@ -193,6 +199,28 @@ def test_a_picture_is_never_compared_with_a_text(searched, picture) -> None:
 def test_a_config_names_two_models(name, problem) -> None:
     assert problem in encoder_name(name)
     assert bool(problem) == bool(encoder_name(name))
+
+
+@pytest.mark.parametrize("searched", ["mixture"], indirect=True)
+def test_a_mixture_compares_pictures_with_pictures_mixed_with_texts(searched, picture) -> None:
+    encoder, index, rows = searched
+    mixed, titles = np.split(rows, [encoder.dimensions], axis=1)
+    stored = index.store.get(np.arange(len(rows)))
+    np.testing.assert_allclose(stored["image"], mixed, atol=1e-6)
+    np.testing.assert_allclose(stored["title"], titles, atol=1e-6)
+    query = Query(picture(1001), "the red owl")
+    scores = encoder.encode_images([query.image])[0] @ mixed.T + encoder.encode_texts([query.text])[0] @ titles.T
+    (hits,) = EntryRetriever(index, encoder).search_queries([query], 10, weights=equation_7(0.5))
+    np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores / 2)[::-1][:10], atol=1e-5)
+
+
+def test_a_mixture_is_another_encoder_and_needs_a_whole_model(clip_folder, tmp_path) -> None:
+    text = text_model("intfloat/e5-base-v2", tmp_path)
+    pair, mixture = (load_encoder(f"{way}:{clip_folder}+{text}") for way in ("pair", "mixture"))
+    assert pair.fingerprint != mixture.fingerprint
+    vision("siglip_vision_model", tmp_path / "tower", clip_folder)
+    with pytest.raises(UserError, match="does not encode images and texts into one space"):
+        load_encoder(f"mixture:{tmp_path / 'tower'}+{text}")
 
 
 def test_a_text_model_is_no_image_tower(tmp_path) -> None:
