@@ -136,7 +136,10 @@ TABLES = {
 
 @pytest.mark.slow
 def test_a_papers_list_runs_from_downloads_to_tables(
-    downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    downloads: Path,
+    stub_server: Callable[..., Any],
+    write_base: Callable[[str, Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(downloads)
     server = stub_server(say)
@@ -146,12 +149,19 @@ def test_a_papers_list_runs_from_downloads_to_tables(
     for paper, prepared in (("mi_rag", PREPARED), ("pmsr", [])):
         for words in commands(paper, [*prepared, *TABLES[paper]]):
             run(words, more)
+    write_base("qwen3_vl", folder := downloads / "models/qwen3_vl")
+    others = {"mi_rag": ["large_index", "evaluate_large"], "pmsr": ["table_a14_index@infoseek", "table_a14@infoseek"]}
+    encoders = {"mi_rag": ENCODER.replace("pair:", "mixture:"), "pmsr": f"qwen3_vl:{folder}"}
+    for paper, names in others.items():
+        own = {key: [*more[key], "--encoder", encoders[paper]] for key in SMALL}
+        for words in commands(paper, names):
+            run(words, own)
     contents = [body["messages"][-1]["content"] for _, body in server.requests]
     pictured = [content for content in contents if isinstance(content, list)]  # a judge's is a text
     assert max(sum(part["type"] == "image_url" for part in content) for content in pictured) > 1
     for paper, names in TABLES.items():
         folders = {path.parent.name for path in (downloads / "runs" / paper).glob("*/metrics.json")}
-        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"})
+        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"}) + 1
         recall = json.loads((downloads / f"runs/{paper}/table_a1/recall.json").read_text())
         assert all(set(split["section_weights"]) == {"0", "0.5"} for split in recall.values())
         metrics = json.loads((downloads / f"runs/{paper}/infoseek/metrics.json").read_text())
