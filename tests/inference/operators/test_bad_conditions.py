@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings
 from reflectune.inference.pipelines.mrag_agent import MragAgent, MragAgentSettings
+from reflectune.inference.pipelines.oracle_pairs import OraclePairs, OraclePairsSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings
@@ -49,6 +51,7 @@ PIPELINES: dict[str, Any] = {
     "iba": Iba(IbaSettings(candidates=9, passages=2, **WEIGHTS, **SHORT)),
     "mm_r2": MmR2(MmR2Settings(candidates=9, passages=2, **SHORT)),
     "promsa": Promsa(PromsaSettings(**SHORT), "texts"),
+    "oracle_pairs": OraclePairs(OraclePairsSettings(pair_passages=3, **SHORT), MagicMock()),
     "mi_rag, without a picture": MiRag(RECORDS, BOTH),
     "pmsr, without a picture": PMSR,
     "mi_rag, extracted": with_extraction(

@@ -151,7 +151,7 @@ def test_a_query_that_its_encoder_does_not_read_whole_is_counted_and_said() -> N
 
 @pytest.mark.parametrize("name", iterative())
 def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opened(name: str) -> None:
-    by_budget = name in ("mi_rag", "promsa") or name.startswith("pmsr")
+    by_budget = name in ("mi_rag", "oracle_pairs", "promsa") or name.startswith("pmsr")
     assert ("top_n" in find_recipe(name).settings.model_fields) is not by_budget
 
 

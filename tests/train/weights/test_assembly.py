@@ -277,7 +277,8 @@ def test_every_problem_of_the_config_is_reported_at_once(tmp_path: Path) -> None
     for part in ("`language` ./nowhere", "gone.bin is not a file", "exists already"):
         assert part in str(caught.value)
     assert "both `language` and `vision`" in " ".join(find_problems(MergeConfig, {"language": "miniature/llava"}))
-    assert "one or the other" in " ".join(find_problems(MergeConfig, {"language": "pocket/language", "checkpoint": "a"}))
+    both = {"language": "pocket/language", "checkpoint": "a"}
+    assert "one or the other" in " ".join(find_problems(MergeConfig, both))
 
 
 def test_the_command_joins_them(parts, capsys: pytest.CaptureFixture[str]) -> None:
