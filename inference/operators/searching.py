@@ -338,14 +338,14 @@ def cropped(image: Image.Image, box: Box | None) -> Image.Image:
     )
 
 
-def reranked(asked: Sequence[tuple[Picture, RerankRequest]], reranker: Reranker) -> list[RerankReply]:
+def reranked(asked: Sequence[tuple[Pictures, RerankRequest]], reranker: Reranker) -> list[RerankReply]:
     """Return a reranker's scores of passages, in the order of the requests.
 
-    One that reads pictures scores by the picture and the text alone, without the similarity of the passage's entry.
+    One that reads pictures scores by the first one and the text alone, without the similarity of the passage's entry.
     """
     requests = [request for _, request in asked]
     queries, passages = [request.query for request in requests], [request.passages for request in requests]
-    images = [image for image, _ in asked if image is not None]
+    images = [first for pictures, _ in asked for first in each_picture(pictures)[:1]]
     if isinstance(reranker, PictureReranker) and len(images) == len(asked):
         entry_scores = [dict.fromkeys((passage.entry_id for passage in of_query), 0.0) for of_query in passages]
         ranked = reranker.rank_pictured(queries, images, passages, entry_scores)

@@ -47,7 +47,7 @@ Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
 TooLong = Callable[[Sequence[str]], list[bool]]
 """True for each text that is longer than an encoder reads."""
-RerankFunction = Callable[[Sequence[tuple[Picture, RerankRequest]]], Sequence[RerankReply]]
+RerankFunction = Callable[[Sequence[tuple[Pictures, RerankRequest]]], Sequence[RerankReply]]
 """Function from pictures and texts with passages to the reranker's scores."""
 _WAITING: Final = 0.25
 """Share of requests that wait for a thread, so that none is idle during a search."""

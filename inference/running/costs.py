@@ -221,7 +221,7 @@ class _Found:
             for _, request in searches
         ]
 
-    def rerank(self, asked: Sequence[tuple[Picture, RerankRequest]]) -> list[RerankReply]:
+    def rerank(self, asked: Sequence[tuple[Pictures, RerankRequest]]) -> list[RerankReply]:
         """Score earlier passages higher."""
         return [RerankReply(tuple(-float(n) for n in range(len(it.passages)))) for _, it in asked]
 

@@ -185,7 +185,7 @@ class Script:
             judged.append(JudgeEachReply(tuple(JudgeReply(yes, 1 - yes, 1) for yes in likely), read=len(texts)))
         return judged
 
-    def rerank(self, asked: Sequence[tuple[Picture, RerankRequest]]) -> list[RerankReply]:
+    def rerank(self, asked: Sequence[tuple[Pictures, RerankRequest]]) -> list[RerankReply]:
         requests = [request for _, request in asked]
         self.batches.append(("rerank", len(requests)))
         self.asked += [("rerank", each.query, passage.text) for each in requests for passage in each.passages]
