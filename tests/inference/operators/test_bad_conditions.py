@@ -44,7 +44,10 @@ PIPELINES: dict[str, Any] = {
     "mi_rag": MiRag(RECORDS, BOTH),
     "pmsr": PMSR,
     "pmsr_web": PmsrWeb(PmsrWebSettings(**REPEATING, web_results=1, condense_above=10), {"pairs": 1}),
-    "mrag": Mrag(MragSettings(query_modality="IC", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
+    "mrag": Mrag(
+        MragSettings(query_modality="IC", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8),
+        lambda question: (),
+    ),
     "mrag_agent": MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="pairwise", max_new_tokens=8)),
     "reag": ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, **SHORT)),
     "wikiseeker": WikiSeeker(WikiSeekerSettings(pair_passages=3, **SHORT)),

@@ -28,7 +28,10 @@ PIPELINES: dict[str, Callable[..., Any]] = {
     "mi_rag": MiRag(MiRagSettings(iterations=2, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
     "pmsr": Pmsr(PmsrSettings(iterations=2, saturation=2.0, max_new_tokens=8, max_record_tokens=32), {"texts": 2}),
     "reag": ReAG(ReagSettings(top_n=2, candidates=10, critic_threshold=0.1, max_new_tokens=8, max_record_tokens=32)),
-    "mrag": Mrag(MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8)),
+    "mrag": Mrag(
+        MragSettings(query_modality="I", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8),
+        lambda question: (),
+    ),
 }
 
 
