@@ -20,7 +20,7 @@ from reflectune.train.settings.merge import MergeConfig
 
 @command(MergeConfig, writes="output")
 def merge(config: MergeConfig) -> None:
-    """Merge an adapter into its base model, join the parts of a LLaVA, or rewrite one in transformers' layout."""
+    """Merge an adapter, join the parts of a LLaVA, or rewrite one in transformers' layout."""
     if config.is_original:
         print(_convert(config))
     else:

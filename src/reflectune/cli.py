@@ -28,7 +28,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "train.grpo": "Train the gates of a fine-tuned checkpoint by reward.",
         "train.reag_grpo": "Train the answers of a fine-tuned checkpoint by TRL's GRPO.",
         "train.promsa_grpo": "Train the trajectories of ProMSA's agent by TRL's GRPO or GSPO.",
-        "train.merge": "Merge an adapter into its base model, join the parts of a LLaVA, or rewrite one in transformers' layout.",
+        "train.merge": "Merge an adapter, join the parts of a LLaVA, or rewrite one in transformers' layout.",
         "train.export": "Write a checkpoint for vLLM or SGLang, or reflection data for other trainers.",
         "train.estimate": "Estimate the memory of a training on each device.",
     },
