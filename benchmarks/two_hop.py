@@ -246,7 +246,7 @@ def main() -> None:
     parser.add_argument(
         "--train_seeds", type=int, nargs="+", help="worlds of the lessons; [1 2 3 4 5], or of an agent's [1 2]"
     )
-    parser.add_argument("--test_seeds", type=int, nargs="+", help="worlds of the questions; [101 102], or [101]")
+    parser.add_argument("--test_seeds", type=int, nargs="+", help="worlds of the questions; [101 102], or [104]")
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/quickstart/checkpoint"), help="mR²AG's")
     parser.add_argument("--run", type=Path, help="runs/two_hop, or runs/promsa")
     parser.add_argument("--agent", action="store_true", help="teach ProMSA's agent")
@@ -255,7 +255,7 @@ def main() -> None:
         return BENCHMARK.write_page(arguments)
     run = arguments.run or Path("runs/promsa" if arguments.agent else "runs/two_hop")
     train = arguments.train_seeds or ([1, 2] if arguments.agent else [1, 2, 3, 4, 5])
-    test = arguments.test_seeds or ([101] if arguments.agent else [101, 102])
+    test = arguments.test_seeds or ([104] if arguments.agent else [101, 102])
     run.mkdir(parents=True, exist_ok=True)
     made = agent_stages if arguments.agent else stages
     run_stages(run, made(run, arguments.checkpoint, train, test))
