@@ -62,7 +62,7 @@ class PretrainConfig(Settings):
 
 @command(PretrainConfig, writes="output")
 def pretrain(config: PretrainConfig) -> None:
-    """Run the curriculum, stage by stage; a killed run resumes after its finished stages."""
+    """Run the curriculum, stage by stage; a killed run goes on in its stage."""
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # the CPU's attention kernel is slow in less
     torch.manual_seed(config.seed)

@@ -6,6 +6,7 @@ It knows nothing of the world: `pretrain.py` hands it functions that draw lesson
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import time
 from collections import defaultdict
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import writing
 from reflectune.examples.miniature.models.batches import Batch, Lesson, LessonCollator, LessonEncoder
 
 
@@ -81,6 +83,8 @@ class VisionStage:
 GROUNDING_WEIGHT = 1.0
 """Weight of the grounding loss; see `Pretrainer.forward`."""
 
+_KEPT_STEPS = 100
+"""Steps after which an unfinished stage is kept."""
 _LONG = 2000
 """Characters from which a lesson is read in a separate pass from the short ones of its step."""
 
@@ -154,8 +158,14 @@ class Pretrainer:
         vision = self._collator.vision(rows)
         return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
 
-    def train(self, stage: Stage, rng: random.Random) -> None:
-        """Run one stage of the curriculum."""
+    def train(self, stage: Stage, rng: random.Random, path: Path | None = None) -> None:
+        """Run one stage of the curriculum.
+
+        Args:
+            stage: The stage.
+            rng: Generator that its lessons are drawn by.
+            path: File of the unfinished stage, written every `_KEPT_STEPS` steps; where it exists, the stage goes on.
+        """
         vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
         parameters = [*self.model.parameters(), *self._grounding.parameters()]
         groups = [
@@ -165,8 +175,9 @@ class Pretrainer:
         groups = [group for group in groups if group["params"]]
         optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
         self.model.train()
-        losses, grounded, right, tokens, start = [], [], [], 0, time.monotonic()
-        for step, parts in enumerate(self._batches(stage, rng)):
+        losses, grounded, tokens, start = [], [], 0, time.monotonic()
+        begin, right = self._go_on(path, optimiser, rng) if path and path.exists() else (0, [])
+        for step, parts in enumerate(self._batches(stage, rng, stage.steps - begin), begin):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, stage) * group["factor"]
             weight, words = sum(part.weight.sum() for part in parts), sum(len(part.word) for part in parts)
@@ -195,12 +206,36 @@ class Pretrainer:
                 self.log(f"{line}, {speed:.0f} tokens/s")
             if learned:
                 break
+            if path and (step + 1) % _KEPT_STEPS == 0:
+                self._keep(path, optimiser, rng, step + 1, right)
         self.model.eval()
 
-    def _batches(self, stage: Stage, rng: random.Random) -> Iterator[list[Batch]]:
+    def _keep(
+        self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random, steps: int, right: list[float]
+    ) -> None:
+        draws = (rng.getstate(), random.getstate(), torch.get_rng_state())
+        parts = (self.model.state_dict(), self._grounding.state_dict(), optimiser.state_dict())
+        with writing(path) as partial:
+            torch.save((steps, right, draws, parts), partial)
+
+    def _go_on(self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random) -> tuple[int, list[float]]:
+        """Restore an unfinished stage; returns its steps so far, and the shares of right turns."""
+        try:
+            steps, right, draws, parts = torch.load(path, weights_only=True)
+            self.model.load_state_dict(parts[0])
+        except (RuntimeError, OSError, pickle.UnpicklingError, EOFError) as error:
+            raise _damaged(path, error) from error
+        self._grounding.load_state_dict(parts[1])
+        optimiser.load_state_dict(parts[2])
+        rng.setstate(draws[0])
+        random.setstate(draws[1])
+        torch.set_rng_state(draws[2])
+        return steps, right
+
+    def _batches(self, stage: Stage, rng: random.Random, steps: int) -> Iterator[list[Batch]]:
         """Yield each step's lessons, in parts of similar length: long and short rows together are mostly padding."""
         weights = [weight for weight, _ in stage.lessons]
-        for _ in range(stage.steps):
+        for _ in range(steps):
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
             lessons = sorted((draw() for draw in draws), key=Lesson.characters)
             cut = next((i for i, each in enumerate(lessons) if each.characters() > _LONG), 0)
@@ -260,7 +295,7 @@ def _rate(step: int, stage: Stage) -> float:
 def resume_or_train(
     trainer: Pretrainer, folder: Path, stages: Sequence[Stage | VisionStage], rng: random.Random
 ) -> None:
-    """Run the stages, keeping the weights after each; stages already kept are not run again."""
+    """Run the stages, keeping the weights after each; stages already kept are not run again, unfinished ones go on."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, stage in enumerate(stages):
         path = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
@@ -270,11 +305,13 @@ def resume_or_train(
         random.seed(number)
         torch.manual_seed(number)
         rng.seed(1000 + number)
+        unfinished = path.with_suffix(".pt")
         if isinstance(stage, VisionStage):
             trainer.train_vision(stage)
         else:
-            trainer.train(stage, rng)
+            trainer.train(stage, rng, unfinished)
         save_model(trainer.model, str(path))
+        unfinished.unlink(missing_ok=True)
 
 
 def _load_kept(model: nn.Module, path: Path) -> None:
@@ -286,5 +323,9 @@ def _load_kept(model: nn.Module, path: Path) -> None:
     try:
         load_model(model, path)
     except (SafetensorError, RuntimeError, OSError) as error:
-        problem = " ".join(str(error).split())[:200]
-        raise UserError(f"{path} can't be resumed from ({problem}); delete it to run its stage again") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    problem = " ".join(str(error).split())[:200]
+    return UserError(f"{path} can't be resumed from ({problem}); delete it to run its stage again")

@@ -1,5 +1,6 @@
 """Lessons as trees have the losses of the same lessons as separate rows."""
 
+import copy
 import random
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from reflectune.core.errors import UserError
+from reflectune.examples.miniature.models import pretraining
 from reflectune.examples.miniature.models.architecture import FAMILIES, build_model, build_processor, train_tokenizer
 from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
@@ -124,6 +126,38 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
     stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
     trainer.train(stage, random.Random(0))
     assert int(lines[-1].split("step ")[1].split("/")[0]) < 200
+
+
+def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatch) -> None:
+    trainer, teacher, _ = school
+    monkeypatch.setattr(pretraining, "_KEPT_STEPS", 4)
+    parts = (trainer.model, trainer._grounding)
+    before = [copy.deepcopy(part.state_dict()) for part in parts]
+    left = 0
+
+    def match() -> Lesson:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        return teacher.match(2)
+
+    def trained(folder: str, lessons: int) -> dict[str, torch.Tensor]:
+        nonlocal left
+        left = lessons
+        for part, state in zip(parts, before, strict=True):
+            part.load_state_dict(state)
+        stage = Stage("words", 10, 2, 1e-3, [(1.0, match)], warmup=1)
+        resume_or_train(trainer, tmp_path / folder, [stage], teacher._rng)
+        return copy.deepcopy(trainer.model.state_dict())
+
+    straight = trained("straight", 21)
+    with pytest.raises(KeyboardInterrupt):
+        trained("killed", 13)
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["00-words.pt"]
+    resumed = trained("killed", 13)
+    assert all(torch.equal(value, resumed[name]) for name, value in straight.items())
+    assert [path.name for path in (tmp_path / "killed").iterdir()] == ["00-words.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
