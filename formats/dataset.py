@@ -217,7 +217,7 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
     for path, rows in _parts(Path(folder), split, manifest):
         count = 0
         with open_parquet(path, "build the data set again") as file:
-            for row in stream_rows(file, _columns(file.schema_arrow), batch_size=4096):
+            for row in stream_rows(file, schema_of(Question), batch_size=4096):
                 count += 1
                 question = _question(row, image_root, path)
                 if (key := hash(question.id)) in seen:
@@ -269,12 +269,6 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     for path in parts:
         resolve_below(path.absolute(), folder)
     return [(path, None) for path in parts]
-
-
-def _columns(held: pa.Schema) -> pa.Schema:
-    """Return the columns of questions; files of earlier versions have no `more_images`."""
-    columns = schema_of(Question)
-    return columns if "more_images" in held.names else columns.remove(columns.get_field_index("more_images"))
 
 
 def _question(row: dict[str, Any], image_root: str, path: Path) -> Question:
