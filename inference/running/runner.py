@@ -78,9 +78,7 @@ def run_pipeline(
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
-    ordered = sorted(questions, key=lambda question: question.id)
-    pipeline = functools.cache(build)
-
+    pipeline, failed = functools.cache(build), functools.partial(_failed, name)
     reader = "" if takes_pictures else f"the pipeline {name}"
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
@@ -93,8 +91,6 @@ def run_pipeline(
             traces += built.run(texts, [None] * len(texts))
         return [*traces, *(failed(key, message) for key, message in errors.items())]
 
-    failed = functools.partial(_failed, name)
-
     def rows(batch: Sequence[Question]) -> Iterable[tuple[str, Row]]:
         return ((trace.question_id, to_row(trace)) for trace in each_or_all(batch, answer, failed, on_error))
 
@@ -104,6 +100,7 @@ def run_pipeline(
         )
 
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
+    ordered = sorted(questions, key=lambda question: question.id)
     return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen)
 
 
