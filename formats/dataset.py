@@ -271,12 +271,17 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
     return [(path, None) for path in parts]
 
 
+def _below(image_root: str, path: Any) -> Any:
+    """Return a path below a folder; anything else that a file holds in its place as it is."""
+    return str(Path(image_root, path)) if path and isinstance(path, str) else path
+
+
 def _question(row: dict[str, Any], image_root: str, path: Path) -> Question:
     """Return the question of a row; raise UserError if the row is not a question."""
-    if image_root and row["image"] and isinstance(row["image"], str):
-        row["image"] = str(Path(image_root, row["image"]))
-    if image_root and row.get("more_images"):
-        row["more_images"] = [path and str(Path(image_root, path)) for path in row["more_images"]]
+    if image_root:
+        row["image"] = _below(image_root, row["image"])
+        if isinstance(row["more_images"], list):
+            row["more_images"] = [_below(image_root, path) for path in row["more_images"]]
     try:
         question = from_row(Question, row)
     except ValueError as error:

@@ -83,7 +83,7 @@ class VisionStage:
 GROUNDING_WEIGHT = 1.0
 """Weight of the grounding loss; see `Pretrainer.forward`."""
 
-_KEPT_STEPS = 100
+KEPT_STEPS = 100
 """Steps after which an unfinished stage is kept."""
 _LONG = 2000
 """Characters from which a lesson is read in a separate pass from the short ones of its step."""
@@ -101,6 +101,7 @@ class Pretrainer:
     Attributes:
         model: The model.
         encoder: Encoder of lessons.
+        grounding: Classifier of the grounding loss.
         log: The function, which may be replaced.
     """
 
@@ -114,7 +115,7 @@ class Pretrainer:
         self.model, self._pictures, self.log = model, pictures, log
         self._is_qwen = model.config.model_type != "llava"
         self.encoder = LessonEncoder(processor, image_tokens=16)
-        self._grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
+        self.grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
         self._collator = LessonCollator(model, self.encoder, pictures)
 
     def train_vision(self, stage: VisionStage) -> None:
@@ -164,10 +165,10 @@ class Pretrainer:
         Args:
             stage: The stage.
             rng: Generator that its lessons are drawn by.
-            path: File of the unfinished stage, written every `_KEPT_STEPS` steps; where it exists, the stage goes on.
+            path: File of the unfinished stage, written every `KEPT_STEPS` steps; where it exists, the stage goes on.
         """
         vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
-        parameters = [*self.model.parameters(), *self._grounding.parameters()]
+        parameters = [*self.model.parameters(), *self.grounding.parameters()]
         groups = [
             {"params": [p for p in parameters if id(p) not in vision], "factor": 1.0},
             {"params": [p for p in parameters if id(p) in vision], "factor": stage.vision_factor},
@@ -206,7 +207,7 @@ class Pretrainer:
                 self.log(f"{line}, {speed:.0f} tokens/s")
             if learned:
                 break
-            if path and (step + 1) % _KEPT_STEPS == 0:
+            if path and (step + 1) % KEPT_STEPS == 0:
                 self._keep(path, optimiser, rng, step + 1, right)
         self.model.eval()
 
@@ -214,7 +215,7 @@ class Pretrainer:
         self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random, steps: int, right: list[float]
     ) -> None:
         draws = (rng.getstate(), random.getstate(), torch.get_rng_state())
-        parts = (self.model.state_dict(), self._grounding.state_dict(), optimiser.state_dict())
+        parts = (self.model.state_dict(), self.grounding.state_dict(), optimiser.state_dict())
         with writing(path) as partial:
             torch.save((steps, right, draws, parts), partial)
 
@@ -225,7 +226,7 @@ class Pretrainer:
             self.model.load_state_dict(parts[0])
         except (RuntimeError, OSError, pickle.UnpicklingError, EOFError) as error:
             raise _damaged(path, error) from error
-        self._grounding.load_state_dict(parts[1])
+        self.grounding.load_state_dict(parts[1])
         optimiser.load_state_dict(parts[2])
         rng.setstate(draws[0])
         random.setstate(draws[1])
@@ -252,7 +253,7 @@ class Pretrainer:
             return self.model.lm_head(hidden.flatten(0, 1)[batch.source]), hidden.new_zeros(())
         layers = self.model.model(**batch.inputs, use_cache=False, output_hidden_states=True).hidden_states
         middle = F.rms_norm(layers[len(layers) // 2].flatten(0, 1)[batch.word], layers[0].shape[-1:])
-        loss = F.binary_cross_entropy_with_logits(self._grounding(middle)[:, 0], batch.is_shown)
+        loss = F.binary_cross_entropy_with_logits(self.grounding(middle)[:, 0], batch.is_shown)
         return self.model.lm_head(layers[-1].flatten(0, 1)[batch.source]), loss
 
     @torch.no_grad()

@@ -129,9 +129,11 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
 
 
 def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatch) -> None:
-    trainer, teacher, _ = school
-    monkeypatch.setattr(pretraining, "_KEPT_STEPS", 4)
-    parts = (trainer.model, trainer._grounding)
+    trainer, other, _ = school
+    rng = random.Random(0)
+    teacher = Teacher(other.pictures, [], rng)
+    monkeypatch.setattr(pretraining, "KEPT_STEPS", 4)
+    parts = (trainer.model, trainer.grounding)
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     left = 0
 
@@ -148,7 +150,7 @@ def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatc
         for part, state in zip(parts, before, strict=True):
             part.load_state_dict(state)
         stage = Stage("words", 10, 2, 1e-3, [(1.0, match)], warmup=1)
-        resume_or_train(trainer, tmp_path / folder, [stage], teacher._rng)
+        resume_or_train(trainer, tmp_path / folder, [stage], rng)
         return copy.deepcopy(trainer.model.state_dict())
 
     straight = trained("straight", 21)
