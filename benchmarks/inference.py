@@ -204,7 +204,7 @@ def main() -> None:
         figures = {"inference": hybrid_inference(), "training": hybrid_training()}
         BENCHMARK.write(figures, arguments, "hybrid")
         return BENCHMARK.write_page(arguments)
-    arguments.device, arguments.dtype, arguments.packed = "cpu", "float32", False
+    arguments.device, arguments.dtype, arguments.packed, arguments.engine = "cpu", "float32", False, False
     figures = {"shared pictures": {}}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:
