@@ -125,6 +125,11 @@ def each_picture(pictures: Pictures) -> Sequence[Image.Image]:
     return (pictures,) if isinstance(pictures, Image.Image) else pictures
 
 
+def first_picture(pictures: Pictures) -> Image.Image | None:
+    """Return a question's first picture; None if it has none."""
+    return next(iter(each_picture(pictures)), None)
+
+
 def first_pictures(pictures: Sequence[Pictures]) -> list[Image.Image]:
     """Return the first picture of each question; retrievers search by it."""
     return [each_picture(of_question)[0] for of_question in pictures]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from PIL import Image
 
 from reflectune.core.config import setting
-from reflectune.core.images import Pictures, each_picture
+from reflectune.core.images import Pictures, first_picture
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -319,7 +319,7 @@ def _scored(hit: PassageHit, text: str) -> PassageHit:
 
 def _queries(image: Pictures, request: SearchRequest) -> list[Query]:
     """Build the queries of a search: its texts with the question's first picture, or with parts of it."""
-    first = next(iter(each_picture(image)), None)
+    first = first_picture(image)
     boxes = request.boxes or (None,) * len(request.queries)
     return [
         Query(None if first is None else cropped(first, box), text)
@@ -345,7 +345,7 @@ def reranked(asked: Sequence[tuple[Pictures, RerankRequest]], reranker: Reranker
     """
     requests = [request for _, request in asked]
     queries, passages = [request.query for request in requests], [request.passages for request in requests]
-    images = [first for pictures, _ in asked for first in each_picture(pictures)[:1]]
+    images = [first for pictures, _ in asked if (first := first_picture(pictures)) is not None]
     if isinstance(reranker, PictureReranker) and len(images) == len(asked):
         entry_scores = [dict.fromkeys((passage.entry_id for passage in of_query), 0.0) for of_query in passages]
         ranked = reranker.rank_pictured(queries, images, passages, entry_scores)

@@ -21,6 +21,7 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply
+from reflectune.inference.operators.reranking import best_first
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
@@ -110,7 +111,7 @@ class MmR2:
         reply = yield from write("rewrite", 0, QUERY, slots, documents=labels, max_tokens=longest, form="queries")
         queries = read_queries(reply.text, 1)
         scores = (yield from rerank_scores(0, queries[0] if queries else question.text, best)).scores
-        best[:] = [best[place] for place in sorted(range(len(best)), key=lambda place: -scores[place])]
+        best[:] = best_first(best, scores)
 
 
 def knowledge_map(retrieved: SearchReply) -> dict[MapUnit, list[Passage]]:

@@ -1,7 +1,8 @@
 """Read a checkpoint in the layout of LLaVA's own code (`LlavaLlamaForCausalLM`) into transformers' classes.
 
-Such releases, e.g. LLaVA-MORE and ReflectiVA, name the language model's weights as a Llama's. The projector is
-`model.mm_projector`. The vision tower is `model.vision_tower.vision_tower`, or only named. There is no processor.
+Such releases, e.g. LLaVA-MORE and ReflectiVA, name the language model's weights as a Llama's, and the projector's
+`model.mm_projector`. They hold the vision tower as `model.vision_tower.vision_tower`, or name it alone, and have no
+processor.
 """
 
 from __future__ import annotations

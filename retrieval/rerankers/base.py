@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -66,6 +67,11 @@ def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int 
     """The `top_k` passages with the highest scores; equal scores keep their order."""
     order = sorted(range(len(passages)), key=lambda place: (-scores[place], place))
     return [ScoredPassage(passages[place], scores[place]) for place in order[:top_k]]
+
+
+def places_of(texts: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return the place of each distinct text among them all, so that each is read once."""
+    return {text: place for place, text in enumerate(dict.fromkeys(itertools.chain.from_iterable(texts)))}
 
 
 def check_request(questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None) -> None:

@@ -20,7 +20,7 @@ from reflectune.retrieval.encoders.modules import Modules, refuse_dense
 from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request, places_of
 from reflectune.retrieval.stores.base import inner
 
 _REMEDY = "set `reranker_pooling` to mean, last or cls"
@@ -46,7 +46,7 @@ class EmbeddingReranker:
         """The `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
         check_request(questions, passages, top_k)
         texts = [[passage_text(one) for one in choice] for choice in passages]
-        distinct = {text: place for place, text in enumerate(dict.fromkeys(t for choice in texts for t in choice))}
+        distinct = places_of(texts)
         if not distinct:
             return [[] for _ in questions]
         passage_vectors = self._encoder.encode_passages(list(distinct))

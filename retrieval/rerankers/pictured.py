@@ -18,7 +18,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import DecoupledEncoder, PairEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request, places_of
 from reflectune.retrieval.stores.base import inner
 
 WORDS: Final = 512
@@ -72,7 +72,7 @@ class EncoderReranker:
         """See `PictureReranker.rank_pictured`. Entries' scores are not used. Each distinct passage is read once."""
         check_request(questions, passages, top_k)
         texts = [[" ".join(passage_text(one).split()[:WORDS]) for one in choice] for choice in passages]
-        distinct = {text: place for place, text in enumerate(dict.fromkeys(t for choice in texts for t in choice))}
+        distinct = places_of(texts)
         if not distinct:
             return [[] for _ in questions]
         of_passages, of_questions = self._encoder.encode_texts(list(distinct)), self._encode(questions, images)
