@@ -20,7 +20,7 @@ from reflectune.models.prefix.engine import check_length, end_tokens
 from reflectune.models.prefix.image_prefix import ImagePrefixCache
 from reflectune.models.prefix.state import Generation
 from reflectune.models.remote.pictures import PictureUrls
-from reflectune.models.remote.token_server import TokenReply, TokenRequest, TokenServer
+from reflectune.models.remote.token_server import TokenReply, TokenRequest, TokenServer, request_after
 from reflectune.models.rendering.renderer import Rendered
 
 RowIndex = tuple[int, int]
@@ -164,9 +164,4 @@ class ServedEngine:
         return [replies[i] for i in range(len(rows))]
 
     def _request(self, prefix: Rendered, branch: Sequence[int], sampling: dict[str, Any]) -> TokenRequest:
-        length = len(prefix.ids) + len(branch)
-        ids = [*prefix.ids]
-        for _, start, end in reversed(prefix.pictures):
-            ids[start:end] = [self.renderer.image_token_id]
-        urls = [self._urls.of(image) for image, *_ in prefix.pictures]
-        return TokenRequest([*ids, *branch], urls, length, sampling)
+        return request_after(prefix, branch, sampling, self._urls, self.renderer.image_token_id)

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import url_key
+from reflectune.models.remote.pictures import PictureUrls, url_key
 from reflectune.models.remote.transport import NotServed, Refused, Transport
+from reflectune.models.rendering.renderer import Rendered
 
 GENERATE: Final = "/inference/v1/generate"
 _NOT_A_NUMBER: Final = -9000.0
@@ -24,7 +25,7 @@ _NOT_A_NUMBER: Final = -9000.0
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """A sequence to continue greedily.
+    """A sequence to continue, greedily unless its sampling says otherwise.
 
     Attributes:
         ids: Token ids, a picture as one image token.
@@ -60,6 +61,25 @@ class TokenReply:
     cached: int | None
 
 
+def request_after(
+    prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: PictureUrls, image_token_id: int
+) -> TokenRequest:
+    """Return the request for a reply behind a prefix and token ids that follow it.
+
+    Args:
+        prefix: With its pictures.
+        branch: Token ids.
+        sampling: vLLM's `SamplingParams`.
+        urls: Cache of the pictures' data URLs.
+        image_token_id: Id that stands for a whole picture.
+    """
+    ids = [*prefix.ids]
+    for _, start, end in reversed(prefix.pictures):
+        ids[start:end] = [image_token_id]
+    sent = [urls.of(image) for image, *_ in prefix.pictures]
+    return TokenRequest([*ids, *branch], sent, len(prefix.ids) + len(branch), sampling)
+
+
 class TokenServer:
     """A model on a server that takes token ids and pictures.
 
@@ -67,7 +87,7 @@ class TokenServer:
         endpoint: The server. Its URL may end with `/v1`; `find` sets its model's name.
 
     Attributes:
-        salt: Keeps the prefix cache of requests with a different one apart; "" for the shared cache.
+        salt: Keeps the prefixes and pictures cached under a different one apart; "" for the shared cache.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -133,7 +153,7 @@ class TokenServer:
         if self.salt:
             body["cache_salt"] = self.salt
         if request.pictures:
-            parts = [{"type": "image_url", "url": url, "uuid": url_key(url)} for url in request.pictures]
+            parts = [{"type": "image_url", "url": url, "uuid": url_key(url) + self.salt} for url in request.pictures]
             body["content_parts"] = parts
         try:
             reply = self._transport.post(body, self._read)

@@ -2,8 +2,10 @@ import functools
 import json
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +25,7 @@ from reflectune.examples.miniature.models.architecture import (
     train_tokenizer,
 )
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
-from reflectune.models.loading import save_checkpoint
+from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.tokens import add_reflection_tokens
@@ -322,3 +324,74 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 command(config)
 
     return run
+
+
+class VllmStub:
+    """A server that writes replies in turn, and keeps the weights that it is given.
+
+    Attributes:
+        requests: Bodies of the requests for tokens.
+        weights: The weights, by the order in which they came.
+        exchanges: False to have no address for them.
+    """
+
+    def __init__(self, model: str, replies: Iterator[str]) -> None:
+        self.renderer, self.replies = load(model).renderer, replies
+        self.requests: list[dict[str, Any]] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.exchanges, self.lock = True, threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.reply({"data": [{"id": model, "max_model_len": 4096}]})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with stub.lock:
+                    if self.path == "/inference/v1/generate":
+                        self.reply(stub.generate(body))
+                    elif stub.exchanges and self.path == "/collective_rpc" and body["method"] == "reload_weights":
+                        folder = Path(body["kwargs"]["weights_path"])
+                        stub.weights.append(load_file(folder / "model.safetensors"))
+                        self.reply({"results": [None]})
+                    else:
+                        self.reply({}, 404)
+
+            def reply(self, value: Any, status: int = 200) -> None:
+                text = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
+        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def generate(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.requests.append(body)
+        ids = self.renderer.reply_ids(next(self.replies))
+        content = [{"token_id": token, "logprob": -0.5, "top_logprobs": []} for token in ids]
+        choice = {"token_ids": ids, "logprobs": {"content": content}, "finish_reason": "stop"}
+        image = self.renderer.image_token_id
+        read = [token for sent in body["token_ids"] for token in [sent] * (16 if sent == image else 1)]
+        return {"choices": [choice], "prompt_token_ids": read}
+
+
+@pytest.fixture
+def vllm_stub() -> Iterator[Callable[..., VllmStub]]:
+    """Makes servers."""
+    stubs: list[VllmStub] = []
+
+    def make(model: str, replies: Iterator[str]) -> VllmStub:
+        stubs.append(VllmStub(model, replies))
+        return stubs[-1]
+
+    yield make
+    for stub in stubs:
+        stub.http.shutdown()
+        stub.http.server_close()

@@ -77,7 +77,7 @@ def test_a_trajectory_has_the_ids_that_the_pipeline_reads(family: str, world: Pa
     first = Prompt(first_turn(question), {"question": question.text}, system=SYSTEM)
     _, begun = model.fit(image, first, 8)
     rendered = lambda name: begun  # noqa: E731
-    trainer = SimpleNamespace(sample=scripted(renderer, iter([IMAGE, RIGHT])))
+    trainer = SimpleNamespace(sample=scripted(renderer, iter([IMAGE, RIGHT])), begin_rollouts=lambda: None)
     asked = [[{"role": "user", "content": [{"type": "text", "text": question.id}]}]]
     keys: Any = {"longest": 9999, "reply_tokens": 150}
     rollout = AgentRollout(

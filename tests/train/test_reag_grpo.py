@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -254,6 +255,17 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world,
         read = ids[: -settings.max_new_tokens].tolist()
         (own,) = [item for item in asked if read[-item["input_ids"].shape[1] :] == item["input_ids"][0].tolist()]
         assert torch.equal(picture, own["pixel_values"][0])
+
+
+def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, vllm_stub) -> None:
+    settings = config(family="qwen2_vl", max_steps=2)
+    stub = vllm_stub(settings.model, itertools.cycle(["ae", "xyz", "1603", "no"]))
+    learn(settings.model_copy(update={"server": stub.url, "llm_retries": 0}))
+
+    assert len(stub.requests) == 2 * settings.per_device_train_batch_size
+    first, second = stub.weights
+    assert {name for name in first if not torch.equal(first[name], second[name])}
+    assert not {name for name, tensor in weights(settings.model).items() if not torch.equal(first[name], tensor)}
 
 
 @pytest.mark.slow

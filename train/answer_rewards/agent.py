@@ -104,6 +104,7 @@ class AgentRollout:
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         """Return the trajectories, one a prompt: TRL's keys, and the columns that the rewards read."""
+        trainer.begin_rollouts()
         courses = [self._begin(self._questions[prompt_id(prompt)]) for prompt in prompts]
         while waiting := [course for course in courses if course.waiting is not None]:
             searching = [course for course in waiting if isinstance(course.waiting, SearchRequest)]
@@ -219,6 +220,8 @@ class AgentTrainer(AnswerTrainer):
             rows: Token ids.
             prompts: The prompt, with its picture, that each row begins with.
         """
+        if self.server is not None:
+            return self.server.sample(rows, prompts)
         processor = self.processing_class
         assert isinstance(processor, PromptProcessor)  # from the constructor
         sampled, _ = self._generate_single_turn(rows, None, processor.fields(prompts, rows), 1)
@@ -330,4 +333,5 @@ class AgentTraining(ReplyTraining):
             reward_functions(self._questions, self._correctness, max(most_calls, 1)),
             rollout,
             horizon=config.horizon,
+            server=self.server(loaded),
         )

@@ -10,11 +10,12 @@ from reflectune.core.values import SplitName
 from reflectune.formats.dataset import SplitKey
 from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
+from reflectune.models.remote.endpoint import ApiRoot, ConnectionKeys
 from reflectune.train.data.mixture import DataSource
 from reflectune.train.settings.training import TrainingConfig
 
 
-class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
+class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig, ConnectionKeys):
     """Settings of TRL's GRPO, without a KL term. `per_device_train_batch_size` counts replies."""
 
     model: ModelName = setting(
@@ -32,6 +33,13 @@ class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig):
     format_reward: float = setting(0.2, "reward of a reply of thoughts and an answer inside their tags alone", ge=0)
     policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
         "grpo", "TRL's `loss_type`; grpo averages the tokens of each reply"
+    )
+
+    server: ApiRoot = setting(
+        "",
+        "vLLM that samples the replies, e.g. http://localhost:8000/v1, of the exported checkpoint that is `model`; it "
+        "reads new weights from `output_dir`; transformers samples if unset",
+        secret=True,
     )
 
     @cross_check

@@ -61,7 +61,9 @@ class PromptRenderer:
 
     def _prompt(self, example: PromptedExample, image: Image.Image) -> Rendered:
         tree = Scheme.of(self._renderer).encode(self._renderer, example, image)
-        return Rendered(list(tree.prefix.ids), list(tree.prefix.labels), tree.vision)
+        ids = list(tree.prefix.ids)
+        places = [place for place, token in enumerate(ids) if token == self._renderer.image_token_id]
+        return Rendered(ids, list(tree.prefix.labels), tree.vision, ((image, places[0], places[-1] + 1),))
 
 
 class PromptProcessor(ProcessorMixin):
@@ -71,6 +73,9 @@ class PromptProcessor(ProcessorMixin):
         renderer: The model's; its tokenizer decodes replies.
         rendered: Returns a prompt by its id.
         is_typed: True if the model reads `mm_token_type_ids` (M-RoPE): 1 for an image's token, else 0.
+
+    Attributes:
+        rendered: The function.
     """
 
     def __init__(self, renderer: Renderer, rendered: Callable[[str], Rendered], *, is_typed: bool) -> None:
@@ -78,13 +83,13 @@ class PromptProcessor(ProcessorMixin):
         self.tokenizer = renderer.tokenizer
         self.image_processor = renderer.processor.image_processor
         self.chat_template = None
-        self._renderer, self._rendered, self._is_typed = renderer, rendered, is_typed
+        self._renderer, self.rendered, self._is_typed = renderer, rendered, is_typed
 
     def apply_chat_template(self, conversation: Any, chat_template: str | None = None, **options: Any) -> Any:  # type: ignore[override]  # TRL's call
         """Return the token ids and tensors of several prompts, or the id of one if `tokenize` is off."""
         if not options.get("tokenize"):
             return prompt_id(conversation)
-        prompts = [self._rendered(prompt_id(row)) for row in conversation]
+        prompts = [self.rendered(prompt_id(row)) for row in conversation]
         rows = {"input_ids": [prompt.ids for prompt in prompts]}
         return rows | self.fields(prompts, rows["input_ids"])
 
@@ -95,7 +100,7 @@ class PromptProcessor(ProcessorMixin):
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]  # TRL's call
         """Return prompts by their ids as tensors, padded on the left: shape (prompts, tokens)."""
-        prompts = [self._rendered(name) for name in text]
+        prompts = [self.rendered(name) for name in text]
         rows = [prompt.ids for prompt in prompts]
         tensors = {
             "input_ids": _padded(rows, self.tokenizer.pad_token_id),

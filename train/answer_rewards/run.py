@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,10 +20,13 @@ from reflectune.formats.dataset import Dataset
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.attention.positions import Positions
 from reflectune.models.loading import Loaded
+from reflectune.models.prefix.engine import end_tokens
+from reflectune.models.remote.token_server import TokenServer
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig, ReplyGrpoConfig
 from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answer_rewards.rewards import reward_functions
+from reflectune.train.answer_rewards.rollout_server import ROLLOUT_WEIGHTS, RolloutServer
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.global_batch import GlobalBatch
@@ -89,6 +93,26 @@ class ReplyTraining(Method):
             ]
         )
 
+    def server(self, loaded: Loaded) -> RolloutServer | None:
+        """Return the server that samples the replies, None for transformers.
+
+        Raises:
+            UserError: It doesn't serve the model.
+        """
+        config = self._config
+        if not config.server:
+            return None
+        server = TokenServer(config.connect(config.server, loaded.name, "server"))
+        server.find(loaded.name)
+        return RolloutServer(
+            server,
+            Path(config.output_dir, ROLLOUT_WEIGHTS),
+            loaded.renderer.image_token_id,
+            end_tokens(loaded),
+            temperature=config.temperature,
+            reply_tokens=config.max_new_tokens,
+        )
+
     def data_summary(self) -> str:
         """Count the prompts and their replies."""
         config = self._config
@@ -134,6 +158,7 @@ class AnswerTraining(ReplyTraining):
             rows_of(self._examples),
             prompt_processor(self._config, self._examples, self._roots, loaded),
             reward_functions(self._questions, self._correctness, self._read_answer),
+            server=self.server(loaded),
         )
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
-from reflectune.train.answer_rewards.prompts import PromptProcessor
+from reflectune.train.answer_rewards.prompts import PromptProcessor, prompt_id
 from reflectune.train.answer_rewards.rewards import Reward
+from reflectune.train.answer_rewards.rollout_server import RolloutServer
 from reflectune.train.data.order import FollowEpochs
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
 from reflectune.train.runs.logs import LogFile
@@ -55,6 +56,10 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         processor: Renders their prompts.
         rewards: In the order of `args.reward_weights`.
         rollout: TRL's `rollout_func`; None for one reply to a prompt.
+        server: Samples the replies; None for transformers.
+
+    Attributes:
+        server: The server.
     """
 
     def __init__(
@@ -64,7 +69,9 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         processor: PromptProcessor,
         rewards: Sequence[Reward],
         rollout: Callable[..., dict[str, Any]] | None = None,
+        server: RolloutServer | None = None,
     ) -> None:
+        self.server, self._served_step, self._processor = server, -1, processor
         GRPOTrainer.__init__(
             self,
             run.model,
@@ -73,11 +80,33 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
             Dataset.from_list([dict(row) for row in rows]),
             processing_class=processor,
             callbacks=[LogFile()],
-            rollout_func=rollout,
+            rollout_func=self._served_replies if server and not rollout else rollout,
         )
         self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
         self.add_callback(FollowEpochs(self._order))
         self.keep_checkpoints(run)
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """Train; the weights that the server read are deleted at the end."""
+        try:
+            return super().train(*arguments, **named)
+        finally:
+            if self.server is not None and self.processes.index == 0:
+                self.server.remove_weights()
+
+    def begin_rollouts(self) -> None:
+        """Give the server the weights of this step; all processes call this together."""
+        if self.server is not None and self._served_step != self.state.global_step:
+            self.server.load(self._bare_model, self.processes)
+            self._served_step = self.state.global_step
+
+    def _served_replies(self, prompts: Sequence[Any], _: Any) -> dict[str, Any]:
+        """Return TRL's keys of one reply to each prompt, sampled by the server."""
+        assert self.server is not None
+        self.begin_rollouts()
+        rendered = [self._processor.rendered(prompt_id(prompt)) for prompt in prompts]
+        rows = [prompt.ids for prompt in rendered]
+        return {"prompt_ids": rows, "completion_ids": self.server.sample(rows, rendered), "logprobs": None}
 
     def compute_loss(
         self,

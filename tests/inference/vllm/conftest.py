@@ -69,6 +69,7 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
 
         server = served("llava")                 # or "qwen2_vl": exported merged
         server = served("llava", adapter=True)   # base model and LoRA; `server.model` is the adapter
+        server = served("qwen2_vl", use="rollouts")  # a server of its own, whose weights may be exchanged
 
     The checkpoint is the shipped miniature with a scheme's tokens, whose rows are random and far apart, so that gates
     differ from question to question. Its folder is `server.checkpoint`. All workers of pytest-xdist share a server; it
@@ -83,8 +84,8 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as held:
 
-        def serve(family: str, *, adapter: bool = False) -> Server:
-            place = folder / f"{family}{'_adapter' if adapter else ''}"
+        def serve(family: str, *, adapter: bool = False, use: str = "") -> Server:
+            place = folder / f"{family}{'_adapter' if adapter else ''}{use and f'_{use}'}"
             with FileLock(folder / "lock"):  # one server starts at a time
                 if not place.is_dir():
                     _write(family, place, adapter=adapter)
@@ -167,7 +168,7 @@ def _start(place: Path, held: contextlib.ExitStack) -> None:
     command = [*program, *flags, *FLAGS.split(), "--port", str(port)]
     own = {"VLLM_CACHE_ROOT": str(ROOT / ".venv-vllm/cache"), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1"}
     # the engine computes in its own process, with one thread: a worker would take as long again to start
-    own |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+    own |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     environment = {**os.environ, **own, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)
     (place / "pipe").unlink(missing_ok=True)
