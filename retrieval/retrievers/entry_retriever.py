@@ -396,8 +396,5 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
     if config.ranked_entities:
         return open_ranked(config.ranked_entities, knowledge, image_roots, config.ranked_scores)
     encoder = open_encoder(config.encoder, config.index, device=device)
-    index = load_index(config.index, knowledge, encoder)
-    if config.summary_share:
-        check_summaries(index)
-    weights = {"title_weight": config.title_weight, "summary_share": config.summary_share}
-    return EntryRetriever(index, encoder, **weights)
+    retriever = EntryRetriever(load_index(config.index, knowledge, encoder), encoder)
+    return retriever.weighted(title_weight=config.title_weight, summary_share=config.summary_share)
