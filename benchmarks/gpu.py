@@ -30,8 +30,9 @@ from results import Benchmark, table
 
 from reflectune.examples.scores import at
 
-LIMITS = {"exact": 90, "llava": 160, "qwen2_vl": 145, "again": 45, "training": 110, "gradients": 120, "weights": 300}
-"""Seconds of each section: those of inference take 7 minutes together, those of training 9."""
+LIMITS = {"exact": 90, "llava": 160, "qwen2_vl": 145, "qwen3_5": 160, "again": 45}
+LIMITS |= {"training": 110, "gradients": 120, "weights": 300}
+"""Seconds of each section: those of inference take 10 minutes together, those of training 9."""
 PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
 """Passages of a question, tokens of each, answers, and tokens of an answer."""
 QUESTIONS = 8
@@ -41,7 +42,7 @@ LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
 PROBED = 8
 """Tokens of the answers behind every passage, as a probe asks them."""
-FAMILIES = ("llava", "qwen2_vl")
+FAMILIES = ("llava", "qwen2_vl", "qwen3_5")
 RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 MARKS: tuple[tuple[str, str, float, str, str], ...] = (
     ("gates of one question, ms", "gates", 1000, "118 to 159", "85"),
@@ -96,7 +97,7 @@ def exact(arguments: argparse.Namespace, figures: Figures) -> None:
     import torch
     import workload as w
 
-    for family in w.FAMILIES:
+    for family in FAMILIES:
         size = "tiny" if arguments.size == "tiny" else "small"
         model = w.build(family, w.SIZES[size], device=arguments.device)
         prefix, branches = w.question(model), w.passages(model, PASSAGES, TOKENS)
@@ -302,6 +303,7 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
     "exact": exact,
     "llava": functools.partial(inference, "llava"),
     "qwen2_vl": functools.partial(inference, "qwen2_vl"),
+    "qwen3_5": functools.partial(inference, "qwen3_5"),
     "again": again,
     "training": gpu_training.lora_step,
     "gradients": gpu_training.gradients,
@@ -316,7 +318,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
         (text, before, wanted, *(_times(at(found, family, figure, "engine"), factor) for family in FAMILIES))
         for text, figure, factor, before, wanted in MARKS
     ]
-    head = ("mark", "before", "at most", "llava", "qwen2_vl")
+    head = ("mark", "before", "at most", *FAMILIES)
     lines = [*figures.get("notes", ()), "", *inference_tables(figures), *table(head, marks), ""]
     trained = figures.get("training", {})
     columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
@@ -328,7 +330,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
         lines.append(f"- Losses without dropout: {pairs}.")
     lines += weights_tables(figures)
     exactly = []
-    for name in ("llava", "qwen2_vl", "qwen2_5_vl"):
+    for name in (*FAMILIES, "qwen2_5_vl"):
         gates = [at(figures, "exact", name, key) for key in ("largest difference of a gate", "largest gate")]
         numbers = (*gates, at(figures, "gradients", "relative difference of a gradient", name))
         if any(number is not None for number in numbers):
@@ -393,7 +395,7 @@ def notes(figures: dict[str, Any], found: dict[str, Any], long: str) -> list[str
 def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the rows of the board."""
     rows = []
-    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL-7B")):
+    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL-7B"), ("qwen3_5", "Qwen3.5-9B's kind")):
         for key, text in (("answers", "one question"), ("answers of 8", "each of eight questions")):
             ours, cache, flat = (at(figures, family, key, row) for row in RIVALS[:3])
             if ours and cache and flat:

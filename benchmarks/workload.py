@@ -259,14 +259,14 @@ def repeated_cache(
     gates, chosen, logits, positions = [], [], [], []
     for prefix, rows in zip(prefixes, branches, strict=True):
         cache = model(**row_inputs(model, prefix, [[]]), use_cache=True, logits_to_keep=1).past_key_values
-        cache.batch_repeat_interleave(len(rows))
+        _choose(cache, torch.zeros(len(rows), dtype=torch.long, device=model.device))
         ids = torch.tensor(rows, device=model.device)
         first = len(prefix.ids) + (int(model.model.rope_deltas[0]) if model.config.model_type != "llava" else 0)
         last = _continued(model, ids, cache, first)
         gates.append(last.float().softmax(-1)[:, GATE])
         best = gates[-1].topk(count).indices
         if count:
-            cache.batch_select_indices(best)
+            _choose(cache, best)
             chosen.append(cache)
             logits.append(last[best])
             positions.append(first + ids.shape[1])
@@ -287,11 +287,26 @@ def _continued(model: Any, ids: Tensor, cache: Any, first: int) -> Tensor:
     return model.lm_head(read.last_hidden_state[:, -1])
 
 
+def _choose(cache: Any, rows: Tensor) -> None:
+    """Keep some rows of a cache, possibly repeated; transformers' own way (5.23) leaves out linear attention."""
+    for layer in cache.layers:
+        for held, name in _tensors(layer):
+            held[name] = held[name][rows]
+
+
 def _joined(caches: Sequence[Any]) -> Any:
-    for number, layer in enumerate(caches[0].layers):
-        layer.keys = torch.cat([cache.layers[number].keys for cache in caches])
-        layer.values = torch.cat([cache.layers[number].values for cache in caches])
+    for layers in zip(*(cache.layers for cache in caches), strict=True):
+        for places in zip(*map(_tensors, layers), strict=True):
+            held, name = places[0]
+            held[name] = torch.cat([other[key] for other, key in places])
     return caches[0]
+
+
+def _tensors(layer: Any) -> list[tuple[Any, Any]]:
+    """Return the mapping and the key of each tensor of a cache's layer."""
+    if getattr(layer, "keys", None) is not None:
+        return [(vars(layer), "keys"), (vars(layer), "values")]
+    return [(held, name) for held in (layer.conv_states, layer.recurrent_states) for name in held]
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ transformers' own kernels (those of `flash-linear-attention` where it is install
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from reflectune.models.attention.attention import whole_float32
-from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, States, take_states
+from reflectune.models.attention.recurrence import (
+    FULL,
+    LINEAR,
+    Generation,
+    PackedRecurrence,
+    Recurrence,
+    States,
+    joined_states,
+    take_states,
+)
 from reflectune.models.attention.tree_mask import layout_of
 
 
@@ -36,8 +46,9 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
 
         Args:
             hidden_states: Inputs.
-            cache_params: Cache of transformers; not read in the first two cases.
-            attention_mask: A `Recurrence`; or segments of trees, as `tree_attention` takes them; or a padding mask.
+            cache_params: Cache of transformers; read with a padding mask alone.
+            attention_mask: A `Recurrence` or `PackedRecurrence`; or segments of trees, as `tree_attention` takes them;
+                or a padding mask.
             **kwargs: Of transformers.
         """
         layer: Any = self.layer_idx
@@ -45,8 +56,13 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
             output, attention_mask.after[layer] = self._delta_rule(
                 *self._projected(hidden_states), attention_mask.real, attention_mask.of(layer)
             )
+        elif isinstance(attention_mask, PackedRecurrence):
+            output, found = self._read(hidden_states, attention_mask.generations, attention_mask.before.get(layer))
+            attention_mask.after[layer] = take_states(joined_states(found), attention_mask.order)
         elif is_tree(attention_mask):
-            output = self._read_trees(hidden_states, attention_mask)
+            roots, branches, parents = layout_of(attention_mask).forks
+            generations = [(roots, None), (branches, parents)] if branches.numel() else [(roots, None)]
+            output, _ = self._read(hidden_states, generations, None)
         else:
             return super().forward(hidden_states, cache_params, attention_mask, **kwargs)  # type: ignore[no-any-return]
         gate = self.in_proj_z(hidden_states).reshape(-1, self.head_v_dim)
@@ -58,20 +74,29 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
         """Return queries, keys and values before the convolution, and the logits of update and decay."""
         return self.in_proj_qkv(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
 
-    def _read_trees(self, hidden: Tensor, segments: Tensor) -> Tensor:
-        """Read all prefixes, then all branches from the states behind their prefixes: (rows, tokens, heads, size)."""
-        layout = layout_of(segments)
-        roots, branches, parents = layout.forks
+    def _read(
+        self, hidden: Tensor, generations: Sequence[Generation], before: States | None
+    ) -> tuple[Tensor, list[States]]:
+        """Read segments, each from the states behind the one that it continues.
+
+        Args:
+            hidden: Inputs, (rows, tokens, hidden size).
+            generations: Segments of all rows.
+            before: States that the first generation begins with; None for zeros.
+
+        Returns:
+            Outputs, (rows, tokens, value heads, value size), 0 at padding; and the states behind each generation.
+        """
+        none = hidden.shape[0] * hidden.shape[1]
         mixed, update, decay = (F.pad(part.flatten(0, 1), (0, 0, 0, 1)) for part in self._projected(hidden))
-        output = hidden.new_zeros(layout.none + 1, self.num_v_heads, self.head_v_dim)
-        states = None
-        for index in (roots, branches):
-            if index.numel():
-                before = None if states is None else take_states(states, parents)
-                real = index < layout.none
-                read, states = self._delta_rule(mixed[index], update[index], decay[index], real, before)
-                output = output.index_copy(0, index.flatten(), read.flatten(0, 1).to(output.dtype))
-        return output[:-1].view(*hidden.shape[:2], self.num_v_heads, self.head_v_dim)
+        output = hidden.new_zeros(none + 1, self.num_v_heads, self.head_v_dim)
+        found: list[States] = []
+        for index, parents in generations:
+            before = before if parents is None else take_states(found[-1], parents)
+            read, states = self._delta_rule(mixed[index], update[index], decay[index], index < none, before)
+            output = output.index_copy(0, index.flatten(), read.flatten(0, 1).to(output.dtype))
+            found.append(states)
+        return output[:-1].view(*hidden.shape[:2], self.num_v_heads, self.head_v_dim), found
 
     def _delta_rule(
         self, mixed: Tensor, update: Tensor, decay: Tensor, real: Tensor | None, before: States | None

@@ -261,7 +261,7 @@ def flex_problem(
 def model_flex_problem(model: PreTrainedModel, dtype: torch.dtype, *, backward: bool = False) -> str:
     """Return why a GPU can't use FlexAttention for a model's language layers; see `flex_problem`."""
     config: Any = model.config.get_text_config()
-    if is_hybrid(config):
+    if is_hybrid(config) and backward:
         return "linear attention is read row by row"
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,10 +46,41 @@ class Recurrence:
         return take_states(states, self.row)
 
 
+Generation = tuple[Tensor, Tensor | None]
+"""Segments that are read together.
+
+The places of their tokens among all tokens, (segments, most tokens), where a place after the last is padding; and the
+index of the segment of the generation before that each continues, (segments,), None for the first generation.
+"""
+
+
+@dataclass
+class PackedRecurrence:
+    """States of the segments of a packed row; passed to the layers of linear attention as `attention_mask`.
+
+    Attributes:
+        generations: The segments: those that continue none of the row, then those that continue these, and so on.
+        order: Index of each segment of the row among those of all generations, shape (segments,).
+        before: States that the first generation begins with, by layer; none at the beginning of a sequence.
+        after: States behind each segment of the row, by layer; written by the pass.
+    """
+
+    generations: Sequence[Generation]
+    order: Tensor
+    before: Mapping[int, States] = field(default_factory=dict)
+    after: StatesByLayer = field(default_factory=dict)
+
+
 def take_states(states: States, index: Tensor) -> States:
     """Return a copy of some rows of a layer's states, on its device."""
     inputs, state = states
     return inputs[index.to(inputs.device)], state[index.to(state.device)]
+
+
+def joined_states(parts: Sequence[States]) -> States:
+    """Return the rows of several states, one after another."""
+    inputs, states = zip(*parts, strict=True)
+    return torch.cat(inputs), torch.cat(states)
 
 
 def is_hybrid(config: Any) -> bool:

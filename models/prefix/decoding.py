@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reflectune.models.attention.packed import padded
+from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward
 from reflectune.models.prefix.packed import say
-from reflectune.models.prefix.packed_rows import Spot
+from reflectune.models.prefix.packed_rows import Spot, states_behind
 
 CHECKED = 4
 """Steps between two looks at the rows that have ended: each look waits for the device."""
@@ -34,12 +35,14 @@ class StaticDecoder:
 
     Attributes:
         memory: Keys and values of the largest bucket so far.
+        linear: States of linear attention of the most rows so far, by layer.
         steps: Steps by shape of their keys and values.
     """
 
     def __init__(self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor) -> None:
         self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
         self.memory = torch.empty(0)
+        self.linear: StatesByLayer = {}
         self._pool: Any = None
         self.steps: OrderedDict[tuple[int, ...], DecodeStep] = OrderedDict()
 
@@ -74,16 +77,29 @@ class StaticDecoder:
 
     def _step(self, spot: Spot, rows: int, keys: int) -> DecodeStep:
         """Return the step of a bucket. All steps are made again where the memory has to grow."""
-        like, _ = spot.row.cache[0]
-        shape = (len(spot.row.cache), 2, rows, like.shape[1], keys, like.shape[3])
-        if self.memory.numel() < math.prod(shape) or self.memory.dtype != like.dtype:
+        layers = [layer for layer in range(len(spot.row.cache)) if layer not in spot.row.linear]
+        like, _ = spot.row.cache[layers[0]]
+        shape = (len(layers), 2, rows, like.shape[1], keys, like.shape[3])
+        held = min((len(state) for _, state in self.linear.values()), default=0)
+        is_small = self.memory.numel() < math.prod(shape) or (bool(spot.row.linear) and held < rows)
+        if is_small or self.memory.dtype != like.dtype:
+            size = max(math.prod(shape), self.memory.numel())
             self.steps.clear()
             self._pool = torch.cuda.graph_pool_handle() if like.is_cuda else None  # the last graph took its own along
-            self.memory = torch.empty(0)
-            self.memory = like.new_zeros(math.prod(shape))
+            self.memory, self.linear = torch.empty(0), {}
+            self.memory = like.new_zeros(size)
+            for layer, (inputs, state) in spot.row.linear.items():
+                most = max(rows, held)
+                self.linear[layer] = (
+                    inputs.new_zeros(most, *inputs.shape[1:]),
+                    state.new_zeros(most, *state.shape[1:]),
+                )
         if shape not in self.steps:
-            cache = self.memory[: math.prod(shape)].view(shape)
-            self.steps[shape] = DecodeStep(self._forward, self._log_probabilities, self._ends, cache, self._pool)
+            cache = dict(zip(layers, self.memory[: math.prod(shape)].view(shape), strict=True))
+            linear = {layer: (inputs[:rows], state[:rows]) for layer, (inputs, state) in self.linear.items()}
+            self.steps[shape] = DecodeStep(
+                self._forward, self._log_probabilities, self._ends, cache, linear, self._pool
+            )
         self.steps.move_to_end(shape)
         if len(self.steps) > GRAPHS:
             self.steps.popitem(last=False)
@@ -103,15 +119,23 @@ class DecodeStep:
     """
 
     def __init__(
-        self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor, cache: Tensor, pool: Any
+        self,
+        forward: Forward,
+        log_probabilities: Callable[[Tensor], Tensor],
+        ends: Tensor,
+        cache: Mapping[int, Tensor],
+        linear: StatesByLayer,
+        pool: Any,
     ) -> None:
-        self._forward, self._log_probabilities, self._ends, self._cache = forward, log_probabilities, ends, cache
-        _, _, rows, _, keys, _ = cache.shape
+        self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
+        self._cache, self._linear = cache, linear
+        like = next(iter(cache.values()))
+        _, rows, _, keys, _ = like.shape
         self.chosen, self._positions = ends.new_zeros(2, rows)
         self.tokens, self._cursor = ends.new_zeros(rows, 1), ends.new_zeros(1)
         self.values = torch.zeros(rows, device=ends.device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
-        self._mask = cache.new_zeros(rows, 1, 1, keys)
+        self._mask = like.new_zeros(rows, 1, 1, keys)
         self._graph = self._captured(pool) if can_capture(ends.device) else None
 
     def __call__(self) -> None:
@@ -132,13 +156,18 @@ class DecodeStep:
         self._positions[: len(spots)] = torch.tensor([spot.next_position for spot in spots], device=device)
         self._cursor.fill_(context)
         self.ended.zero_()
-        self._cache.zero_()  # what was there may be NaN, and hidden values count as 0 · NaN
+        for both in self._cache.values():
+            both.zero_()  # what was there may be NaN, and hidden values count as 0 · NaN
         for packed in {id(spot.row): spot.row for spot in spots}.values():
             rows = torch.tensor([row for row, spot in enumerate(spots) if spot.row is packed])
             index, rows = places[rows].to(device), rows.to(device)
-            for layer, pair in zip(self._cache, packed.cache, strict=True):
-                for static, source in zip(layer, pair, strict=True):
+            for layer, both in self._cache.items():
+                for static, source in zip(both, packed.cache[layer], strict=True):
                     static[:, :, :context].index_copy_(0, rows, source[0][:, index].transpose(0, 1))
+        for layer, (inputs, state) in states_behind(spots).items():
+            for static, source in zip(self._linear[layer], (inputs, state), strict=True):
+                static[: len(spots)].copy_(source)
+                static[len(spots) :].zero_()
 
     def choose(self, hidden: Tensor) -> None:
         """Choose the next token of each row from hidden states, (up to all rows, hidden size)."""
@@ -158,14 +187,17 @@ class DecodeStep:
 
     def _run(self) -> None:
         self._mask.index_fill_(3, self._cursor, 0)
-        positions = self._positions[:, None]
+        positions, recurrence = self._positions[:, None], Recurrence(None, self._linear)
         output = self._forward.model.model.language_model(
             input_ids=self.tokens,
             position_ids=positions.expand(3, -1, -1) if self._forward.positions.is_3d else positions,
-            attention_mask=UNUSED_MASK,
+            attention_mask={FULL: UNUSED_MASK, LINEAR: recurrence} if self._linear else UNUSED_MASK,
             shared_context=self,
             use_cache=False,
         )
+        for layer, states in recurrence.after.items():
+            for static, after in zip(self._linear[layer], states, strict=True):
+                static.copy_(after)
         self.choose(output.last_hidden_state[:, 0])
         self._positions.add_(1)
         self._cursor.add_(1)
@@ -188,7 +220,8 @@ class DecodeStep:
                 self._run()
             values = []
             for step in (self._run, graph.replay):
-                for state in (self._cursor, self._positions, self._mask, self.tokens):
+                linear = (side for states in self._linear.values() for side in states)
+                for state in (self._cursor, self._positions, self._mask, self.tokens, *linear):
                     state.zero_()
                 step()
                 values.append(self.values.clone())

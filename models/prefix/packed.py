@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,21 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import Span, block_mask, model_flex_problem, padded
+from reflectune.models.attention.recurrence import FULL, LINEAR
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
-from reflectune.models.prefix.packed_rows import Ends, LaidOut, OpenedTrees, PackedRow, Spot, TreePart, ranges_of
+from reflectune.models.prefix.packed_rows import (
+    Ends,
+    LaidOut,
+    OpenedTrees,
+    PackedRow,
+    Spot,
+    TreePart,
+    ranges_of,
+    recurrence_of,
+    states_behind,
+)
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of
 
@@ -80,6 +92,7 @@ class PackedReader:
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
+        self._full = next(n for n, layer in enumerate(self._layers) if not hasattr(layer, "linear_attn"))
         self._ahead: dict[int, LaidOut] = {}
 
     def open(self, prefixes: Sequence[Rendered]) -> OpenedTrees:
@@ -129,10 +142,10 @@ class PackedReader:
         new = [key for key in images if key not in bases]
         for key, (spot, _) in zip(new, self.read([TreePart(None, images[key]) for key in new]), strict=True):
             assert spot is not None
-            cache = self._joined([spot])  # owns its memory
-            bases[key] = Spot(PackedRow(cache, 0), ((0, spot.length),), spot.next_position)
+            own = PackedRow(self._joined([spot]), 0, linear=states_behind([spot]))  # it owns its memory
+            bases[key] = Spot(own, ((0, spot.length),), spot.next_position)
         for key, spot in bases.items():
-            self._images.put(key, spot, sum(tensor.nbytes for pair in spot.row.cache for tensor in pair))
+            self._images.put(key, spot, spot.row.nbytes)
         return bases
 
     def read(self, parts: Sequence[TreePart], most_kept: int | None = None) -> list[Ends]:
@@ -143,7 +156,7 @@ class PackedReader:
             self._stream.wait_stream(torch.cuda.current_stream())  # weights may have been written just now
         groups: list[list[TreePart]] = []
         for part in parts:
-            if groups and sum(other.tokens for other in groups[-1]) + part.tokens <= limit:
+            if groups and sum(map(self._cost, groups[-1])) + self._cost(part) <= limit:
                 groups[-1].append(part)
             else:
                 groups.append([part])
@@ -152,18 +165,22 @@ class PackedReader:
         for number, group in enumerate(groups):
             ends = self._read(group, limit)
             following = groups[number + 1] if number + 1 < len(groups) else []
-            if following and sum(part.tokens for part in following) <= limit:
+            if following and sum(map(self._cost, following)) <= limit:
                 self._lay_out_ahead(following)
             for row in {id(spot.row): spot.row for prefix, own in ends for spot in (prefix, *own) if spot}.values():
-                kept += row.past + len(row.ids)
+                kept += row.past + len(row.ids) + len(row.segments) * self.forward.state_tokens
                 if most_kept is not None and kept > most_kept:
-                    row.cache.clear()  # they are read again to be continued
+                    row.drop()  # they are read again to be continued
             found += ends
         return found
 
+    def _cost(self, part: TreePart) -> int:
+        """Return a part's tokens; states behind a segment count as the tokens whose keys and values are as large."""
+        return part.tokens + part.segments * self.forward.state_tokens
+
     def _read(self, group: list[TreePart], limit: int) -> list[Ends]:
         """Read parts in one pass; in several a part that is too long, or what doesn't fit into the memory."""
-        if len(group) == 1 and group[0].tokens > limit and group[0].is_divisible:
+        if len(group) == 1 and self._cost(group[0]) > limit and group[0].is_divisible:
             return [self._divided(group[0], limit)]
         try:
             return self._pass(group)
@@ -205,6 +222,7 @@ class PackedReader:
         spans, past = ranges_of([spot.length for spot in parents.values()])
         seen_by, row = dict(zip(parents, spans, strict=True)), PackedRow([], past)
         found: list[Ends] = []
+        continued: list[Spot | None] = []
         for part in parts:
             prefix, end = None, part.parent
             seen: tuple[Span, ...] = () if end is None else (seen_by[id(end)],)
@@ -213,12 +231,23 @@ class PackedReader:
                 positions = self._positions(end, len(ids))
                 if end is None:
                     positions = self.forward.positions.of_prefix(np.array(ids), part.prefix.vision)
+                continued.append(end)
                 prefix = end = row.add(ids, seen, positions)
                 seen = prefix.seen
+            continued += [end] * len(part.branches)
             found.append((prefix, [row.add(own, seen, self._positions(end, len(own))) for own in part.branches]))
         pictures = [part.prefix for part in parts if part.prefix is not None and part.prefix.vision]
-        mask = block_mask(row.segments, row.past, self.forward.device)
-        return LaidOut(found, row, list(parents.values()), mask, self._inputs(row, pictures))
+        laid_out = LaidOut(
+            found,
+            row,
+            list(parents.values()),
+            block_mask(row.segments, row.past, self.forward.device),
+            self._inputs(row, pictures),
+        )
+        if not self.forward.state_tokens:
+            return laid_out
+        firsts = [end for end in continued if end is None or end.row is not row]
+        return replace(laid_out, recurrence=recurrence_of(row, continued, self.forward.device), firsts=firsts)
 
     def _positions(self, end: Spot | None, count: int) -> np.ndarray:
         """Return positions (1 or 3, count) of tokens behind a spot."""
@@ -272,7 +301,11 @@ class PackedReader:
         row, is_first = laid_out.row, not self._compiled
         if is_first:
             say("the layers are compiled now, which takes up to a minute")
-            self._compiled = [torch.compile(call, dynamic=True) for call in self._plain]
+            # linear attention goes on in Python loops or in kernels of its own
+            self._compiled = [
+                call if hasattr(layer, "linear_attn") else torch.compile(call, dynamic=True)
+                for layer, call in zip(self._layers, self._plain, strict=True)
+            ]
         try:
             self.compute(self._compiled, laid_out, past)
         except Exception as error:  # a compiler has many types of errors
@@ -294,9 +327,16 @@ class PackedReader:
     def compute(self, calls: Sequence[Any], laid_out: LaidOut, past: KeysValues) -> None:
         """Run the language model over a row with these calls of its layers; keep its states, keys and values."""
         memories = [list(pair) for pair in past] or [[] for _ in self._layers]
+        inputs, recurrence, row = laid_out.inputs, laid_out.recurrence, laid_out.row
+        if recurrence is not None:
+            recurrence.before = states_behind(laid_out.firsts)
+            inputs = {**inputs, "attention_mask": {FULL: inputs["attention_mask"], LINEAR: recurrence}}
         with self._calling(calls, laid_out.mask, memories):
-            output = self.forward.model.model.language_model(**laid_out.inputs)
-        row = laid_out.row
+            output = self.forward.model.model.language_model(**inputs)
+        if recurrence is not None:
+            row.linear = recurrence.after
+            nothing = memories[self._full][0][..., :0]
+            memories = [[nothing, nothing] if n in row.linear else own for n, own in enumerate(memories)]
         row.states, row.cache = output.last_hidden_state[0], [(keys, values) for keys, values in memories]
 
     @contextmanager

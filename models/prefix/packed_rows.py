@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from reflectune.models.attention.packed import PackedSegment, Span, padded
+from reflectune.models.attention.packed import PackedSegment, Span, moved, padded
+from reflectune.models.attention.recurrence import Generation, PackedRecurrence, States, StatesByLayer, joined_states
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.rendering.renderer import Rendered
 
@@ -29,6 +30,8 @@ class PackedRow:
         ids: Token ids.
         positions: Positions of each segment, (1 or 3, tokens).
         segments: Segments, as `block_mask` takes them.
+        linear: States of linear attention behind each segment, by layer. Empty in other models, before the row is
+            read, and after they were dropped.
     """
 
     cache: KeysValues
@@ -37,6 +40,7 @@ class PackedRow:
     ids: list[int] = field(default_factory=list)
     positions: list[np.ndarray] = field(default_factory=list)
     segments: list[PackedSegment] = field(default_factory=list)
+    linear: StatesByLayer = field(default_factory=dict)
 
     def add(self, ids: Sequence[int], seen: tuple[Span, ...], positions: np.ndarray) -> Spot:
         """Add a segment that sees earlier ranges, and return its end."""
@@ -44,7 +48,17 @@ class PackedRow:
         self.ids += ids
         self.positions.append(positions)
         self.segments.append((len(ids), seen))
-        return Spot(self, (*seen, (first, first + len(ids))), int(positions[0, -1]) + 1)
+        return Spot(self, (*seen, (first, first + len(ids))), int(positions[0, -1]) + 1, len(self.segments) - 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and states of linear attention."""
+        return sum(tensor.nbytes for pair in (*self.cache, *self.linear.values()) for tensor in pair)
+
+    def drop(self) -> None:
+        """Drop keys, values and states of linear attention."""
+        self.cache.clear()
+        self.linear.clear()
 
 
 @dataclass(frozen=True)
@@ -55,11 +69,13 @@ class Spot:
         row: The row that it was read in.
         seen: Ranges of the row's keys up to here, its own tokens last.
         next_position: Position after its last token.
+        segment: Number of its own tokens' segment in the row.
     """
 
     row: PackedRow
     seen: tuple[Span, ...]
     next_position: int
+    segment: int = 0
 
     @property
     def length(self) -> int:
@@ -71,6 +87,11 @@ class Spot:
         """Hidden states of its own tokens, (tokens, hidden size)."""
         first, end = self.seen[-1]
         return self.row.states[first - self.row.past : end - self.row.past]
+
+    def linear(self, layer: int) -> States:
+        """Return the states of a layer of linear attention behind its last token, of one row."""
+        inputs, state = self.row.linear[layer]
+        return inputs[self.segment : self.segment + 1], state[self.segment : self.segment + 1]
 
 
 @dataclass(frozen=True)
@@ -93,9 +114,14 @@ class TreePart:
         return (len(self.prefix.ids) if self.prefix else 0) + sum(map(len, self.branches))
 
     @property
+    def segments(self) -> int:
+        """Number of segments to read."""
+        return len(self.branches) + (self.prefix is not None)
+
+    @property
     def is_divisible(self) -> bool:
         """True if several passes can read it."""
-        return len(self.branches) + (self.prefix is not None) > 1
+        return self.segments > 1
 
 
 Ends = tuple[Spot | None, list[Spot]]
@@ -112,6 +138,8 @@ class LaidOut:
         parents: Ends of the tokens before it, whose keys and values come first.
         mask: From `block_mask`.
         inputs: Arguments of the language model.
+        recurrence: Of a model with linear attention.
+        firsts: Ends that its first generation continues, None at the beginning of a sequence.
     """
 
     ends: list[Ends]
@@ -119,6 +147,8 @@ class LaidOut:
     parents: list[Spot]
     mask: BlockMask
     inputs: dict[str, Any]
+    recurrence: PackedRecurrence | None = None
+    firsts: Sequence[Spot | None] = ()
 
 
 @dataclass(frozen=True)
@@ -140,3 +170,40 @@ def ranges_of(lengths: Sequence[int]) -> tuple[list[Span], int]:
     """Return the range of each of some spots whose keys lie one after another, and the number of keys with padding."""
     ends = list(itertools.accumulate(lengths))
     return list(zip([0, *ends[:-1]], ends, strict=False)), padded(ends[-1]) if ends else 0
+
+
+def recurrence_of(row: PackedRow, parents: Sequence[Spot | None], device: torch.device) -> PackedRecurrence:
+    """Return the order in which linear attention reads a row's segments, without the states before them.
+
+    Args:
+        row: The row.
+        parents: The end that each segment continues, None at the beginning of a sequence.
+        device: Device of the indices.
+    """
+    numbers = list[int]()
+    for parent in parents:
+        numbers.append(numbers[parent.segment] + 1 if parent is not None and parent.row is row else 0)
+    groups = [[segment for segment, own in enumerate(numbers) if own == n] for n in range(max(numbers) + 1)]
+    place = {segment: k for group in groups for k, segment in enumerate(group)}
+    counts = np.array([count for count, _ in row.segments])
+    starts = np.cumsum(counts) - counts
+    generations: list[Generation] = []
+    for group in groups:
+        offsets = np.arange(counts[group].max())
+        index = np.where(offsets < counts[group, None], starts[group, None] + offsets, padded(len(row.ids)))
+        before = [place[spot.segment] for segment in group if (spot := parents[segment]) is not None and generations]
+        generations.append(
+            (moved(torch.from_numpy(index), device), moved(torch.tensor(before), device) if generations else None)
+        )
+    order = torch.tensor([*itertools.chain.from_iterable(groups)]).argsort()
+    return PackedRecurrence(generations, moved(order, device))
+
+
+def states_behind(spots: Sequence[Spot | None]) -> StatesByLayer:
+    """Return the states of linear attention that rows continue by layer, zeros for None; empty if all are None."""
+    known = [spot.row.linear for spot in spots if spot is not None]
+    before: StatesByLayer = {}
+    for layer, (inputs, state) in (known[0] if known else {}).items():
+        zeros = torch.zeros_like(inputs[:1]), torch.zeros_like(state[:1])
+        before[layer] = joined_states([zeros if spot is None else spot.linear(layer) for spot in spots])
+    return before

@@ -185,7 +185,7 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
 def test_gates_answers_and_scores_are_those_of_independent_rows(
     model, images, copied, plain_probabilities, monkeypatch
 ):
-    packed = copied == "packed" and not is_hybrid(model.config.get_text_config())  # which takes the plain path
+    packed = copied == "packed"
     monkeypatch.setattr(shared_attention, "COPIED", 0 if copied == "packed" else copied)
     engine, prefixes, hung = engine_of(model, packed=packed), questions(model, images), branches()
     opened = engine.read(prefixes)
@@ -314,7 +314,7 @@ def test_neither_budget_nor_order_matters(one_of_three, lengths, budget, rng, pa
     rows = [(q, k) for q, counts in enumerate(lengths) for k in range(len(counts))]
 
     def results(order: list[int], budget: int) -> tuple[Tensor, list[Tensor], list[Any]]:
-        engine = engine_of(one_of_three, budget, packed and one_of_three.config.model_type != "qwen3_5")
+        engine = engine_of(one_of_three, budget, packed)
         opened = engine.read([prefixes[q] for q in order])
         state = engine.branch(opened, [hung[q] for q in order])
         back = [order.index(q) for q in range(len(order))]
@@ -360,7 +360,7 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("keep", "copied"), [(2, 0), (0, 80), (0, "packed"), (2, "packed")])
 def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
-    packed = copied == "packed" and family != "qwen3_5"
+    packed = copied == "packed"
     monkeypatch.setattr(shared_attention, "COPIED", 0 if copied == "packed" else copied)
     monkeypatch.setattr("reflectune.models.prefix.image_prefix.WORTHWHILE", 1)
     model = build(family)

@@ -17,7 +17,7 @@ GATES = [7, 8]
 COUNTS = [3, 0, 2]
 
 
-@pytest.fixture(scope="module", params=["llava", "qwen2_vl"])
+@pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen3_5"])
 def loaded(request, make):
     return make.loaded(request.param)
 
@@ -138,7 +138,7 @@ def raises(*_, **__):
     ("broken", "problem"),
     [
         (lambda call: raises, "RuntimeError: no C compiler"),
-        (lambda call: lambda *given, **more: 2 * call(*given, **more), "they give other numbers"),
+        (lambda call: lambda *given, **more: call(*given, **more).flip(-1), "they give other numbers"),
     ],
 )
 @pytest.mark.parametrize("gate_first", [False, True])
