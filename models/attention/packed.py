@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import PreTrainedModel
 
-from reflectune.models.attention.recurrence import is_hybrid
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.attention.tree_mask import STRIDE
 
@@ -261,8 +260,6 @@ def flex_problem(
 def model_flex_problem(model: PreTrainedModel, dtype: torch.dtype, *, backward: bool = False) -> str:
     """Return why a GPU can't use FlexAttention for a model's language layers; see `flex_problem`."""
     config: Any = model.config.get_text_config()
-    if is_hybrid(config) and backward:
-        return "linear attention is read row by row"
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return flex_problem("cuda", dtype, heads, config.num_key_value_heads, size, backward=backward)

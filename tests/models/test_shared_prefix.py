@@ -22,7 +22,6 @@ from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.packed import in_blocks
 from reflectune.models.attention.pictures import places_of
-from reflectune.models.attention.recurrence import is_hybrid
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
@@ -280,8 +279,7 @@ def test_loss_and_gradients_are_those_of_independent_rows(
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: attention == "by parts")
     batch = TreeCollator(model)(trees(model, images))
     with training(model, checkpointing):
-        packed = attention == "packed" and not is_hybrid(model.config.get_text_config())
-        actual = learned(model, [in_blocks(batch, "cpu") if packed else batch])
+        actual = learned(model, [in_blocks(batch, "cpu") if attention == "packed" else batch])
     assert max(differences(actual, expected)) < 1e-4
 
 

@@ -35,6 +35,7 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
         torch._dynamo.config.recompile_limit = LENGTHS
         model: Any = loaded.model
         for layer in model.model.language_model.layers:
-            layer.compile(dynamic=False)
+            if not hasattr(layer, "linear_attn"):  # it looks up its segments, and has kernels of its own
+                layer.compile(dynamic=False)
         say(args, "the layers are compiled at each new length of a batch, of eight an octave: some 20 s each")
     return True

@@ -9,7 +9,6 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.delta_net import ForkingDeltaNet
-from reflectune.models.attention.packed import model_flex_problem
 from reflectune.models.attention.recurrence import Recurrence, StatesByLayer, state_tokens
 from reflectune.models.attention.shared import share_prefixes
 
@@ -76,11 +75,6 @@ def test_the_states_of_a_row_are_counted_as_tokens() -> None:
     keys_and_values = 2 * 2 * 8 * 2
     assert state_tokens(CONFIG, torch.bfloat16) == -(-states // keys_and_values)
     assert state_tokens(Qwen3_5TextConfig(layer_types=["full_attention"] * 32), torch.bfloat16) == 0
-
-
-def test_training_on_a_gpu_is_given_the_reason_for_the_plain_path(make) -> None:
-    problem = model_flex_problem(make.model("qwen3_5"), torch.bfloat16, backward=True)
-    assert problem == "linear attention is read row by row"
 
 
 def test_unknown_linear_attention_is_refused(make) -> None:
