@@ -143,7 +143,7 @@ def trees_on(model: Any, trees: Sequence[Tree], device: str, *, packed: bool = T
 def gradients(arguments: argparse.Namespace, figures: Figures) -> None:
     """Compare losses and gradients of trees, read as on this device, with those of separate rows, in float32."""
     size = "tiny" if arguments.size == "tiny" else "small"
-    for family in ("llava", "qwen2_vl", "qwen2_5_vl"):
+    for family in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5"):
         model: Any = w.build(family, w.SIZES[size], device=arguments.device).train()
         tree = w.tree_of(model, 4, 60)
         rows = w.flat_rows(model, tree)

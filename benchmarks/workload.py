@@ -170,8 +170,8 @@ def _qwen3_5(size: Size) -> PreTrainedModel:
         "num_attention_heads": size.heads,
         "num_key_value_heads": size.key_heads,
         "full_attention_interval": min(4, size.layers),
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 16,
+        "linear_num_key_heads": min(16, 2 * size.heads),
+        "linear_num_value_heads": min(16, 2 * size.heads),
         "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10], "rope_theta": 1e7},
     }

@@ -29,13 +29,13 @@ def run_script(python: str, folder: Path, *options: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_both_sides_of_a_comparison_compute_the_same(run, tmp_path: Path) -> None:
     exact = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", "exact", "--packed")["figures"]["exact"]
-    for found in (exact[family] for family in ("llava", "qwen2_vl")):
+    for found in (exact[family] for family in ("llava", "qwen2_vl", "qwen3_5")):
         assert found["largest difference of a gate"] < 1e-4 * found["largest gate"]
         assert found["equal answers"] == found["answers"] == 4
     record = run(tmp_path, "--size", "tiny", "--limit", "300", "--sections", *SECTIONS)
     figures = record["figures"]
     assert set(figures) >= {*SECTIONS}
-    assert max(figures["gradients"]["relative difference of a gradient"].values()) < 1e-5
+    assert max(figures["gradients"]["relative difference of a gradient"].values()) < 1e-4
     assert len(figures["weights"]["pass"]) == 7
     losses = [loss for name, loss in figures["weights"]["loss"].items() if ", 1 x 20 x " in name]
     assert losses == pytest.approx([losses[0], losses[0], losses[2], losses[2]], rel=1e-4)
