@@ -314,11 +314,12 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
 def tables(figures: dict[str, Any]) -> list[str]:
     """Return the page's tables."""
     found = figures | {"llava": figures.get("again", {}) | figures.get("llava", {})}  # the section compiles llava
+    families = [family for family in FAMILIES if found.get(family)]
     marks = [
-        (text, before, wanted, *(_times(at(found, family, figure, "engine"), factor) for family in FAMILIES))
+        (text, before, wanted, *(_times(at(found, family, figure, "engine"), factor) for family in families))
         for text, figure, factor, before, wanted in MARKS
     ]
-    head = ("mark", "before", "at most", *FAMILIES)
+    head = ("mark", "before", "at most", *families)
     lines = [*figures.get("notes", ()), "", *inference_tables(figures), *table(head, marks), ""]
     trained = figures.get("training", {})
     columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
@@ -354,7 +355,8 @@ def inference_tables(figures: dict[str, Any]) -> list[str]:
     times = ("gates, s", "of 8", "gates and answers, s", "of 8", "probe, s", f"gates, {LONG} tokens, s")
     heads = (*times, "decode step, ms", "of 32 rows", "GiB of 8")
     for family in FAMILIES:
-        found = figures.get(family, {})
+        if not (found := figures.get(family, {})):
+            continue
         names = [*RIVALS[:1], "engine, eager layers", "engine, question's gate first", *RIVALS[1:]]
         rows = [(name, *(at(found, column, name) for column in columns)) for name in names]
         rows = [row for row in rows if row[1] is not None]
