@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.models.attention.packed import PackedSegment, Span, moved, padded
-from reflectune.models.attention.recurrence import Generation, PackedRecurrence, States, StatesByLayer, joined_states
+from reflectune.models.attention.recurrence import Generation, PackedRecurrence, StatesByLayer
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.rendering.renderer import Rendered
 
@@ -87,11 +87,6 @@ class Spot:
         """Hidden states of its own tokens, (tokens, hidden size)."""
         first, end = self.seen[-1]
         return self.row.states[first - self.row.past : end - self.row.past]
-
-    def linear(self, layer: int) -> States:
-        """Return the states of a layer of linear attention behind its last token, of one row."""
-        inputs, state = self.row.linear[layer]
-        return inputs[self.segment : self.segment + 1], state[self.segment : self.segment + 1]
 
 
 @dataclass(frozen=True)
@@ -200,10 +195,17 @@ def recurrence_of(row: PackedRow, parents: Sequence[Spot | None], device: torch.
 
 
 def states_behind(spots: Sequence[Spot | None]) -> StatesByLayer:
-    """Return the states of linear attention that rows continue by layer, zeros for None; empty if all are None."""
-    known = [spot.row.linear for spot in spots if spot is not None]
-    before: StatesByLayer = {}
-    for layer, (inputs, state) in (known[0] if known else {}).items():
-        zeros = torch.zeros_like(inputs[:1]), torch.zeros_like(state[:1])
-        before[layer] = joined_states([zeros if spot is None else spot.linear(layer) for spot in spots])
-    return before
+    """Return the states of linear attention that rows continue, by layer: zeros for None, nothing if all are None."""
+    ends = [(place, spot) for place, spot in enumerate(spots) if spot is not None]
+    rows = [row for row in {id(spot.row): spot.row for _, spot in ends}.values() if row.linear]
+    behind: StatesByLayer = {}
+    for row in rows:
+        own = torch.tensor([(place, spot.segment) for place, spot in ends if spot.row is row])
+        places, segments = moved(own, next(iter(row.linear.values()))[0].device).T
+        for layer, states in row.linear.items():
+            if layer not in behind:
+                inputs, state = (side.new_zeros(len(spots), *side.shape[1:]) for side in states)
+                behind[layer] = inputs, state
+            for side, found in zip(behind[layer], states, strict=True):
+                side.index_copy_(0, places, found[segments])
+    return behind
