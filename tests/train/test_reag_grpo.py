@@ -241,8 +241,8 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world,
 
     started = AnswerTrainer.__init__
 
-    def watched(self: AnswerTrainer, *args: Any) -> None:
-        started(self, *args)
+    def watched(self: AnswerTrainer, *args: Any, **keys: Any) -> None:
+        started(self, *args, **keys)
         self.model.register_forward_pre_hook(note, with_kwargs=True)
 
     monkeypatch.setattr(AnswerTrainer, "__init__", watched)
@@ -276,8 +276,8 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(config, monkeypatch, ste
     learn(config("straight"))
     started = AnswerTrainer.__init__
 
-    def cut(self: AnswerTrainer, *args: Any) -> None:
-        started(self, *args)
+    def cut(self: AnswerTrainer, *args: Any, **keys: Any) -> None:
+        started(self, *args, **keys)
         self.add_callback(KilledAfter(step))
 
     with monkeypatch.context() as patched:
