@@ -9,12 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from reflectune.models.attention.recurrence import SLIDING
+
 
 def inner_model(model: Any) -> Any:
     """Return the transformers model inside any wrappers (DDP, PEFT)."""
     while hasattr(model, "module"):
         model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def longest_sequence(model: Any) -> int:
+    """Return the most tokens that a model reads with all of them in sight: its context, or a shorter sliding window."""
+    config: Any = inner_model(model).config.get_text_config()
+    longest: int = config.max_position_embeddings
+    return min(longest, sliding_window(config) or longest)
+
+
+def sliding_window(config: Any) -> int:
+    """Return the tokens that a layer of a language model sees, its own included; 0 if every layer sees all."""
+    kinds = getattr(config, "layer_types", None)
+    return (getattr(config, "sliding_window", None) or 0) if kinds is None or SLIDING in kinds else 0
 
 
 class Positions:

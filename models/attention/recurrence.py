@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LINEAR, FULL = "linear_attention", "full_attention"
-"""Types of a hybrid model's layers, by their names in transformers."""
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+"""Types of a model's layers, by their names in transformers."""
 
 States = tuple[Tensor, Tensor]
 """States of a layer behind N rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge, whole_float32
 from reflectune.models.attention.packed import packed_attention
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.attention.recurrence import FULL, LINEAR
+from reflectune.models.attention.recurrence import FULL, LINEAR, SLIDING
 from reflectune.models.attention.tree_mask import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
 """Name of this attention in transformers."""
 
+_BOTH_WAYS = "use_bidirectional_attention"
 COPIED = 80
 """Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two."""
 
@@ -46,17 +48,30 @@ def share_prefixes(model: nn.Module) -> None:
             f"a shared prefix needs attn_implementation=sdpa, found {implementation}: {reason}; load the model with "
             "sdpa, or train without trees"
         )
-    kinds = set(getattr(config, "layer_types", None) or ())
-    problem = f"no {others.pop()} shares a prefix exactly" if (others := kinds - {FULL, LINEAR}) else ""
-    if not problem and LINEAR in kinds:
-        from reflectune.models.attention.delta_net import fork_linear_attention  # slow to import
-
-        problem = fork_linear_attention(whole.model.language_model)
-    if problem:
+    if problem := _why_not_shared(whole, config):
         raise UserError(f"{type(whole).__name__}: {problem}; use another model, or train without trees")
     AttentionInterface.register(IMPLEMENTATION, shared_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     config._attn_implementation = IMPLEMENTATION
+
+
+def _why_not_shared(whole: Any, config: Any) -> str:
+    """Return why branches of a model can't share a prefix exactly, "" if they can.
+
+    Sliding windows are as good as full attention over sequences of at most `longest_sequence` tokens.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if others := kinds - {FULL, SLIDING, LINEAR}:
+        return f"no {others.pop()} shares a prefix exactly"
+    if "token_type_ids" in signature(whole.model.forward).parameters or getattr(config, _BOTH_WAYS, None):
+        return "tokens of a picture see those behind them"  # as in Gemma-3 and PaliGemma
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "layers read the keys and values of others"
+    if LINEAR in kinds:
+        from reflectune.models.attention.delta_net import fork_linear_attention  # slow to import
+
+        return fork_linear_attention(whole.model.language_model)
+    return ""
 
 
 def attention_of(config: PretrainedConfig) -> str:

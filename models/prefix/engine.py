@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from reflectune.core.errors import UnusableInput, UserError
+from reflectune.models.attention.positions import longest_sequence, sliding_window
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
 from reflectune.models.prefix.forward import KEPT, Forward, find_budget, picture_bytes, within_budget
@@ -55,7 +56,8 @@ class PrefixEngine:
         self.token_budget = token_budget or find_budget(self._forward)
         self._most_kept = KEPT * self.token_budget
         self._model = loaded.model
-        self.max_length: int = self._model.config.get_text_config().max_position_embeddings
+        self.max_length = longest_sequence(self._model)
+        self._slides = bool(sliding_window(self._model.config.get_text_config()))
         self._ends = torch.tensor(end_tokens(loaded), device=self._forward.device)
         self.packed = packed_for(self._forward, self.token_budget, self.image_prefixes, compiling=compiling)
         self.decoder = StaticDecoder(self._forward, self._log_probabilities, self._ends)
@@ -264,6 +266,7 @@ class PrefixEngine:
         given = prefixes.trees.prefixes
         ids = [() if isinstance(state, Prefixes) else state.ids[q][k] for q, k in rows]
         lengths = [len(given[q].ids) + len(own) + count for (q, _), own, count in zip(rows, ids, new, strict=True)]
+        self._check_window(lengths)
         for part in within_budget(lengths, self._most_kept):
             if isinstance(state, Prefixes):
                 yield self.spots_of(prefixes, [rows[i][0] for i in part], continued=True), part
@@ -291,7 +294,10 @@ class PrefixEngine:
                 if isinstance(state, Branches):
                     chosen.sort(key=lambda i: state.places[rows[i]])
                 before = chunk.take(self._index([prefixes.places[rows[i][0]][1] for i in chosen])).compact()
-                yield self._under(before, state, [rows[i] for i in chosen]), chosen
+                ready = self._under(before, state, [rows[i] for i in chosen])
+                if self._slides:
+                    self._check_window(n + new[i] for n, i in zip(ready.lengths().tolist(), chosen, strict=True))
+                yield ready, chosen
 
     def _under(self, before: Rows, state: Prefixes | Branches, rows: Sequence[tuple[int, int]]) -> Rows:
         """Return rows under their prefixes, which are of one chunk; the branches may be of several, one by one."""
@@ -367,6 +373,11 @@ class PrefixEngine:
 
     def _check_length(self, length: int) -> None:
         check_length(length, self.max_length)
+
+    def _check_window(self, lengths: Iterable[int]) -> None:
+        """Refuse rows whose answers might get longer than a sliding window: their beginning would go out of sight."""
+        for length in lengths if self._slides else ():
+            self._check_length(length)
 
 
 def check_length(length: int, most: int) -> None:

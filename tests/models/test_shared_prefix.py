@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
@@ -281,6 +281,43 @@ def test_loss_and_gradients_are_those_of_independent_rows(
     with training(model, checkpointing):
         actual = learned(model, [in_blocks(batch, "cpu") if attention == "packed" else batch])
     assert max(differences(actual, expected)) < 1e-4
+
+
+SLIDING: dict[str, dict[str, Any]] = {
+    "llava": {"model_type": "mistral"},  # in all layers
+    "internvl": {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1},
+}
+
+
+@pytest.mark.parametrize("family", SLIDING)
+def test_a_window_that_covers_a_row_is_exact_and_a_shorter_one_is_refused(family, monkeypatch):
+    vision, text, more = CONFIGS[family]
+
+    def windowed(tokens: int) -> PreTrainedModel:
+        monkeypatch.setitem(CONFIGS, family, (vision, {**text, **SLIDING[family], "sliding_window": tokens}, more))
+        return build(family)
+
+    model, narrow = windowed(32), windowed(9)
+    prefixes, hung = questions(model, 1), branches()
+    expected = {
+        (q, k): next_probabilities(model, prefixes[q], one)[GATES]
+        for q, own in enumerate(hung)
+        for k, one in enumerate(own)
+    }
+    plain = learned(model, plain_batches(model, trees(model, 1)))
+    assert max(differences(learned(model, [TreeCollator(model)(trees(model, 1))]), plain)) < 1e-4
+    far = next_probabilities(narrow, prefixes[2], hung[2][4])[GATES]
+    assert not torch.allclose(far, expected[2, 4], rtol=1e-2)  # the narrow model sees less
+    for packed in (False, True):
+        engine = engine_of(model, packed=packed)
+        state = engine.branch(engine.read(prefixes), hung)
+        for (q, k), gates in expected.items():
+            torch.testing.assert_close(state.probabilities(GATES)[q][k], gates, rtol=1e-4, atol=1e-7)
+        assert len(engine.generate(state, [(2, 4)], max_new_tokens=3)) == 1
+        with pytest.raises(UnusableInput, match="but the model takes 32"):
+            engine.generate(state, [(2, 4)], max_new_tokens=32)
+        with pytest.raises(UnusableInput, match="but the model takes 9"):
+            engine_of(narrow, packed=packed).read(prefixes)
 
 
 @pytest.mark.parametrize("by_parts", [True, False])

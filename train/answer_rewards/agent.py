@@ -26,7 +26,7 @@ from reflectune.inference.operators.trajectory import SearchFunction, Trajectory
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings, first_turn
 from reflectune.metrics.scoring.registry import Worth
-from reflectune.models.attention.positions import Positions
+from reflectune.models.attention.positions import Positions, longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.turns import result_turn
@@ -314,7 +314,7 @@ class AgentTraining(ReplyTraining):
         config = self._config
         prompts = prompt_renderer(config, self._examples, self._roots, loaded)
         search, text_base = self._bases()
-        longest = loaded.model.config.get_text_config().max_position_embeddings
+        longest = longest_sequence(loaded.model)
         rollout = AgentRollout(
             self._questions,
             self._roots,

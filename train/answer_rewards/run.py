@@ -18,7 +18,7 @@ from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.metrics.scoring.registry import Worth
-from reflectune.models.attention.positions import Positions
+from reflectune.models.attention.positions import Positions, longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import end_tokens
 from reflectune.models.remote.token_server import TokenServer
@@ -244,7 +244,7 @@ def prompt_renderer(
     config: ReplyGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
 ) -> PromptRenderer:
     """Make the renderer of prompts that leave room for a reply."""
-    longest = loaded.model.config.get_text_config().max_position_embeddings
+    longest = longest_sequence(loaded.model)
     return PromptRenderer(
         examples, loaded.renderer, roots, min(config.max_tokens or longest, longest) - config.max_new_tokens
     )

@@ -13,6 +13,7 @@ from transformers import TrainingArguments
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.questions import select_questions
 from reflectune.formats.dataset import Dataset
+from reflectune.models.attention.positions import longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
@@ -90,7 +91,7 @@ class GateTraining(Method):
             GateExample(question, tuple(gate.passage for gate in outcome.passages), outcome.anchor, config.hold)
             for question, outcome in zip(self._questions, self._outcomes, strict=True)
         ]
-        longest = loaded.model.config.get_text_config().max_position_embeddings
+        longest = longest_sequence(loaded.model)
         encoded = GateExamples(
             examples,
             loaded.renderer,

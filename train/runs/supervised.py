@@ -12,6 +12,7 @@ from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import Roots
 from reflectune.formats.reflection_data import read_statistics
 from reflectune.models.attention.collation import GateBrier
+from reflectune.models.attention.positions import longest_sequence
 from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.base import Scheme
@@ -157,7 +158,7 @@ def encoded_examples(
     examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig, cache_bytes: int = 0
 ) -> EncodedExamples:
     """Return the examples as token trees, encoded when they are asked for."""
-    longest = loaded.model.config.get_text_config().max_position_embeddings
+    longest = longest_sequence(loaded.model)
     return EncodedExamples(
         examples,
         loaded.renderer,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge
@@ -65,6 +65,15 @@ def test_a_model_without_shared_tokens_computes_what_it_did(make, family):
 
 def test_layers_that_cannot_share_are_refused(make):
     model = make.model("qwen2_vl")
-    model.config.get_text_config().layer_types = ["full_attention", "sliding_attention"]
-    with pytest.raises(UserError, match="sliding_attention"):
+    model.config.get_text_config().layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(UserError, match="no chunked_attention shares a prefix exactly"):
         share_prefixes(model)
+
+
+def test_pictures_whose_tokens_see_one_another_are_refused():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 90, "num_key_value_heads": 1, "head_dim": 8}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, image_token_id=3)
+    with pytest.raises(UserError, match=r"Gemma3.*tokens of a picture see those behind them"):
+        share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
