@@ -19,11 +19,15 @@ def inner_model(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def longest_sequence(model: Any) -> int:
-    """Return the most tokens that a model reads with all of them in sight: its context, or a shorter sliding window."""
+def longest_sequence(model: Any, most: int | None = None) -> int:
+    """Return the most tokens that a model reads with all of them in sight: its context, or a shorter sliding window.
+
+    Args:
+        most: A further bound.
+    """
     config: Any = inner_model(model).config.get_text_config()
     longest: int = config.max_position_embeddings
-    return min(longest, sliding_window(config) or longest)
+    return min(longest, sliding_window(config) or longest, most or longest)
 
 
 def sliding_window(config: Any) -> int:

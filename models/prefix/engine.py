@@ -266,7 +266,8 @@ class PrefixEngine:
         given = prefixes.trees.prefixes
         ids = [() if isinstance(state, Prefixes) else state.ids[q][k] for q, k in rows]
         lengths = [len(given[q].ids) + len(own) + count for (q, _), own, count in zip(rows, ids, new, strict=True)]
-        self._check_window(lengths)
+        if self._slides:
+            self._check_lengths(lengths)
         for part in within_budget(lengths, self._most_kept):
             if isinstance(state, Prefixes):
                 yield self.spots_of(prefixes, [rows[i][0] for i in part], continued=True), part
@@ -296,7 +297,7 @@ class PrefixEngine:
                 before = chunk.take(self._index([prefixes.places[rows[i][0]][1] for i in chosen])).compact()
                 ready = self._under(before, state, [rows[i] for i in chosen])
                 if self._slides:
-                    self._check_window(n + new[i] for n, i in zip(ready.lengths().tolist(), chosen, strict=True))
+                    self._check_lengths(n + new[i] for n, i in zip(ready.lengths().tolist(), chosen, strict=True))
                 yield ready, chosen
 
     def _under(self, before: Rows, state: Prefixes | Branches, rows: Sequence[tuple[int, int]]) -> Rows:
@@ -374,9 +375,9 @@ class PrefixEngine:
     def _check_length(self, length: int) -> None:
         check_length(length, self.max_length)
 
-    def _check_window(self, lengths: Iterable[int]) -> None:
-        """Refuse rows whose answers might get longer than a sliding window: their beginning would go out of sight."""
-        for length in lengths if self._slides else ():
+    def _check_lengths(self, lengths: Iterable[int]) -> None:
+        """Refuse rows that answers might make longer than a sliding window: their beginning would go out of sight."""
+        for length in lengths:
             self._check_length(length)
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from reflectune.models.attention.recurrence import States, take_states
+from reflectune.models.attention.recurrence import States, joined_states, take_states
 from reflectune.models.attention.shared import KeysValues, Shared
 
 
@@ -55,13 +55,7 @@ class Level:
             for layer in layers
         ]
         real = torch.cat([F.pad(level.real, (0, n)) for level, n in zip(levels, missing, strict=True)])
-        states = {
-            layer: (
-                torch.cat([level.states[layer][0] for level in levels]),
-                torch.cat([level.states[layer][1] for level in levels]),
-            )
-            for layer in levels[0].states
-        }
+        states = {layer: joined_states([level.states[layer] for level in levels]) for layer in levels[0].states}
         return cls([(keys, values) for keys, values in cache], real, states)
 
 

@@ -314,7 +314,6 @@ class AgentTraining(ReplyTraining):
         config = self._config
         prompts = prompt_renderer(config, self._examples, self._roots, loaded)
         search, text_base = self._bases()
-        longest = longest_sequence(loaded.model)
         rollout = AgentRollout(
             self._questions,
             self._roots,
@@ -322,7 +321,7 @@ class AgentTraining(ReplyTraining):
             search,
             loaded.renderer,
             prompts.rendered,
-            longest=min(config.max_tokens or longest, longest),
+            longest=longest_sequence(loaded.model, config.max_tokens),
             reply_tokens=config.max_new_tokens,
         )
         most_calls = sum(self._settings.calls.values())

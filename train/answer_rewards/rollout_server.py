@@ -29,7 +29,7 @@ from reflectune.train.weights.checkpoints import refuse_full_disk
 
 ROLLOUT_WEIGHTS = "rollout_weights"
 """Folder of the weights that are handed over, in `output_dir`."""
-RELOAD = "/collective_rpc"
+_RELOAD = "/collective_rpc"
 _SEEDS = 2**31
 
 
@@ -107,7 +107,7 @@ class RolloutServer:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
         endpoint = self._server.endpoint
         try:
-            with closing(Transport(endpoint, RELOAD)) as transport:
+            with closing(Transport(endpoint, _RELOAD)) as transport:
                 transport.post(body, lambda value: value["results"])
         except NotServed:
             raise UserError(

@@ -244,9 +244,8 @@ def prompt_renderer(
     config: ReplyGrpoConfig, examples: Sequence[PromptedExample], roots: Roots, loaded: Loaded
 ) -> PromptRenderer:
     """Make the renderer of prompts that leave room for a reply."""
-    longest = longest_sequence(loaded.model)
     return PromptRenderer(
-        examples, loaded.renderer, roots, min(config.max_tokens or longest, longest) - config.max_new_tokens
+        examples, loaded.renderer, roots, longest_sequence(loaded.model, config.max_tokens) - config.max_new_tokens
     )
 
 

@@ -91,12 +91,11 @@ class GateTraining(Method):
             GateExample(question, tuple(gate.passage for gate in outcome.passages), outcome.anchor, config.hold)
             for question, outcome in zip(self._questions, self._outcomes, strict=True)
         ]
-        longest = longest_sequence(loaded.model)
         encoded = GateExamples(
             examples,
             loaded.renderer,
             self._dataset.image_roots,
-            max_tokens=min(config.max_tokens or longest, longest),
+            max_tokens=longest_sequence(loaded.model, config.max_tokens),
             cache_bytes=config.cache_bytes(),
         )
         order = TrainingOrder(

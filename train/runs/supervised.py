@@ -158,13 +158,12 @@ def encoded_examples(
     examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig, cache_bytes: int = 0
 ) -> EncodedExamples:
     """Return the examples as token trees, encoded when they are asked for."""
-    longest = longest_sequence(loaded.model)
     return EncodedExamples(
         examples,
         loaded.renderer,
         roots,
         share_prefix=config.tree,
-        max_tokens=min(config.max_tokens or longest, longest),
+        max_tokens=longest_sequence(loaded.model, config.max_tokens),
         cache_bytes=cache_bytes,
         answer_weight=config.answer_weight,
     )
