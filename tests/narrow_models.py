@@ -8,12 +8,14 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
+    Gemma3Processor,
     LlavaNextProcessor,
     LlavaProcessor,
     PreTrainedTokenizerFast,
     ProcessorMixin,
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -28,6 +30,7 @@ RECIPES = {
     "qwen2_5_vl": "qwen25_vl_7b",
     "qwen3_vl": "qwen3_vl_8b",
     "qwen3_5": "qwen3_5_9b",
+    "gemma3": "gemma3_4b",
 }
 """Shapes of a family's published model."""
 LAYERS = 2
@@ -40,6 +43,7 @@ _NARROW_VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
     "qwen3_vl": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
     "qwen3_5": {"hidden_size": 64, "out_hidden_size": 128, "intermediate_size": 128, "num_heads": 4},
+    "gemma3": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "image_size": 56},
 }
 _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
     "llava": {"num_hidden_layers": LAYERS + 1},  # the features are those of the last but one
@@ -48,17 +52,32 @@ _FEW_VISION_LAYERS: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {"depth": LAYERS, "fullatt_block_indexes": [LAYERS - 1]},
     "qwen3_vl": {"depth": LAYERS, "deepstack_visual_indexes": [0, LAYERS - 1]},
     "qwen3_5": {"depth": LAYERS},
+    "gemma3": {"num_hidden_layers": LAYERS},
 }
+_GEMMA = (
+    "{{ bos_token }}{% set lead = '' %}{% set rest = messages %}"
+    "{% if messages[0]['role'] == 'system' %}{% set lead = messages[0]['content'][0]['text'] + '\n\n' %}"
+    "{% set rest = messages[1:] %}{% endif %}"
+    "{% for message in rest %}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}"
+    "{% if loop.first %}{{ lead }}{% endif %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}{{ part['text'] | trim }}{% endif %}"
+    "{% endfor %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
 _WORDS = "USER: ASSISTANT: Which colour is it? When was it founded? It was built of stone in 1872. red green blue"
 
 
 def write_base(family: str, folder: Path) -> None:
     """Write a family's narrow model, processor and tokenizer into a folder."""
-    kind: Any = "qwen3_5" if family == "qwen3_5" else "llava" if family.startswith("llava") else "qwen2_vl"
-    tokenizer = train_tokenizer([_WORDS], 400, kind)
+    kind: Any = "llava" if family.startswith("llava") else family if family == "qwen3_5" else "qwen2_vl"
+    tokenizer = _gemma_tokenizer() if family == "gemma3" else train_tokenizer([_WORDS], 400, kind)
     config = AutoConfig.for_model(**_facts(family, tokenizer))
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.bfloat16)
+    if family == "gemma3":
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.1)  # from_config: 0
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
@@ -83,6 +102,11 @@ def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     def number(token: str) -> Any:
         return tokenizer.convert_tokens_to_ids(token)
 
+    if family == "gemma3":
+        facts["mm_tokens_per_image"], text["head_dim"] = 4, 32
+        facts["image_token_index"] = number(tokenizer.image_token)
+        facts["boi_token_index"], facts["eoi_token_index"] = number(tokenizer.boi_token), number(tokenizer.eoi_token)
+        return facts
     if family.startswith("llava"):
         side = vision["image_size"]
         facts["image_token_index"] = number("<image>")
@@ -111,6 +135,9 @@ def _processor(family: str, tokenizer: PreTrainedTokenizerFast, config: Any) -> 
         images = Qwen2VLImageProcessorPil(patch_size=vision.patch_size, merge_size=vision.spatial_merge_size)
         return ImageOnlyQwen2VLProcessor(images, tokenizer, chat_template=template)
     side = vision.image_size
+    if family == "gemma3":
+        images = Gemma3ImageProcessorPil(size={"height": side, "width": side})
+        return Gemma3Processor(images, tokenizer, chat_template=template, image_seq_length=config.mm_tokens_per_image)
     square: dict[str, Any] = {"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}
     features: dict[str, Any] = {
         "patch_size": vision.patch_size,
@@ -122,6 +149,22 @@ def _processor(family: str, tokenizer: PreTrainedTokenizerFast, config: Any) -> 
         return LlavaProcessor(CLIPImageProcessorPil(**square), tokenizer, **features)
     tiles = LlavaNextImageProcessorPil(**square, image_grid_pinpoints=_pinpoints(side))
     return LlavaNextProcessor(tiles, tokenizer, **features)
+
+
+def _gemma_tokenizer() -> PreTrainedTokenizerFast:
+    """Train a tokenizer with Gemma-3's special tokens and chat template."""
+    trained = train_tokenizer([_WORDS], 400, "llava")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=trained.backend_tokenizer,
+        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
+        extra_special_tokens={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        chat_template=_GEMMA,
+        **{role: getattr(trained, role) for role in ("bos_token", "eos_token", "pad_token")},
+    )
 
 
 def _pinpoints(side: int) -> list[list[int]]:

@@ -161,7 +161,7 @@ def flags_of(model: str, kind: str) -> dict[str, Any]:
     return {key: yaml.safe_load(value) if key != "learning_rate" else float(value) for key, value in pairs}
 
 
-FAMILIES = {"llava-1.5": "LLaVA-1.5", "llava-v1.6": "LLaVA-NeXT", "Qwen": "Qwen2-VL"}
+FAMILIES = {"llava-1.5": "LLaVA-1.5", "llava-v1.6": "LLaVA-NeXT", "Qwen": "Qwen2-VL", "gemma-3": "Gemma-3"}
 
 
 def test_a_recipe_has_the_flags_of_its_own_model() -> None:

@@ -179,7 +179,7 @@ class LocalModel:
         """Return the number of tokens up to just after the picture, which the engine caches; 0 without a picture."""
         from reflectune.models.prefix.image_prefix import split_after_images  # slow to import
 
-        parts = split_after_images(rendered, self._renderer.image_token_id)
+        parts = split_after_images(rendered, self._renderer.expansion.token)
         return 0 if parts is None else len(parts[0].ids)
 
     def _branches(self, image: Pictures, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:

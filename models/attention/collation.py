@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reflectune.models.attention.pictures import read_pictures_once
-from reflectune.models.attention.positions import Positions
+from reflectune.models.attention.positions import Positions, picture_numbers
 from reflectune.models.attention.shared import share_prefixes
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.attention.tree_mask import STRIDE
@@ -53,7 +53,7 @@ class TreeCollator:
         """Return a batch of one row of L tokens: all trees packed, without padding.
 
         Returns:
-            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1, L), the segment ids of
+            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1 or 2, L), the segments of
             `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids` (1, L); and
             the trees' vision tensors, concatenated.
         """
@@ -62,15 +62,18 @@ class TreeCollator:
             row[1, 0] = IGNORE  # nothing comes before it; the tree before must not predict it
             row[2] += number * STRIDE
         ids, labels, segments, *positions = torch.from_numpy(np.concatenate(rows, axis=1)[:, None])
+        marks = [segments]
+        if self._positions.is_two_way:
+            marks.append(picture_numbers(ids == self._positions.image_token_id))
         batch = {
             "input_ids": ids,
             "labels": labels,
             "weights": torch.from_numpy(np.concatenate([_weights(tree) for tree in trees])[None]),
-            "attention_mask": segments[:, None, None],
+            "attention_mask": torch.stack(marks, 1)[:, None],
             "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
         }
         if self._positions.is_3d:
-            batch["mm_token_type_ids"] = (ids == self._positions.image_token_id).int()
+            batch |= self._positions.types(ids)
         return batch | join_vision([tree.vision for tree in trees])
 
     def _row(self, tree: Tree) -> np.ndarray:

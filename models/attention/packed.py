@@ -43,16 +43,19 @@ def bucket(tokens: int) -> int:
     return padded(-(-tokens // step) * step)
 
 
-def bounds_of(segments: Sequence[PackedSegment], past: int = 0, width: int = 0) -> np.ndarray:
+def bounds_of(
+    segments: Sequence[PackedSegment], past: int = 0, width: int = 0, pictures: Sequence[Span] = ()
+) -> np.ndarray:
     """Return the key ranges that each query of a packed row sees, int32 of shape (2 · (`SEEN` + 1), queries).
 
     Rows 2d and 2d + 1 hold the first key and the end of range d; the last range is the query's own segment up to
-    itself. Padding, up to whole blocks, sees itself.
+    itself, or up to the end of its picture. Padding, up to whole blocks, sees itself.
 
     Args:
         segments: Segments in the order of the row.
         past: Number of keys before the row's first token.
         width: Tokens of the padded row; 0 for as few as possible.
+        pictures: Ranges of the row's tokens that see all of their range.
     """
     counts = [count for count, _ in segments]
     total = sum(counts)
@@ -64,7 +67,15 @@ def bounds_of(segments: Sequence[PackedSegment], past: int = 0, width: int = 0) 
     bounds[: 2 * SEEN, :total] = spans.repeat(counts, 0).T
     bounds[-2:] = keys, keys + 1
     bounds[-2, :total] = np.repeat(past + np.cumsum(counts) - counts, counts)
+    for first, end in pictures:
+        bounds[-1, first:end] = past + end
     return bounds
+
+
+def runs_of(chosen: np.ndarray) -> list[Span]:
+    """Return the ranges in which an array of bools is True, shape (tokens,)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]))).tolist()
+    return list(zip(edges[0::2], edges[1::2], strict=True))
 
 
 def tree_segments(codes: np.ndarray) -> list[PackedSegment]:
@@ -104,11 +115,12 @@ def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward:
         device: Device of the mask.
         backward: Add the indices that a backward pass needs.
     """
-    codes = batch["attention_mask"][0, 0, 0]
+    codes, *numbers = batch["attention_mask"][0, 0].numpy()
     width = bucket(len(codes))
     padding = (0, width - len(codes))
     filled = {name: F.pad(batch[name], padding, value=value) for name, value in PADDING.items() if name in batch}
-    mask = block_mask(tree_segments(codes.numpy()), device=device, width=width, backward=backward)
+    pictures = runs_of(numbers[0] >= 0) if numbers else ()
+    mask = block_mask(tree_segments(codes), device=device, width=width, pictures=pictures, backward=backward)
     return {**batch, **filled, "packed_mask": mask}
 
 
@@ -124,6 +136,7 @@ def block_mask(
     device: torch.device | str = "cpu",
     *,
     width: int = 0,
+    pictures: Sequence[Span] = (),
     backward: bool = False,
 ) -> BlockMask:
     """Return the mask of a packed row for FlexAttention.
@@ -133,10 +146,11 @@ def block_mask(
         past: Number of keys before the row's first token, a multiple of `BLOCK`.
         device: Device of the mask.
         width: Tokens of the padded row, a multiple of `BLOCK`; 0 for as few as possible.
+        pictures: Ranges of the row's tokens that see all of their range.
         backward: Add the indices that a backward pass needs.
     """
-    bounds = bounds_of(segments, past, width)
-    some, whole = _visible_blocks(segments, bounds, past)
+    bounds = bounds_of(segments, past, width, pictures)
+    some, whole = _visible_blocks(segments, bounds, past, pictures)
     limits = moved(torch.from_numpy(bounds), device)
     partial, full = ([moved(tensor, device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
 
@@ -160,13 +174,16 @@ def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
     return tensor.to(device)
 
 
-def _visible_blocks(segments: Sequence[PackedSegment], bounds: np.ndarray, past: int) -> tuple[np.ndarray, np.ndarray]:
+def _visible_blocks(
+    segments: Sequence[PackedSegment], bounds: np.ndarray, past: int, pictures: Sequence[Span]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of blocks with a visible pair of tokens, and those of visible pairs only: (queries, keys).
 
-    A piece is the part of a segment in one block of queries. Its first query sees the fewest keys, its last the most.
+    A piece is the part of a segment in one block of queries, in a picture or between pictures. Its first query sees the
+    fewest keys, its last the most.
     """
     ends = np.cumsum([count for count, _ in segments])
-    cuts = np.unique([*ends, *range(0, len(bounds.T) + 1, BLOCK)])
+    cuts = np.unique([*ends, *np.ravel(pictures).astype(int), *range(0, len(bounds.T) + 1, BLOCK)])
     first, last, is_padding = cuts[:-1], cuts[1:] - 1, cuts[:-1] >= ends[-1]
     edges = np.arange(0, past + len(bounds.T) + 1, BLOCK)
 

@@ -1,4 +1,4 @@
-"""Position ids of a prefix with an image: 1-D, or the three indices of M-RoPE."""
+"""Position ids of a prefix with an image, 1-D or the three indices of M-RoPE, and the places of its pictures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reflectune.models.attention.recurrence import SLIDING
@@ -36,19 +37,49 @@ def sliding_window(config: Any) -> int:
     return (getattr(config, "sliding_window", None) or 0) if kinds is None or SLIDING in kinds else 0
 
 
+TWO_WAY = frozenset({"gemma3"})
+"""Types of models whose pictures' tokens see all of their picture, in every layer."""
+
+
+def picture_numbers(is_picture: Tensor) -> Tensor:
+    """Number the runs of pictures' tokens in each row, from 0; -1 for other tokens.
+
+    Args:
+        is_picture: Bool of shape (rows, tokens).
+    """
+    begins = is_picture & ~F.pad(is_picture, (1, -1))
+    return torch.where(is_picture, begins.cumsum(1) - 1, -1)
+
+
 class Positions:
     """Compute position ids for one model; blocks of image positions are cached by the image's grid.
 
     Args:
         model: A multimodal model, possibly wrapped. Its inner model has `get_rope_index` if it uses M-RoPE.
+
+    Attributes:
+        is_3d: True under M-RoPE.
+        is_two_way: True if a picture's tokens see all of it.
+        types_key: Argument by which the model learns which tokens are a picture's; "" if it doesn't need to.
+        image_token_id: Id of a picture's tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
         whole = inner_model(model)
         self._get_rope_index = getattr(whole.model, "get_rope_index", None)
         self.is_3d = self._get_rope_index is not None
+        self.is_two_way = whole.config.model_type in TWO_WAY
+        self.types_key = "mm_token_type_ids" if self.is_3d else "token_type_ids" if self.is_two_way else ""
         self.image_token_id: int = whole.config.image_token_id
         self._blocks: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
+
+    def types(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return the argument `types_key` for tokens: 1 for a picture's, else 0; nothing if there is no such argument.
+
+        Args:
+            ids: Token ids of any shape.
+        """
+        return {self.types_key: (ids == self.image_token_id).int()} if self.types_key else {}
 
     def of_prefix(self, ids: np.ndarray, vision: Mapping[str, Tensor]) -> np.ndarray:
         """Return the positions of a sequence from its beginning.

@@ -18,14 +18,13 @@ from transformers.masking_utils import sdpa_mask
 from reflectune.core.errors import UserError
 from reflectune.models.attention.attention import attend, merge, whole_float32
 from reflectune.models.attention.packed import packed_attention
-from reflectune.models.attention.positions import inner_model
+from reflectune.models.attention.positions import TWO_WAY, inner_model
 from reflectune.models.attention.recurrence import FULL, LINEAR, SLIDING
 from reflectune.models.attention.tree_mask import tree_attention
 
 IMPLEMENTATION = "reflectune_shared_prefix"
 """Name of this attention in transformers."""
 
-_BOTH_WAYS = "use_bidirectional_attention"
 COPIED = 80
 """Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two."""
 
@@ -63,8 +62,9 @@ def _why_not_shared(whole: Any, config: Any) -> str:
     kinds = set(getattr(config, "layer_types", None) or ())
     if others := kinds - {FULL, SLIDING, LINEAR}:
         return f"no {others.pop()} shares a prefix exactly"
-    if "token_type_ids" in signature(whole.model.forward).parameters or getattr(config, _BOTH_WAYS, None):
-        return "tokens of a picture see those behind them"  # as in Gemma-3 and PaliGemma
+    typed = "token_type_ids" in signature(whole.model.forward).parameters and whole.config.model_type not in TWO_WAY
+    if typed or getattr(config, "use_bidirectional_attention", None):
+        return "tokens see those behind them, and not only a picture's"  # as in PaliGemma and Gemma-4
     if getattr(config, "num_kv_shared_layers", 0):
         return "layers read the keys and values of others"
     if LINEAR in kinds:

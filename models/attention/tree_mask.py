@@ -29,13 +29,15 @@ class TreeLayout:
     """Token indices of a batch's trees, into its flattened tokens.
 
     Attributes:
-        plain: Trees without branches, which are ordinary causal rows, shape (trees, most tokens).
-        trees: The N trees with branches, shape (N, most tokens).
-        prefixes: Their prefixes, shape (N, P).
+        plain: Ordinary causal rows: trees without branches and such pictures, shape (trees, most tokens).
+        trees: The other trees, shape (trees, most tokens).
+        prefixes: Prefixes of the N trees with branches, shape (N, P).
         tails: Their branches, shape (N, R).
         segments: Segment ids of `trees`, -1 for padding.
+        pictures: Numbers of the pictures in `trees` whose tokens see all of their picture, -1 for other tokens.
         rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
         row_segments: Segment id of each of `rows`, shape (M,), in ascending order.
+        reversed_pictures: Tokens of such pictures, last first, shape (pictures, most tokens).
         none: Index after the last token, used as padding.
         masks: Results of `dense`, by dtype.
     """
@@ -45,34 +47,46 @@ class TreeLayout:
     prefixes: Tensor
     tails: Tensor
     segments: Tensor
+    pictures: Tensor
     rows: Tensor
     row_segments: Tensor
+    reversed_pictures: Tensor
     none: int
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, segments: Tensor) -> TreeLayout:
-        """Build the layout from segment ids of shape (B, L); -1 for padding."""
-        flat = segments.flatten()
+        """Build the layout from the segments of `tree_attention`."""
+        flat, *numbers = segments[:, 0].transpose(0, 1).flatten(1)
+        pictures = numbers[0] if numbers else torch.full_like(flat, -1)
         order = torch.arange(len(flat), device=flat.device)
         tree, in_prefix = flat // STRIDE, flat % STRIDE == 0
         tail = (flat >= 0) & ~in_prefix
         branching = torch.isin(tree, tree[tail])
+        is_masked = branching | torch.isin(tree, tree[pictures >= 0])
 
-        def by(values: Tensor, selected: Tensor) -> Tensor:
+        def by(values: Tensor, selected: Tensor, *, backwards: bool = False) -> Tensor:
             """Return the selected tokens' indices, one row for each distinct value of `values` among them."""
             _, number = values[selected].unique(return_inverse=True)
-            return _padded(order[selected], number, int(number.max()) + 1 if len(number) else 0, len(flat))
+            places = order[selected]
+            if backwards:
+                number, places = number.flip(0), places.flip(0)
+            return _padded(places, number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
-        trees = by(tree, branching)
+        def at(values: Tensor, index: Tensor) -> Tensor:
+            return torch.cat([values, values.new_full((1,), -1)])[index]
+
+        trees = by(tree, is_masked)
         return cls(
-            plain=by(tree, (flat >= 0) & ~branching),
+            plain=by(tree, (flat >= 0) & ~is_masked),
             trees=trees,
             prefixes=by(tree, branching & in_prefix),
             tails=by(tree, tail),
-            segments=torch.cat([flat, flat.new_full((1,), -1)])[trees],
+            segments=at(flat, trees),
+            pictures=at(pictures, trees),
             rows=by(flat, flat >= 0),
             row_segments=flat[flat >= 0].unique(),
+            reversed_pictures=by(pictures, pictures >= 0, backwards=True),
             none=len(flat),
         )
 
@@ -91,14 +105,19 @@ class TreeLayout:
         trees = self.row_segments[~is_root] // STRIDE * STRIDE
         return roots, branches, torch.searchsorted(self.row_segments[is_root].contiguous(), trees)
 
+    @property
+    def ahead(self) -> tuple[Tensor, Tensor]:
+        """Queries in pictures, and the keys behind them: query i sees keys 0 … i. Each (pictures, most tokens - 1)."""
+        return self.reversed_pictures[:, 1:], self.reversed_pictures[:, :-1]
+
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return masks of the trees with branches, 0 or -inf, to be added to scores: (N, 1, L, L).
+        """Return masks of `trees`, 0 or -inf, to be added to scores: (N, 1, L, L).
 
         All layers share this tensor for their backward passes. With a bool mask each layer would keep a copy in the
         scores' dtype, and again one whose rows begin at multiples of eight, as kernels need.
         """
         if dtype not in self.masks:
-            seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1))
+            seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1), self.pictures)
             length = seen.shape[-1]
             bias = torch.zeros(*seen.shape[:-1], length + -length % 8, dtype=dtype, device=seen.device)
             self.masks[dtype] = bias[..., :length].masked_fill_(~seen, -torch.inf)
@@ -132,9 +151,9 @@ _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def layout_of(segments: Tensor) -> TreeLayout:
-    """Return the layout of segments (B, 1, 1, L), computed once for all layers that get the same tensor."""
+    """Return the layout of the segments of `tree_attention`, computed once for all layers that get the same tensor."""
     if segments not in _LAYOUTS:
-        _LAYOUTS[segments] = TreeLayout.of(segments[:, 0, 0].clone())  # a view would keep its key alive
+        _LAYOUTS[segments] = TreeLayout.of(segments.clone())  # a view would keep its key alive
     return _LAYOUTS[segments]
 
 
@@ -151,7 +170,8 @@ def tree_attention(
         keys: Shape (B, key heads, L, size).
         values: Shape of `keys`.
         segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its branch
-            k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch.
+            k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch. Shape (B, 1, 2, L) if
+            tokens of a picture see all of it: the picture's number comes second, -1 for other tokens.
         scale: Factor of the scores.
         dropout: Dropout of the attention weights. Above 0 the dense mask is used on every device.
 
@@ -174,11 +194,13 @@ def tree_attention(
     return output[:-1].view(rows, length, heads, size)
 
 
-def tree_mask(segments: Tensor) -> Tensor:
+def tree_mask(segments: Tensor, pictures: Tensor | None = None) -> Tensor:
     """Return the attention mask of trees.
 
     Args:
         segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
+        pictures: Numbers of pictures whose tokens see all of their picture, -1 for other tokens; shape of `segments`.
+            None: there are none.
 
     Returns:
         Bool of shape (B, 1, L, L): a query sees earlier tokens of its prefix and branch; padding sees itself.
@@ -186,9 +208,10 @@ def tree_mask(segments: Tensor) -> Tensor:
     order = torch.arange(segments.shape[1], device=segments.device)
     same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     real = segments[:, None, :] >= 0
-    return ((same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device))[
-        :, None
-    ]
+    seen = (same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device)
+    if pictures is not None:
+        seen |= (pictures[:, None, :] >= 0) & (pictures[:, None, :] == pictures[:, :, None])
+    return seen[:, None]
 
 
 class _TreeAttention(torch.autograd.Function):
@@ -201,6 +224,10 @@ class _TreeAttention(torch.autograd.Function):
         for index in layout.causal:
             attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
             _put(output, lse, index, *attended)
+        looking, later = layout.ahead
+        if looking.numel():
+            ahead = attend(_take(q, looking), _take(k, later), _take(v, later), scale=scale, causal=True)
+            _put(output, lse, looking, *merge([ahead, (_take(output, looking), _take(lse, looking))]))
         if layout.tails.numel():
             seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
             above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
@@ -233,6 +260,8 @@ class _TreeAttention(torch.autograd.Function):
 
         for index in layout.causal:
             add(index, index, causal=True)
+        if layout.ahead[0].numel():
+            add(*layout.ahead, causal=True)
         if layout.tails.numel():
             add(layout.tails, layout.prefixes, bias=ctx.bias)
         return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None

@@ -81,9 +81,7 @@ class Forward:
             name: value.to(device).to(dtype) if value.is_floating_point() else value.to(device)
             for name, value in join_vision([prefix.vision for prefix in prefixes]).items()
         }
-        if self.positions.is_3d:
-            vision["mm_token_type_ids"] = (ids == self.positions.image_token_id).int()
-        return vision
+        return vision | self.positions.types(ids)
 
     def language_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the model gives to its language model, with pictures among the embeddings."""

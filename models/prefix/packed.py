@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.models.attention.packed import Span, block_mask, model_flex_problem, padded
+from reflectune.models.attention.packed import Span, block_mask, model_flex_problem, padded, runs_of
 from reflectune.models.attention.recurrence import FULL, LINEAR
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.prefix.forward import Forward
@@ -241,13 +241,18 @@ class PackedReader:
             found,
             row,
             list(parents.values()),
-            block_mask(row.segments, row.past, self.forward.device),
+            block_mask(row.segments, row.past, self.forward.device, pictures=self._two_way(row)),
             self._inputs(row, pictures),
         )
         if not self.forward.state_tokens:
             return laid_out
         firsts = [end for end in continued if end is None or end.row is not row]
         return replace(laid_out, recurrence=recurrence_of(row, continued, self.forward.device), firsts=firsts)
+
+    def _two_way(self, row: PackedRow) -> list[Span]:
+        """Return the ranges of pictures in a row whose tokens see all of their picture."""
+        positions = self.forward.positions
+        return runs_of(np.array(row.ids) == positions.image_token_id) if positions.is_two_way else []
 
     def _positions(self, end: Spot | None, count: int) -> np.ndarray:
         """Return positions (1 or 3, count) of tokens behind a spot."""

@@ -17,6 +17,7 @@ from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
+from reflectune.models.rendering.expansion import Expansion
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -83,6 +84,7 @@ class Renderer:
         processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
 
     Attributes:
+        image_token_id: Id that stands for a picture before it is expanded.
         features: If set, pictures are rendered as features, which the model must be able to read.
         keeps_lines: True if `strip` keeps a reply's line breaks.
 
@@ -229,9 +231,16 @@ class Renderer:
         ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], texts))
         return ids[ids.index(self.end_token_id) + 1 :]
 
-    def shared_beginning(self, turns: Turns) -> list[int]:
+    @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model
+    def shared_beginning(self, turns: Turns) -> tuple[int, ...]:
         """Return the ids that every `after_prefix` with these turns begins with."""
-        return list(self._shared_beginning(turns))
+        chunks = self._after_gate(turns, cue=True)
+        slots = [part.name for part in chunks if isinstance(part, Slot)]
+        probes = [
+            self._safe.encode_continuation(fill_slots(chunks, dict.fromkeys(slots, text)))
+            for text in ("The", "a", "1", "«", "木")
+        ]
+        return tuple(common_prefix(probes))
 
     def reply_ids(self, text: str) -> list[int]:
         """Return the ids of a reply after the assistant's cue, and of its end token: those to score and to train on."""
@@ -271,16 +280,6 @@ class Renderer:
     def _reply_ids(self) -> frozenset[int]:
         return frozenset(self.token_ids[role] for role in self.scheme.replies) if self.scheme else frozenset()
 
-    @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model
-    def _shared_beginning(self, turns: Turns) -> tuple[int, ...]:
-        chunks = self._after_gate(turns, cue=True)
-        slots = [part.name for part in chunks if isinstance(part, Slot)]
-        probes = [
-            self._safe.encode_continuation(fill_slots(chunks, dict.fromkeys(slots, text)))
-            for text in ("The", "a", "1", "«", "木")
-        ]
-        return tuple(common_prefix(probes))
-
     def _read(self, chunks: Chunks, texts: Texts, image: Pictures) -> Rendered:
         """Encode a conversation from its beginning."""
         return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
@@ -314,6 +313,11 @@ class Renderer:
         vision = visions[0] if len(visions) == 1 else join_vision(visions)
         return Rendered(ids, [IGNORE] * len(ids), vision, tuple(pictures))
 
+    @functools.cached_property
+    def expansion(self) -> Expansion:
+        """The tokens that a picture's placeholder becomes."""
+        return Expansion.of(self._process(Image.new("RGB", (64, 64)))[0])
+
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for a picture, with pixels."""
         return self._process(image)[1]
@@ -322,9 +326,8 @@ class Renderer:
         from reflectune.models.rendering.image_fitting import call_processor  # imports torch
 
         made = call_processor(self.processor, image, text=[self.processor.image_token], add_special_tokens=False)
-        expansion = made.pop("input_ids")[0].tolist()
-        vision = {name: value for name, value in made.items() if name not in _NOT_VISION}
-        return expansion, vision
+        ids = made.pop("input_ids")[0].tolist()
+        return ids, {name: value for name, value in made.items() if name not in _NOT_VISION}
 
     def _after_gate(self, turns: Turns, *, cue: bool = False) -> Chunks:
         """Return the chunks that the template adds to `prefix` for these turns."""

@@ -172,8 +172,11 @@ def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
     """Have a model's configs say what its weights are to be, and cast the matrices that new tokens get rows in."""
     for config in (network.config, *(getattr(network.config, name) for name in network.config.sub_configs)):
         config.dtype = dtype
-    for layer in (network.get_input_embeddings(), network.get_output_embeddings()):
+    layers: list[Any] = [network.get_input_embeddings(), network.get_output_embeddings()]
+    for layer in layers:
         layer.weight.data = layer.weight.data.to(dtype)
+        if (scale := getattr(layer, "scalar_embed_scale", None)) is not None:  # Gemma-3's; rounded to the stored dtype
+            layer.embed_scale.data = torch.full_like(layer.embed_scale, scale, dtype=dtype)
 
 
 def _check_size(source: str, config: Any) -> None:

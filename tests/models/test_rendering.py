@@ -365,8 +365,8 @@ def test_the_plain_conversation_is_one_turn(renderer, image, make):
 def test_passage_branches_begin_with_the_gate(renderer, make):
     branch = PassageScheme.of(renderer).passage_branch(renderer, make.passage())
     suffix = renderer.shared_beginning(MR2AG.passage_turns("short"))
-    assert branch[: len(suffix)] == suffix
-    assert suffix[:2] == [renderer.token_id("retrieve"), renderer.end_token_id]
+    assert branch[: len(suffix)] == [*suffix]
+    assert [*suffix[:2]] == [renderer.token_id("retrieve"), renderer.end_token_id]
 
 
 def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):

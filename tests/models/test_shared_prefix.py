@@ -73,6 +73,16 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**ENDS, "model_type": "qwen2"},
         {"image_seq_length": 4},
     ),
+    "gemma3": (
+        {**VISION, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4},
+        {
+            **ENDS,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
+        {"mm_tokens_per_image": 4},
+    ),
 }
 """Settings of a family's vision tower, of its language model, and of both together."""
 FAMILIES = list(CONFIGS)
@@ -118,6 +128,8 @@ def plain_inputs(model: PreTrainedModel, whole: list[int], vision: Any) -> dict[
     if hasattr(model.model, "get_rope_index"):
         model.model.rope_deltas = None
         inputs["mm_token_type_ids"] = (ids == IMAGE).int()
+    if model.config.model_type == "gemma3":
+        inputs["token_type_ids"] = (ids == IMAGE).int()
     return inputs
 
 
@@ -329,6 +341,16 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
     batch = TreeCollator(model)(made)
     batch["attention_mask"] = batch["attention_mask"].clamp(max=1)  # all branches of a question as one
     assert max(differences(learned(model, [batch]), expected)) > 1e-2
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_picture_that_is_read_one_way_is_noticed(packed, monkeypatch, differentiable_flex):
+    model = build("gemma3")
+    made = trees(model, 2)
+    expected = learned(model, plain_batches(model, made))
+    batch = TreeCollator(model)(made)
+    batch["attention_mask"] = batch["attention_mask"][:, :, :1]
+    assert max(differences(learned(model, [in_blocks(batch, "cpu") if packed else batch]), expected)) > 1e-2
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen3_5"])

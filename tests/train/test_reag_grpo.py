@@ -141,7 +141,9 @@ def test_trl_is_given_the_tokens_that_the_pipeline_reads(family: Family, world, 
     loaded = load(tuned(family))
     model = LocalModel(PrefixEngine(loaded), 1)
     prompts = PromptRenderer(PROMPTS, loaded.renderer, (world,), 4096)
-    processor = PromptProcessor(loaded.renderer, prompts.rendered, is_typed=family == "qwen2_vl")
+    processor = PromptProcessor(
+        loaded.renderer, prompts.rendered, types_key="mm_token_type_ids" if family == "qwen2_vl" else ""
+    )
     asked = [[{"role": "user", "content": [{"type": "text", "text": item.id}]}] for item in PROMPTS]
 
     sampled = processor.apply_chat_template(asked, tokenize=True, return_dict=True)

@@ -328,7 +328,7 @@ class AgentTraining(ReplyTraining):
         return AgentTrainer(
             run,
             rows_of(self._examples),
-            PromptProcessor(loaded.renderer, prompts.rendered, is_typed=Positions(loaded.model).is_3d),
+            PromptProcessor(loaded.renderer, prompts.rendered, types_key=Positions(loaded.model).types_key),
             reward_functions(self._questions, self._correctness, max(most_calls, 1)),
             rollout,
             horizon=config.horizon,

@@ -62,8 +62,8 @@ class PromptRenderer:
     def _prompt(self, example: PromptedExample, image: Image.Image) -> Rendered:
         tree = Scheme.of(self._renderer).encode(self._renderer, example, image)
         ids = list(tree.prefix.ids)
-        places = [place for place, token in enumerate(ids) if token == self._renderer.image_token_id]
-        return Rendered(ids, list(tree.prefix.labels), tree.vision, ((image, places[0], places[-1] + 1),))
+        picture = (image, *self._renderer.expansion.range_in(ids))
+        return Rendered(ids, list(tree.prefix.labels), tree.vision, (picture,))
 
 
 class PromptProcessor(ProcessorMixin):
@@ -72,18 +72,18 @@ class PromptProcessor(ProcessorMixin):
     Args:
         renderer: The model's; its tokenizer decodes replies.
         rendered: Returns a prompt by its id.
-        is_typed: True if the model reads `mm_token_type_ids` (M-RoPE): 1 for an image's token, else 0.
+        types_key: Argument by which the model learns which tokens are a picture's (1, else 0); "" if it has none.
 
     Attributes:
         rendered: The function.
     """
 
-    def __init__(self, renderer: Renderer, rendered: Callable[[str], Rendered], *, is_typed: bool) -> None:
+    def __init__(self, renderer: Renderer, rendered: Callable[[str], Rendered], *, types_key: str) -> None:
         # ProcessorMixin's own constructor needs the parts of one family
         self.tokenizer = renderer.tokenizer
         self.image_processor = renderer.processor.image_processor
         self.chat_template = None
-        self._renderer, self.rendered, self._is_typed = renderer, rendered, is_typed
+        self._renderer, self.rendered, self._types_key = renderer, rendered, types_key
 
     def apply_chat_template(self, conversation: Any, chat_template: str | None = None, **options: Any) -> Any:  # type: ignore[override]  # TRL's call
         """Return the token ids and tensors of several prompts, or the id of one if `tokenize` is off."""
@@ -95,7 +95,7 @@ class PromptProcessor(ProcessorMixin):
 
     def fields(self, prompts: Sequence[Rendered], rows: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return what a model reads next to token ids that begin with these prompts."""
-        types = {"mm_token_type_ids": [self._types(ids) for ids in rows]} if self._is_typed else {}
+        types = {self._types_key: [self._types(ids) for ids in rows]} if self._types_key else {}
         return types | join_vision([prompt.vision for prompt in prompts])
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]  # TRL's call
@@ -106,8 +106,8 @@ class PromptProcessor(ProcessorMixin):
             "input_ids": _padded(rows, self.tokenizer.pad_token_id),
             "attention_mask": _padded([[1] * len(ids) for ids in rows], 0),
         }
-        if self._is_typed:
-            tensors["mm_token_type_ids"] = _padded([self._types(ids) for ids in rows], 0)
+        if self._types_key:
+            tensors[self._types_key] = _padded([self._types(ids) for ids in rows], 0)
         return tensors | join_vision([prompt.vision for prompt in prompts])
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **options: Any) -> list[str]:
@@ -116,7 +116,7 @@ class PromptProcessor(ProcessorMixin):
         return written
 
     def _types(self, ids: Sequence[int]) -> list[int]:
-        return [int(token == self._renderer.image_token_id) for token in ids]
+        return [int(token == self._renderer.expansion.token) for token in ids]
 
 
 def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:

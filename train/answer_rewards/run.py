@@ -254,4 +254,4 @@ def prompt_processor(
 ) -> PromptProcessor:
     """Make the processor that renders prompts for TRL."""
     prompts = prompt_renderer(config, examples, roots, loaded)
-    return PromptProcessor(loaded.renderer, prompts.rendered, is_typed=Positions(loaded.model).is_3d)
+    return PromptProcessor(loaded.renderer, prompts.rendered, types_key=Positions(loaded.model).types_key)

@@ -106,7 +106,7 @@ class GateReader:
         batch_size: int,
     ) -> None:
         self.dataset, self._collator, self._batch_size = dataset, collator, batch_size
-        self._image_token = renderer.image_token_id
+        self._image_token = renderer.expansion.token
         self._gates = [
             (gate.name, renderer.token_id(gate.positive), renderer.token_id(gate.negative))
             for gate in Scheme.of(renderer).gates

@@ -18,6 +18,7 @@ from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import is_occupied
+from reflectune.models.attention.positions import Positions
 from reflectune.models.loading import (
     ADAPTER_FILE,
     INFO_FILE,
@@ -213,9 +214,7 @@ def _logits(model: Any, renderer: Renderer) -> Tensor:
     rendered = renderer.prefix("What is shown here?", Image.radial_gradient("L").convert("RGB"))
     ids = torch.tensor([[*rendered.ids, *renderer.token_ids.values()]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
-    if "image_grid_thw" in inputs:
-        inputs["mm_token_type_ids"] = (ids == renderer.image_token_id).int()
-    logits: Tensor = model.eval()(**inputs).logits.float()  # (1, tokens, vocabulary)
+    logits: Tensor = model.eval()(**inputs, **Positions(model).types(ids)).logits.float()  # (1, tokens, vocabulary)
     return logits
 
 

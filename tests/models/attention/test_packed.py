@@ -35,8 +35,11 @@ def packed_trees(trees, past=0):
     return segments
 
 
-def visible(segments, past, width):
-    """The equation, token by token: earlier ranges, and the segment up to the query; padding sees itself."""
+def visible(segments, past, width, pictures):
+    """The equation, token by token: earlier ranges, and the segment up to the query; padding sees itself.
+
+    A picture's tokens see all of it.
+    """
     seen = torch.eye(past + width, dtype=torch.bool)[past:]
     first = 0
     for count, spans in segments:
@@ -45,6 +48,8 @@ def visible(segments, past, width):
             for start, end in spans:
                 seen[query, start:end] = True
         first += count
+    for start, end in pictures:
+        seen[start:end, past + start : past + end] = True
     return seen
 
 
@@ -55,22 +60,27 @@ def blocks(numbers, indices, columns):
     return found
 
 
-@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]), st.sampled_from([padded, bucket]))
-@settings(max_examples=40, deadline=None)
-def test_the_mask_is_that_of_its_segments(trees, past, filled):
+@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]), st.sampled_from([padded, bucket]), st.randoms() | st.none())
+@settings(max_examples=60, deadline=None)
+def test_the_mask_is_that_of_its_segments(trees, past, filled, rng):
     segments, before = packed_trees(trees, past), past * len(trees)
+    pictures, first = [], 0
+    for count, _ in segments if rng else ():  # one in each
+        start, end = sorted((rng.randrange(count + 1), rng.randrange(count + 1)))
+        pictures += [(first + start, first + end)] if start < end else []
+        first += count
     width = filled(sum(count for count, _ in segments))
-    expected = visible(segments, before, width)
+    expected = visible(segments, before, width, pictures)
     queries, keys = expected.shape
-    assert torch.equal(dense_mask(bounds_of(segments, before, width), keys), expected)
-    mask = block_mask(segments, before, width=width)
+    assert torch.equal(dense_mask(bounds_of(segments, before, width, pictures), keys), expected)
+    mask = block_mask(segments, before, width=width, pictures=pictures)
     index = torch.arange(queries)[:, None], torch.arange(keys)[None]
     assert torch.equal(mask.mask_mod(0, 0, *index), expected)
     tiles = expected.view(queries // BLOCK, BLOCK, keys // BLOCK, BLOCK)
     some, whole = tiles.any(3).any(1), tiles.all(3).all(1)
     assert torch.equal(blocks(mask.kv_num_blocks[0, 0], mask.kv_indices[0, 0], keys // BLOCK), some & ~whole)
     assert torch.equal(blocks(mask.full_kv_num_blocks[0, 0], mask.full_kv_indices[0, 0], keys // BLOCK), whole)
-    backward = block_mask(segments, before, width=width, backward=True)
+    backward = block_mask(segments, before, width=width, pictures=pictures, backward=True)
     assert torch.equal(
         blocks(backward.full_q_num_blocks[0, 0], backward.full_q_indices[0, 0], queries // BLOCK), whole.T
     )

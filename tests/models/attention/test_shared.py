@@ -70,10 +70,12 @@ def test_layers_that_cannot_share_are_refused(make):
         share_prefixes(model)
 
 
-def test_pictures_whose_tokens_see_one_another_are_refused():
+@pytest.mark.parametrize("family", ["gemma3", "paligemma"])
+def test_prompts_whose_tokens_see_those_behind_them_are_refused(family):
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     text = {**sizes, "vocab_size": 90, "num_key_value_heads": 1, "head_dim": 8}
-    vision = {**sizes, "image_size": 16, "patch_size": 8}
-    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, image_token_id=3)
-    with pytest.raises(UserError, match=r"Gemma3.*tokens of a picture see those behind them"):
+    text["use_bidirectional_attention"] = family == "gemma3"
+    vision = {**sizes, "image_size": 16, "patch_size": 8, "projection_dim": 16}
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
+    with pytest.raises(UserError, match=r"Gemma.*: tokens see those behind them, and not only a picture's; use"):
         share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))

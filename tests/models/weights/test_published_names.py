@@ -16,8 +16,9 @@ PUBLISHED = {
     "qwen2_5_vl": _QWEN_2,
     "qwen3_vl": {"model.visual", "model.language_model", "lm_head"},
     "qwen3_5": {"model.visual", "model.language_model", "lm_head"},
+    "gemma3": _LLAVA - {"language_model.lm_head"},  # a tied one
 }
-"""Beginnings of the names in the repositories llava-hf/… and Qwen/…."""
+"""Beginnings of the names in the repositories llava-hf/…, Qwen/… and google/…."""
 
 
 @pytest.mark.parametrize("family", PUBLISHED)

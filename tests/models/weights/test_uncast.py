@@ -6,7 +6,7 @@ import torch
 from reflectune.models.loading import load
 from reflectune.models.weights.pretrained import settle
 
-FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

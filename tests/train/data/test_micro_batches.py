@@ -66,7 +66,7 @@ def test_a_step_reads_the_same_examples_with_shares_by_tokens(count: int, config
         assert sorted(plain[start : start + 8]) == sorted(shared[start : start + 8])
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_pictures_tokens_are_counted_without_decoding_them(
     family: str, write_base, config, data_folder, tmp_path
 ) -> None:

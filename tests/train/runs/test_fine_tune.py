@@ -159,6 +159,18 @@ def test_a_model_learns_its_examples(
     assert load(run.output_dir, scheme=scheme).is_tuned
 
 
+def test_gemma_3_learns_its_examples(config, write_base, tmp_path: Path, losses) -> None:
+    """Its embeddings are scaled, and its pictures' tokens see all of their picture."""
+    write_base("gemma3", tmp_path / "base")
+    same: dict[str, Any] = {"method": "lora", "learning_rate": 3e-2, "save_steps": 100}
+    run = config(model=str(tmp_path / "base"), max_steps=16, **same)
+    fine_tune(run)
+
+    run_losses = losses(run.output_dir)
+    assert sum(run_losses[-4:]) / 4 < 0.85 * run_losses[0]
+    assert load(run.output_dir, scheme="mr2ag").is_tuned
+
+
 @pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
 def test_trees_and_separate_rows_train_the_same_weights(config, data_of, scheme: str, weights) -> None:
     trees, rows = (config(str(tree), max_steps=3, tree=tree, **data_of(scheme)) for tree in (True, False))
