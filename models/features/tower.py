@@ -30,7 +30,7 @@ def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
     if kind not in (*_BEFORE_PROJECTOR, *_AFTER_PROJECTOR):
         raise UserError(
             f"`cache_features` is for {', '.join((*_BEFORE_PROJECTOR, *_AFTER_PROJECTOR))}, and this is a {kind}, "
-            "which reads more of a picture than one row of features; leave it out"
+            "whose features are laid out differently; leave it out"
         )
     if kind in _AFTER_PROJECTOR and "projector" in trained_towers:
         raise UserError(

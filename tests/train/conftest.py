@@ -5,7 +5,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +32,7 @@ from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.parameters import add_adapters
+from tests.json_server import JsonServer
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
 
@@ -336,41 +336,23 @@ class VllmStub:
     """
 
     def __init__(self, model: str, replies: Iterator[str]) -> None:
-        self.renderer, self.replies = load(model).renderer, replies
+        self.model, self.renderer, self.replies = model, load(model).renderer, replies
         self.requests: list[dict[str, Any]] = []
         self.weights: list[dict[str, torch.Tensor]] = []
         self.exchanges, self.lock = True, threading.Lock()
-        stub = self
+        self.server = JsonServer(self.answer)
+        self.url = self.server.url
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.reply({"data": [{"id": model, "max_model_len": 4096}]})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with stub.lock:
-                    if self.path == "/inference/v1/generate":
-                        self.reply(stub.generate(body))
-                    elif stub.exchanges and self.path == "/collective_rpc" and body["method"] == "reload_weights":
-                        folder = Path(body["kwargs"]["weights_path"])
-                        stub.weights.append(load_file(folder / "model.safetensors"))
-                        self.reply({"results": [None]})
-                    else:
-                        self.reply({}, 404)
-
-            def reply(self, value: Any, status: int = 200) -> None:
-                text = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.02,), daemon=True).start()
+    def answer(self, path: str, body: Any) -> dict[str, Any]:
+        if body is None:
+            return {"data": [{"id": self.model, "max_model_len": 4096}]}
+        with self.lock:
+            if path == "/inference/v1/generate":
+                return self.generate(body)
+            if self.exchanges and path == "/collective_rpc" and body["method"] == "reload_weights":
+                self.weights.append(load_file(Path(body["kwargs"]["weights_path"]) / "model.safetensors"))
+                return {"results": [None]}
+        raise KeyError(path)
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(body)
@@ -393,5 +375,4 @@ def vllm_stub() -> Iterator[Callable[..., VllmStub]]:
 
     yield make
     for stub in stubs:
-        stub.http.shutdown()
-        stub.http.server_close()
+        stub.server.close()
