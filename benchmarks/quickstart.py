@@ -24,7 +24,7 @@ from results import Benchmark, table
 from reflectune.examples.scores import at
 from reflectune.examples.staging import cores
 
-FAMILIES, METHODS = ("llava", "qwen2_vl"), ("full", "lora", "qlora")
+FAMILIES, METHODS = ("llava", "qwen2_vl", "qwen3_5"), ("full", "lora", "qlora")
 PIPELINES = (
     *("closed_book", "naive_rag_article", "naive_rag_articles", "naive_rag_passages"),
     *("oracle_article", "oracle_articles", "mr2ag", "mr2ag_oracle"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The whole method on the miniature: world, index, data, fine-tuning, baselines, evaluation, report. Some minutes on two cores.
-# A second run reuses the finished stages. FAMILY=qwen2_vl, METHOD=lora, SEED=1 or RUN=runs/other change the run.
+# A second run reuses the finished stages. FAMILY=qwen2_vl or qwen3_5, METHOD=lora, SEED=1 or RUN=runs/other change the run.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[serve,train]" # to serve is the next step

@@ -40,7 +40,7 @@ Retrieving = Literal["clip", "text"]
 
 Size = Literal["base", "test"]
 
-FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl")
+FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl", "qwen3_5")
 """Families whose pre-trained weights are shipped."""
 IMAGE_SIZE = 64
 """Side of a miniature's square picture, in pixels; it becomes 4 × 4 = 16 image tokens."""

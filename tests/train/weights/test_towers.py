@@ -157,10 +157,10 @@ def test_the_rate_reaches_the_steps_of_a_run(captions) -> None:
 
 
 def test_the_projectors_modules_are_named_whole(base_model) -> None:
-    llava, qwen = (load(str(base_model(family))).model for family in FAMILIES)
+    llava, qwen2_vl, qwen3_5 = (load(str(base_model(family))).model for family in FAMILIES)
 
     assert projector_modules(llava) == ["model.multi_modal_projector"]
-    assert projector_modules(qwen) == ["model.visual.merger"]
+    assert projector_modules(qwen2_vl) == projector_modules(qwen3_5) == ["model.visual.merger"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from reflectune.examples.miniature.world.entities import make_entity, random_loo
 from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
 
 
-@pytest.fixture(scope="module", params=(*FAMILIES, "qwen3_5"))
+@pytest.fixture(scope="module", params=FAMILIES)
 def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
     rng = random.Random(0)
     processor: Any = build_processor(request.param, train_tokenizer(corpus(40, rng), 500, request.param))
