@@ -37,10 +37,10 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_p
     for _ in range(2):
         rollouts.load(adapted, ALONE)
         torch.manual_seed(0)
-        samples.append(rollouts.sample([row] * 3, [prompt] * 3))
+        samples.append(rollouts.sample([row] * 24, [prompt] * 24))
         assert len({*map(tuple, samples[-1])}) > 1
         torch.manual_seed(0)
-        assert rollouts.sample([row] * 3, [prompt] * 3) == samples[-1]
+        assert rollouts.sample([row] * 24, [prompt] * 24) == samples[-1]
         greedy = {"temperature": 0, "max_tokens": 12, "logprobs": 0, "stop_token_ids": ends}
         [reply] = server.generate_all([request_after(prompt, (), greedy, urls, image_token)])
         [expected] = engine.generate(engine.read([prompt]), [(0, 0)], max_new_tokens=12)
@@ -50,4 +50,4 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_p
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(std=0.1)
-    assert samples[0] != samples[1]
+    assert samples[0] != samples[1]  # of so many, some differ
