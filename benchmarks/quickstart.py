@@ -21,10 +21,11 @@ from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import at
 from reflectune.examples.staging import cores
 
-FAMILIES, METHODS = ("llava", "qwen2_vl", "qwen3_5"), ("full", "lora", "qlora")
+METHODS = ("full", "lora", "qlora")
 PIPELINES = (
     *("closed_book", "naive_rag_article", "naive_rag_articles", "naive_rag_passages"),
     *("oracle_article", "oracle_articles", "mr2ag", "mr2ag_oracle"),

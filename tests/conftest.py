@@ -29,6 +29,7 @@ from PIL import Image
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
+from tests.json_server import send_json
 
 if TYPE_CHECKING:
     from reflectune.formats.knowledge_base import KnowledgeBase
@@ -145,12 +146,12 @@ class StubServer:
         body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
         if handler.path.endswith("/tokenize"):
             self.counted += 1
-            _send(handler, 200 if self.counts else 404, {"count": _words(body)} if self.counts else {})
+            send_json(handler, 200 if self.counts else 404, {"count": _words(body)} if self.counts else {})
             return
         if self.context and _words(body) + body["max_tokens"] > self.context:
             with self.lock:
                 self.refused += 1
-            _send(handler, 400, {"error": {"message": "maximum context length"}})
+            send_json(handler, 400, {"error": {"message": "maximum context length"}})
             return
         content = body["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
@@ -207,14 +208,6 @@ def _words(body: dict[str, Any]) -> int:
     return sum(len(part["text"].split()) if part["type"] == "text" else 100 for part in parts)
 
 
-def _send(handler: BaseHTTPRequestHandler, status: int, value: object) -> None:
-    content = json.dumps(value).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(content)))
-    handler.end_headers()
-    handler.wfile.write(content)
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128  # connections that wait to be accepted
@@ -228,7 +221,7 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             server.listed += 1
             models = {"data": [{"id": "stub", "max_model_len": server.context}]}
-            _send(self, 200 if server.context and server.says_context else 404, models)
+            send_json(self, 200 if server.context and server.says_context else 404, models)
 
         def log_message(self, *_: Any) -> None:
             pass

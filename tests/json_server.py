@@ -7,6 +7,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+def send_json(handler: BaseHTTPRequestHandler, status: int, value: object) -> None:
+    """Send a reply."""
+    content = json.dumps(value).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(content)))
+    handler.end_headers()
+    handler.wfile.write(content)
+
+
 class JsonServer:
     """A server on this machine.
 
@@ -18,23 +27,18 @@ class JsonServer:
     def __init__(self, answer: Callable[[str, Any], Any]) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                self.reply(answer(self.path, None))
+                self.reply(None)
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def reply(self, body: Any) -> None:
                 try:
-                    self.reply(answer(self.path, body))
+                    send_json(self, 200, answer(self.path, body))
                 except OSError:
                     self.close_connection = True
                 except (ValueError, KeyError) as error:
-                    self.reply({"error": str(error)}, 400 if isinstance(error, ValueError) else 404)
-
-            def reply(self, value: Any, status: int = 200) -> None:
-                text = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text)
+                    send_json(self, 400 if isinstance(error, ValueError) else 404, {"error": str(error)})
 
             def log_message(self, *arguments: Any) -> None:
                 pass

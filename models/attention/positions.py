@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from reflectune.models.attention.recurrence import SLIDING
 
+TWO_WAY = frozenset({"gemma3"})
+"""Types of models whose pictures' tokens see all of their picture, in every layer."""
+
 
 def inner_model(model: Any) -> Any:
     """Return the transformers model inside any wrappers (DDP, PEFT)."""
@@ -35,10 +38,6 @@ def sliding_window(config: Any) -> int:
     """Return the tokens that a layer of a language model sees, its own included; 0 if every layer sees all."""
     kinds = getattr(config, "layer_types", None)
     return (getattr(config, "sliding_window", None) or 0) if kinds is None or SLIDING in kinds else 0
-
-
-TWO_WAY = frozenset({"gemma3"})
-"""Types of models whose pictures' tokens see all of their picture, in every layer."""
 
 
 def picture_numbers(is_picture: Tensor) -> Tensor:
@@ -74,10 +73,10 @@ class Positions:
         self._blocks: dict[tuple[int, ...], tuple[np.ndarray, int]] = {}
 
     def types(self, ids: Tensor) -> dict[str, Tensor]:
-        """Return the argument `types_key` for tokens: 1 for a picture's, else 0; nothing if there is no such argument.
+        """Return the model's argument `types_key`, or no argument if it needs none.
 
         Args:
-            ids: Token ids of any shape.
+            ids: Token ids of any shape. The argument has their shape: 1 for a picture's token, else 0.
         """
         return {self.types_key: (ids == self.image_token_id).int()} if self.types_key else {}
 

@@ -29,15 +29,15 @@ class TreeLayout:
     """Token indices of a batch's trees, into its flattened tokens.
 
     Attributes:
-        plain: Ordinary causal rows: trees without branches and such pictures, shape (trees, most tokens).
+        plain: Trees without branches and two-way pictures, which are ordinary causal rows: (trees, most tokens).
         trees: The other trees, shape (trees, most tokens).
         prefixes: Prefixes of the N trees with branches, shape (N, P).
         tails: Their branches, shape (N, R).
         segments: Segment ids of `trees`, -1 for padding.
-        pictures: Numbers of the pictures in `trees` whose tokens see all of their picture, -1 for other tokens.
+        pictures: Numbers of the two-way pictures in `trees`, whose tokens see all of it; -1 for other tokens.
         rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
         row_segments: Segment id of each of `rows`, shape (M,), in ascending order.
-        reversed_pictures: Tokens of such pictures, last first, shape (pictures, most tokens).
+        reversed_pictures: Tokens of the two-way pictures, last first, shape (pictures, most tokens).
         none: Index after the last token, used as padding.
         masks: Results of `dense`, by dtype.
     """
@@ -260,8 +260,9 @@ class _TreeAttention(torch.autograd.Function):
 
         for index in layout.causal:
             add(index, index, causal=True)
-        if layout.ahead[0].numel():
-            add(*layout.ahead, causal=True)
+        looking, later = layout.ahead
+        if looking.numel():
+            add(looking, later, causal=True)
         if layout.tails.numel():
             add(layout.tails, layout.prefixes, bias=ctx.bias)
         return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None

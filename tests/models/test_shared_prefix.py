@@ -344,7 +344,7 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_picture_that_is_read_one_way_is_noticed(packed, monkeypatch, differentiable_flex):
+def test_a_picture_that_is_read_one_way_is_noticed(packed, differentiable_flex):
     model = build("gemma3")
     made = trees(model, 2)
     expected = learned(model, plain_batches(model, made))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -40,7 +40,7 @@ Retrieving = Literal["clip", "text"]
 
 Size = Literal["base", "test"]
 
-FAMILIES: tuple[Family, ...] = ("llava", "qwen2_vl", "qwen3_5")
+FAMILIES: tuple[Family, ...] = get_args(Family)
 """Families whose pre-trained weights are shipped."""
 IMAGE_SIZE = 64
 """Side of a miniature's square picture, in pixels; it becomes 4 × 4 = 16 image tokens."""
