@@ -146,6 +146,7 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
                 initial_state=None if before is None else before[1],
                 output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
+                chunk_size=_even_chunks(tokens),  # of transformers' own rule in PyTorch
             )
         return output, (inputs, state)
 
@@ -160,6 +161,11 @@ def fork_linear_attention(language_model: nn.Module) -> str:
             layer.__class__ = ForkingDeltaNet
         language_model.register_forward_pre_hook(_give_segments, with_kwargs=True)
     return ""
+
+
+def _even_chunks(tokens: int, longest: int = 64) -> int:
+    """Return the size of the fewest chunks of at most `longest` tokens that need the least padding."""
+    return -(-tokens // -(-tokens // longest))
 
 
 def is_tree(mask: Any) -> bool:
