@@ -164,7 +164,10 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
     # after as many steps as LLaVA's it found fewer of five articles where a question was phrased differently
     again = [Stage("several again", steps(1200), 8, 1.2e-3, several, vision_factor=0.1, skill="read_articles")]
     if family == "qwen3_5":  # with few layers of full attention it still found fewer facts in one article and in five
-        again.append(Stage("articles", steps(700), 8, 1.2e-3, articles, vision_factor=0.1, skill="read_articles"))
+        again += [
+            Stage(name, steps(count), 8, 1.2e-3, articles, vision_factor=0.1, skill="read_articles")
+            for name, count in (("articles", 700), ("articles again", 800))
+        ]
     matching, factor = [(0.9, t.match), (0.1, reading[1])], 0.0 if is_llava else 1.0
     return [
         Stage("copy", steps(450), 16, 2e-3, [copying], vision_factor=0.0),
