@@ -214,18 +214,19 @@ def _groups(metrics: Mapping[str, Any]) -> Table | None:
     if not (parts := metrics["groups"]):
         return None
     names = plain_names(metrics)
+    best = names.get(BEST_BASELINE)  # none without a baseline
+    keys = ("score", "lead") if best else ("score",)
     rows = [
-        [
-            names[name],
-            *(score_cell(part[name][key], sign=key == "lead") for part in parts.values() for key in ("score", "lead")),
-        ]
+        [names[name], *(score_cell(part[name][key], sign=key == "lead") for part in parts.values() for key in keys)]
         for name in parts["overall"]
     ]
     counts = {part: max((row["score"] or {"n": 0})["n"] for row in table.values()) for part, table in parts.items()}
-    head = ["pipeline", *(title for part, count in counts.items() for title in (f"{part}, {count}", "lead"))]
-    return Table(
-        head, rows, f"By group, with the number of questions; leads over the {names[BEST_BASELINE]} in points."
-    )
+    head = [
+        "pipeline",
+        *(title for part, count in counts.items() for title in (f"{part}, {count}", "lead")[: len(keys)]),
+    ]
+    caption = "By group, with the number of questions" + (f"; leads over the {best} in points." if best else ".")
+    return Table(head, rows, caption)
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:

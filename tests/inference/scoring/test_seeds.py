@@ -59,6 +59,12 @@ def test_scores_and_leads_by_group_are_those_of_its_questions_alone(make, asked)
     assert alone["groups"] == {}
 
 
+def test_without_a_baseline_groups_have_scores_alone(make, asked) -> None:
+    metrics = evaluate(asked, answered(make, mr2ag=30), measure=MEASURE, gamma=0.5, seed=0, groups=["style=flag"])
+    assert "flag, 20" in (page := str(tables(metrics)))
+    assert "By group, with the number of questions." in page
+
+
 def test_scores_over_seeds_draw_seeds_and_entities(make, asked) -> None:
     counts = {"mr2ag": (30, 20), "naive_rag_article": (10, 10), "closed_book": (0, 19)}
     runs = [answered(make, **{name: its[seed] for name, its in counts.items()}) for seed in (0, 1)]
