@@ -39,12 +39,12 @@ def summary(metrics: dict[str, Any]) -> str:
         cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]
         cells += [number(metrics["costs"][name][cost]) for cost in COMPUTE]
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
+    best = metrics["best_baseline"]  # None without a baseline
+    keys = ("score", "lead") if best else ("score",)
     for part, table in metrics["groups"].items():
-        lines.append(f"{part}, with 95 % intervals; lead over {metrics['best_baseline']}")
+        lines.append(f"{part}, with 95 % intervals" + (f"; lead over {best}" if best else ""))
         for name, row in table.items():
-            lines.append(
-                "".join([f"  {name}".ljust(names), *(in_per_cent(row[key]).rjust(34) for key in ("score", "lead"))])
-            )
+            lines.append("".join([f"  {name}".ljust(names), *(in_per_cent(row[key]).rjust(34) for key in keys)]))
     return "\n".join(lines)
 
 

@@ -221,12 +221,9 @@ def _groups(metrics: Mapping[str, Any]) -> Table | None:
         for name in parts["overall"]
     ]
     counts = {part: max((row["score"] or {"n": 0})["n"] for row in table.values()) for part, table in parts.items()}
-    head = [
-        "pipeline",
-        *(title for part, count in counts.items() for title in (f"{part}, {count}", "lead")[: len(keys)]),
-    ]
+    titles = (f"{part}, {count}" if key == "score" else key for part, count in counts.items() for key in keys)
     caption = "By group, with the number of questions" + (f"; leads over the {best} in points." if best else ".")
-    return Table(head, rows, caption)
+    return Table(["pipeline", *titles], rows, caption)
 
 
 def _html(*tables: Table | None, notes: Sequence[str] = ()) -> Markup:

@@ -163,9 +163,9 @@ def fork_linear_attention(language_model: nn.Module) -> str:
     return ""
 
 
-def _even_chunks(tokens: int, longest: int = 64) -> int:
-    """Return the size of the fewest chunks of at most `longest` tokens that need the least padding."""
-    return -(-tokens // -(-tokens // longest))
+def _even_chunks(tokens: int) -> int:
+    """Return the chunk size that pads least, of the fewest chunks of up to 64 tokens."""
+    return -(-tokens // -(-tokens // 64))
 
 
 def is_tree(mask: Any) -> bool:

@@ -63,6 +63,7 @@ def test_without_a_baseline_groups_have_scores_alone(make, asked) -> None:
     metrics = evaluate(asked, answered(make, mr2ag=30), measure=MEASURE, gamma=0.5, seed=0, groups=["style=flag"])
     assert "flag, 20" in (page := str(tables(metrics)))
     assert "By group, with the number of questions." in page
+    assert "lead" not in summary(metrics)
 
 
 def test_scores_over_seeds_draw_seeds_and_entities(make, asked) -> None:
