@@ -7,6 +7,7 @@ from typing import Any
 
 from reflectune.core.command import command
 from reflectune.inference.sweeps.config import SweepConfig
+from reflectune.metrics.reporting.breakdown import in_per_cent
 
 
 @command(SweepConfig, writes="output")
@@ -22,16 +23,17 @@ def sweep(config: SweepConfig) -> None:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """Return accuracy, retrieval rate and passages read of each point, and the number of forward passes."""
+    """Return each point's accuracy, difference from the first, retrieval rate and passages, and the forward passes."""
     width = max(len(point["name"]) for point in record["points"])
-    lines = [f"{'point':{width}}  accuracy in %          retrieved  passages"]
+    lines = [f"{'point':{width}}  {'accuracy in %':26} {'over start':25} retrieved  passages"]
     for point in record["points"]:
-        score = point["accuracy"]
-        cell = f"{100 * score['value']:5.1f} ({100 * score['low']:.1f} to {100 * score['high']:.1f})" if score else "–"
-        lines.append(f"{point['name']:{width}}  {cell:22} {point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}")
+        cells = [in_per_cent(point[name]) if point[name] else "–" for name in ("accuracy", "over_start")]
+        reads = f"{point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}"
+        lines.append(f"{point['name']:{width}}  {cells[0]:26} {cells[1]:25} {reads}")
     if record["fitted_exponents"]:
         exponents = " ".join(map(str, record["fitted_exponents"]))
-        lines.append(f"fitted exponents of S_ret, S_rel, S_ans: {exponents}; ask other questions with them")
+        lines.append("fitted: each question is decided by exponents of S_ret, S_rel, S_ans that other entities' gave;")
+        lines.append(f"    those of all of them, to ask other questions with: {exponents}")
     passes = record["forward_passes"]
     lines.append(f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked")
     return "\n".join(lines)

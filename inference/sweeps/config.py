@@ -50,7 +50,10 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     traces: InputFile = setting(
         "", "decide all of these traces again, and read no model: mr2ag's, or mr2ag_unjudged's, which are complete"
     )
-    fit: bool = setting(False, "with `traces`: also fit the exponents of the product, on these very questions")
+    fit: bool = setting(
+        False,
+        "with `traces`: also fit the exponents of the product; each question is decided by those of other entities",
+    )
     output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     on_error: Literal["stop", "skip"] = setting(

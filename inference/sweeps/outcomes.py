@@ -141,3 +141,10 @@ def point_scores(results: GridOutcomes, point: str, seed: int) -> dict[str, Scor
         "passages_read": results.share(point, "read", every),
         "fell_back": results.troubled(point, every),
     }
+
+
+def over_start(results: GridOutcomes, point: str, start: str, seed: int) -> dict[str, Any] | None:
+    """Return a point's score less that of the point `start`, paired by question, with its interval; None at `start`."""
+    pairs = results.taken(start, results.taken(point, results.official))
+    ours, theirs = (results.right(name, pairs) for name in (point, start))
+    return results.measure.difference(pairs, ours, theirs, seed) if pairs and point != start else None

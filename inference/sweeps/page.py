@@ -121,7 +121,7 @@ def _positions(axis: str, values: Sequence[Any]) -> list[float]:
 def _table(record: Record) -> Table:
     points, titles = record["points"], record["metric"]["columns"]
     metric_columns = [column for column in titles if column != OVERALL]
-    columns = ("accuracy", *metric_columns, "visual", "retrieval_rate", "passages_read")
+    columns = ("accuracy", "over_start", *metric_columns, "visual", "retrieval_rate", "passages_read")
     head = ["point", *(titles.get(column, column.replace("_", " ")) for column in columns)]
     return Table(head, [[point["name"], *(_cell(point.get(column)) for column in columns)] for point in points])
 

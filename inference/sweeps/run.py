@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from reflectune.core.devices import find_device
-from reflectune.core.durable import write_json
+from reflectune.core.durable import write_json, write_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.pipelines.mr2ag import ChoiceSettings
+from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
@@ -21,12 +22,12 @@ from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
-from reflectune.inference.sweeps.outcomes import GridOutcomes, point_scores
+from reflectune.inference.sweeps.outcomes import GridOutcomes, outcome, over_start, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
-from reflectune.inference.sweeps.stored import decide_row, fit_exponents
-from reflectune.inference.trace import by_question
+from reflectune.inference.sweeps.stored import FittedExponents, decide_row, fit_exponents
+from reflectune.inference.trace import Trace, by_question, to_row
 from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
@@ -40,6 +41,8 @@ ELSEWHERE = frozenset(
 
 def run(config: SweepConfig) -> dict[str, Any]:
     """Run all points, and write `sweep.json`, `sweep.html` and an SVG per chart into the config's output folder.
+
+    With `fit`, also write `fitted.jsonl`: the traces as decided at the point `fitted`.
 
     Returns:
         The content of sweep.json in the first process, {} in the others.
@@ -59,11 +62,12 @@ def run(config: SweepConfig) -> dict[str, Any]:
         if not questions:
             raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were asked")
         measure.read(questions, [stored])
-        if config.fit:
-            fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure)
-            points.append(Point("fitted", {"exponents": fitted}))
         chosen_by = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
         rows = {q.id: decide_row(q, stored[q.id], chosen_by, measure) for q in questions}
+        if config.fit:
+            fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
+            points.append(Point("fitted", {}))
+            _decide_apart(config, questions, stored, fitted, rows, measure)
         outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
         outcomes, stats = _ask(config, dataset, questions, points, measure)
@@ -78,16 +82,40 @@ def run(config: SweepConfig) -> dict[str, Any]:
         "resampled": units(questions),
         "seed": config.seed,
         "start": config.start(),
-        "fitted_exponents": fitted,
+        "fitted_exponents": fitted.exponents if fitted else None,
         "forward_passes": {"made": stats.done, "asked": stats.requested, "saved": stats.saved},
         "points": [
-            {"name": point.name, "settings": dict(point.settings), **point_scores(outcomes, point.name, config.seed)}
+            {
+                "name": point.name,
+                "settings": dict(point.settings),
+                **point_scores(outcomes, point.name, config.seed),
+                "over_start": over_start(outcomes, point.name, points[0].name, config.seed),
+            }
             for point in points
         ],
     }
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
     return record
+
+
+def _decide_apart(
+    config: SweepConfig,
+    questions: Sequence[Question],
+    stored: Mapping[str, Trace],
+    fitted: FittedExponents,
+    rows: Mapping[str, dict[str, Any]],
+    measure: TraceScorer,
+) -> None:
+    """Decide each question by exponents of other entities: add the point `fitted` to `rows`, and write the traces."""
+    settings = ChoiceSettings.of(config)
+    traces = [
+        decide_again(stored[q.id], settings.model_copy(update={"exponents": fitted.apart[q.id]})) for q in questions
+    ]
+    for question, trace in zip(questions, traces, strict=True):
+        rows[question.id]["points"]["fitted"] = asdict(outcome(question, trace, measure))
+    decided = ({"id": trace.question_id, **to_row(trace)} for trace in traces)
+    write_rows(Path(config.output, "fitted.jsonl"), fingerprint([config.traces, repr(settings)]), decided)
 
 
 def _ask(

@@ -72,6 +72,7 @@ def sweep(folder: Path, text: str) -> str:
                 "name": text,
                 "settings": {"gamma": 0.5, "fallback": text},
                 "accuracy": score,
+                "over_start": None,
                 "unseen_entity": score,
                 "visual": None,
                 "retrieval_rate": 0.125,
@@ -92,7 +93,8 @@ def test_the_page_shows_every_point_with_its_intervals(tmp_path: Path) -> None:
     page = sweep(tmp_path, "gamma=0.5")
     assert "4 questions at 1 points of mr2ag" in page
     assert "Intervals over 3 entities." in page
-    cells = '<td>50.0<span class="interval">25.0 to 75.0</span></td>' * 2 + "<td>–</td><td>0.125</td><td>3.250</td>"
+    score = '<td>50.0<span class="interval">25.0 to 75.0</span></td>'
+    cells = f"{score}<td>–</td>{score}<td>–</td><td>0.125</td><td>3.250</td>"
     assert f'<th scope="row">gamma=0.5</th>{cells}' in page
     assert page.count("<figure") == len(list(tmp_path.glob("*.svg"))) == 3
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.config import find_problems
-from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.durable import RowLog, read_rows, write_rows
 from reflectune.core.errors import UserError
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
@@ -120,9 +120,10 @@ def test_ret_is_held_against_what_its_labels_call_wrong(make) -> None:
 def stored(make, tmp_path) -> SweepConfig:
     """Return a sweep over stored traces of four questions: S_rel prefers the right candidate, S_ans one of two wrong.
 
-    The wrong ones of the first two questions have equal answers.
+    The wrong ones of the first two questions have equal answers. Each question is about an entity of its own.
     """
-    make.data_set(tmp_path / "data", [make.entry(1)], [make.question(i, answer="oak") for i in range(4)])
+    asked = [make.question(i, answer="oak", entity_ids=(f"e{i}",)) for i in range(4)]
+    make.data_set(tmp_path / "data", [make.entry(i) for i in range(4)], asked)
     with RowLog(tmp_path / "mr2ag_unjudged.jsonl", "f") as log:
         for number in range(4):
             wrong = [make.read(rel=0.55, answer=("fir", "elm")[number // 2 * i], ans=0.9 - 0.1 * i) for i in range(2)]
@@ -144,7 +145,10 @@ def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(st
     ret, rel, ans = record["fitted_exponents"]
     assert rel == 1.0 > ret > ans == 0.0  # S_ret, equal for all, takes the exponent nearest to 1 before scaling
     assert sweep_run.run(config.model_copy(update={"votes": True}))["fitted_exponents"] == [1.0, 1.0 / ret, 0.0]
-    assert "fitted exponents" in summary(record)
+    assert "over start" in summary(record)
+    assert {point["name"]: point["over_start"] and point["over_start"]["value"] for point in record["points"]} == {
+        name: None if name == "start" else value - 1.0 for name, value in right.items()
+    }
     assert record["forward_passes"]["made"] == 0
     assert Path(config.output, "sweep.html").is_file()
 
@@ -158,4 +162,17 @@ def test_stored_traces_that_cannot_be_decided_again_are_refused(stored, make) ->
         sweep_run.run(stored.model_copy(update={"traces": str(empty.path)}))
     answered = {"q000": make.trace(0, passages=(make.read(answer="oak", ans=0.5),), hits=(make.hit("e1", 1),))}
     with pytest.raises(UserError, match="a right and a wrong candidate"):
-        fit_exponents(ChoiceSettings(), [make.question(0)], answered, TraceScorer("infoseek"))
+        fit_exponents(ChoiceSettings(), [make.question(0)], answered, TraceScorer("infoseek"), seed=0)
+
+
+def test_a_question_is_decided_by_exponents_of_other_entities(stored) -> None:
+    """Reverse one question's scores: its own exponents would make it right, those of the others make it wrong."""
+    rows = list(read_rows(stored.traces))
+    for passage in rows[3]["passages"]:
+        passage["s_rel"], passage["s_irr"] = passage["s_irr"], passage["s_rel"]
+    path = Path(stored.traces).with_name("reversed.jsonl")
+    write_rows(path, "f", rows)
+    record = sweep_run.run(stored.model_copy(update={"traces": str(path)}))
+    assert record["points"][-1]["accuracy"]["value"] == 0.75
+    decided = {row["id"]: row["answer"] for row in read_rows(Path(stored.output, "fitted.jsonl"))}
+    assert [decided[f"q{number:03d}"] == "oak" for number in range(4)] == [True, True, True, False]
