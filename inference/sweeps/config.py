@@ -83,6 +83,12 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
         yield from problems(varied, self.reading())
 
     @cross_check
+    def index_problems(self) -> Iterator[str]:
+        """Yield the index's problems. Stored traces need none, also where a file of settings names one."""
+        if not self.traces:
+            yield from RetrieverConfig.of(self).index_problems()
+
+    @cross_check
     def missing_parts(self) -> Iterator[str]:
         """Yield the models and the index that are missing. Stored traces need none."""
         if self.traces:

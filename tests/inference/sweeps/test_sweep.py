@@ -136,7 +136,7 @@ def stored(make, tmp_path) -> SweepConfig:
 
 def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(stored) -> None:
     grid = {"exponents": [[1, 1, 1], [0, 0, 1]], "votes": [True], "relevance": [False], "ranking": ["rel"]}
-    config = stored.model_copy(update={"grid": Grid(grid)})
+    config = stored.model_copy(update={"grid": Grid(grid), "index": "no/such/index"})
     assert config.problems() == []
     record = sweep_run.run(config)
     right = {point["name"]: point["accuracy"]["value"] for point in record["points"]}
