@@ -27,7 +27,7 @@ def summary(record: dict[str, Any]) -> str:
     width = max(len(point["name"]) for point in record["points"])
     lines = [f"{'point':{width}}  {'accuracy in %':26} {'over start':25} retrieved  passages"]
     for point in record["points"]:
-        cells = [in_per_cent(point[name]) if point[name] else "–" for name in ("accuracy", "over_start")]
+        cells = [in_per_cent(point[name]) for name in ("accuracy", "over_start")]
         reads = f"{point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}"
         lines.append(f"{point['name']:{width}}  {cells[0]:26} {cells[1]:25} {reads}")
     if record["fitted_exponents"]:

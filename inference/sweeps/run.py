@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.judging import RELIABILITY_CHECKS
-from reflectune.inference.sweeps.outcomes import GridOutcomes, outcome, over_start, point_scores
+from reflectune.inference.sweeps.outcomes import GridOutcomes, over_start, point_scores
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
-from reflectune.inference.sweeps.stored import FittedExponents, decide_row, fit_exponents
-from reflectune.inference.trace import Trace, by_question, to_row
+from reflectune.inference.sweeps.stored import decide_row, fit_exponents
+from reflectune.inference.trace import by_question, to_row
 from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
@@ -63,11 +62,14 @@ def run(config: SweepConfig) -> dict[str, Any]:
             raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were asked")
         measure.read(questions, [stored])
         chosen_by = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
-        rows = {q.id: decide_row(q, stored[q.id], chosen_by, measure) for q in questions}
+        apart: dict[str, list[tuple[Point, ChoiceSettings]]] = {q.id: [] for q in questions}
         if config.fit:
             fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
-            points.append(Point("fitted", {}))
-            _decide_apart(config, questions, stored, fitted, rows, measure)
+            points.append(Point("fitted"))
+            apart = {q.id: [(points[-1], fitted.apart[q.id])] for q in questions}
+            decided = ({"id": q.id, **to_row(decide_again(stored[q.id], fitted.apart[q.id]))} for q in questions)
+            write_rows(Path(config.output, "fitted.jsonl"), fingerprint([config.traces, repr(fitted)]), decided)
+        rows = {q.id: decide_row(q, stored[q.id], [*chosen_by, *apart[q.id]], measure) for q in questions}
         outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
         outcomes, stats = _ask(config, dataset, questions, points, measure)
@@ -97,25 +99,6 @@ def run(config: SweepConfig) -> dict[str, Any]:
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
     return record
-
-
-def _decide_apart(
-    config: SweepConfig,
-    questions: Sequence[Question],
-    stored: Mapping[str, Trace],
-    fitted: FittedExponents,
-    rows: Mapping[str, dict[str, Any]],
-    measure: TraceScorer,
-) -> None:
-    """Decide each question by exponents of other entities: add the point `fitted` to `rows`, and write the traces."""
-    settings = ChoiceSettings.of(config)
-    traces = [
-        decide_again(stored[q.id], settings.model_copy(update={"exponents": fitted.apart[q.id]})) for q in questions
-    ]
-    for question, trace in zip(questions, traces, strict=True):
-        rows[question.id]["points"]["fitted"] = asdict(outcome(question, trace, measure))
-    decided = ({"id": trace.question_id, **to_row(trace)} for trace in traces)
-    write_rows(Path(config.output, "fitted.jsonl"), fingerprint([config.traces, repr(settings)]), decided)
 
 
 def _ask(

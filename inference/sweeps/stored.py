@@ -46,10 +46,10 @@ def decide_row(
 
 @dataclass(frozen=True)
 class FittedExponents:
-    """Exponents of maximum likelihood: of all questions, and by question id those of other entities' questions."""
+    """Exponents of all questions, and by question id the settings with those of other entities' questions."""
 
     exponents: list[float]
-    apart: Mapping[str, list[float]]
+    apart: Mapping[str, ChoiceSettings]
 
 
 def fit_exponents(
@@ -92,7 +92,7 @@ def fit_exponents(
         found = grid[np.sum([chance for fold, chance in by_fold.items() if fold != without], axis=0).argmax()]
         return [float(value) for value in (found if settings.votes else found / max(found.max(), _SMALLEST))]
 
-    apart = {fold: best(fold) for fold in set(folds.values())}
+    apart = {fold: settings.model_copy(update={"exponents": best(fold)}) for fold in set(folds.values())}
     return FittedExponents(best(None), {name: apart[fold] for name, fold in folds.items()})
 
 
