@@ -9,8 +9,6 @@ several questions about one picture, which the engine reads once. Weights are ra
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,20 +65,13 @@ def tables(figures: dict[str, Any]) -> list[str]:
     return [*lines, "", *table(("gates of 8 questions, s", "8 pictures", "one picture"), rows)]
 
 
-def cpu_timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the CPU seconds of a call and its result: other processes of the machine don't count."""
-    start = time.process_time()
-    result = run()
-    return time.process_time() - start, result
-
-
 def hybrid_inference() -> dict[str, Any]:
     """Time the gates of a question's passages by the engine and by one forward pass each."""
     model = build("qwen3_5", SIZES["hybrid"])
     prefix, branches = question(model), passages(model, PASSAGES, TOKENS)
-    alone, expected = cpu_timed(partial(batched_rows, model, prefix, branches, rows=1))
+    alone, expected = timed(partial(batched_rows, model, prefix, branches, rows=1))
     engine = engine_of(model)
-    ours, gates = cpu_timed(partial(engine_gates, engine, [prefix], [branches]))
+    ours, gates = timed(partial(engine_gates, engine, [prefix], [branches]))
     tokens = len(prefix.ids) * PASSAGES, len(prefix.ids)
     read = PASSAGES * TOKENS
     return {
@@ -111,9 +102,9 @@ def hybrid_training() -> dict[str, Any]:
         (loss / weight).backward()
         return float((loss / weight).detach()), _gradient(model)
 
-    flat, (flat_loss, flat_norm) = cpu_timed(flat_step)
+    flat, (flat_loss, flat_norm) = timed(flat_step)
     batch = TreeCollator(model)([tree])
-    ours, (loss, norm) = cpu_timed(partial(tree_step, batch))
+    ours, (loss, norm) = timed(partial(tree_step, batch))
     return {
         "flat rows": {"seconds": round(flat, 3), "tokens": rows["input_ids"].numel(), "loss": flat_loss},
         "tree": {"seconds": round(ours, 3), "tokens": tree.length, "loss": loss},
@@ -129,7 +120,7 @@ def hybrid_tables(figures: dict[str, Any]) -> list[str]:
     """Return the table of a hybrid model."""
     lines = [
         "Qwen3.5 by transformers' own kernels: three layers of linear attention, one of full, the 0.8 B's widths;",
-        "CPU seconds, once. Whole rows read the picture in each; for training they are 8 branches of 137 tokens.",
+        "Once. Whole rows read the picture in each; for training they are 8 branches of 137 tokens.",
         "",
     ]
     rows = []
@@ -179,9 +170,9 @@ BENCHMARK = Benchmark(
     "inference",
     "Shared prefixes on a CPU",
     f"""
-Random weights, float32, one thread, medians. A question has a picture of 576 tokens and {PASSAGES} passages of
-{TOKENS} tokens. Both sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains the rows, and has the
-same at 7 B. *Probe*: answers of {PROBED} tokens behind all passages.
+Random weights, float32, CPU seconds of one thread, medians. A question has a picture of 576 tokens and {PASSAGES}
+passages of {TOKENS} tokens. Both sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains the rows,
+and has the same at 7 B. *Probe*: answers of {PROBED} tokens behind all passages.
 """,
     tables,
     claims,

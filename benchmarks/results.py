@@ -163,7 +163,8 @@ def board(results: Path = RESULTS) -> str:
             page = f"[{record['benchmark']}]({record['benchmark']}.md)"
             cells = (row["claim"], row["value"], row["reference"], record["machine"], record["commit"], page)
             rows.append(cells)
-    return "\n".join(table(("claim", "measured", "reference", "machine", "commit", "page"), rows)) + "\n"
+    head = "# Board of measurements\n\nA reference is the rival's figure, or an aim set before the measurement.\n\n"
+    return head + "\n".join(table(("claim", "measured", "reference", "machine", "commit", "page"), rows)) + "\n"
 
 
 def main() -> None:
