@@ -15,8 +15,11 @@ from reflectune.inference.running.config import AgreementConfig
 def agreement(config: AgreementConfig) -> None:
     """Compare a checkpoint behind a server with the local engine: gates, answers, speed."""
     from reflectune.core.durable import write_json  # slow to import, so only once the config is known to be right
-    from reflectune.inference.running.agreement import run, table
+    from reflectune.inference.running.agreement import describe, run, table
 
+    if config.dry_run:
+        print(describe(config))
+        return
     figures = run(config)
     if config.output:
         write_json(config.output, figures)

@@ -42,6 +42,9 @@ def show_evaluation(config: AnswerConfig) -> None:
 
         stored = chain.from_iterable(map(read_traces, config.trace_files().values()))
         chosen = (trace for trace in stored if config.question_id in ("", trace.question_id))
+        if config.dry_run:
+            print(f"would send {sum(1 for _ in chosen):,} traces to {config.otlp}")
+            return
         names = splits(config.dataset) if config.dataset else []
         texts = {question.id: question.text for name in names for question in stream_questions(config.dataset, name)}
         print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")

@@ -143,7 +143,7 @@ def run_python(text: str) -> None:
     transformers raises an OSError then.
     """
     constants = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-    runs = [value for value in constants if isinstance(value, str) and value.startswith("runs/")]
+    runs = [value for value in constants if isinstance(value, str) and value.startswith(("runs/", "data/"))]
     try:
         exec(compile(text, "block", "exec"), {"__name__": "block"})
     except (UserError, OSError) as error:

@@ -61,7 +61,7 @@ class Chart:
         title: Title, above the chart.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
-        lines: At most six.
+        lines: Lines; after six the colours begin again, with other dashes.
         note: Sentence below the chart.
         marker: x of a vertical line, and its label.
         diagonal: Draw y = x, where a calibrated probability lies.
@@ -167,7 +167,7 @@ def _draw_line(axes: Axes, line: Line, position: int) -> None:
         [y for _, y in line.points],
         label=line.name,
         color=COLOURS[position % len(COLOURS)],
-        linestyle=_STYLES[position % len(_STYLES)] if line.joined else "none",
+        linestyle=_STYLES[(position + position // len(COLOURS)) % len(_STYLES)] if line.joined else "none",
         marker="o" if line.dots else "",
         markersize=4,
         linewidth=1.8,

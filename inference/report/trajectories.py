@@ -106,7 +106,7 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
             str(iteration),
             score_cell(record["article_recall"]),
             *(score_cell(record["by_base"][base]) for base in bases),
-            *(score_cell(record[name][scope][""]) for name in texts for scope in ("so_far", "alone")),
+            *(score_cell(record[name][scope].get("")) for name in texts for scope in ("so_far", "alone")),
             score_cell(record["record"]),
             *([score_cell(record["answer"])] if answered else []),
         ]

@@ -24,7 +24,7 @@ def explain(trace: Trace) -> str:
     if trace.steps:
         lines += ["steps:", *map(_step, trace.steps), f"ended: {trace.ended}"]
     if trace.fallback:
-        lines.append(f"no passage was judged relevant; fallback: {trace.fallback}")
+        lines.append(f"{'' if trace.steps else 'no passage was judged relevant; '}fallback: {trace.fallback}")
     lines.append(f"answer: {trace.answer or '(none)'}")
     return "\n".join(lines)
 
@@ -67,7 +67,7 @@ def _order(passage: PassageTrace) -> tuple[float, float]:
 def _passage(passage: PassageTrace, chosen: bool) -> list[str]:
     scores = passage.scores
     total = f"  product {product(scores):.3f}" if scores else ""
-    verdict = "relevant" if passage.relevant else "irrelevant"
+    verdict = "not judged" if passage.s_rel is None else "relevant" if passage.relevant else "irrelevant"
     answer = f" → {passage.answer}" if passage.answer is not None else ""
     return [
         f"{'*' if chosen else ' '} {verdict:<10} S_ret {_number(passage.s_ret)}  S_rel {_number(passage.s_rel)}  "

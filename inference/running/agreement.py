@@ -66,6 +66,12 @@ def run(config: AgreementConfig) -> dict[str, Any]:
     }
 
 
+def describe(config: AgreementConfig) -> str:
+    """Describe the run, for `--dry_run`."""
+    questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
+    return f"would answer {len(questions)} questions of {config.dataset} by {config.model} here and at {config.server}"
+
+
 def compare(local: Sequence[Trace], served: Sequence[Trace]) -> dict[str, Any]:
     """Compare traces of the same questions in the same order.
 

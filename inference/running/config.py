@@ -59,7 +59,7 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
 
     @cross_check
-    def form_problems(self) -> Iterator[str]:
+    def pipelines_problems(self) -> Iterator[str]:
         """Yield the pipelines that are unknown."""
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
         unknown = [name for name in self.pipelines if name not in known]
@@ -195,7 +195,7 @@ class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipe
     output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
 
     @cross_check
-    def needed_problems(self) -> Iterator[str]:
+    def parts_problems(self) -> Iterator[str]:
         """Yield the problems of parts that are missing."""
         yield from self.missing("model", why="a checkpoint that sft wrote")
         yield from self.missing("server", why="vLLM that serves it, e.g. http://localhost:8000/v1")

@@ -197,9 +197,10 @@ def _asked(question: Question, with_texts: bool) -> _Asked:
 def _entry_scores(
     questions: Sequence[Question], ranked: Sequence[Sequence[str]], depths: Sequence[int], seed: int
 ) -> Scores:
+    """Return recall and reciprocal rank; k counts places, of which a search for sections may give an entry several."""
     pairs = [(ids, question.entity_ids) for ids, question in zip(ranked, questions, strict=True)]
     recalls = {
-        f"article_recall@{k}": mean(questions, [article_recall_at_k(ids, gold, k) for ids, gold in pairs], seed)
+        f"article_recall@{k}": mean(questions, [article_recall_at_k(ids[:k], gold, k) for ids, gold in pairs], seed)
         for k in depths
     }
     return {**recalls, "mrr": mean(questions, [reciprocal_rank(ids, gold) for ids, gold in pairs], seed)}

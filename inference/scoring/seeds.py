@@ -100,7 +100,8 @@ def parts_over_seeds(
         raise UserError(f"`against`: {against} was not run in all evaluations; one of {', '.join(names)}")
     for group in rows[0]["groups"] if rows else ():
         labels = np.array([row["groups"][group] for row in rows])
-        parts |= {label if "=" in group else f"{group} {label}": labels == label for label in np.unique(labels)}
+        field = group.partition("=")[0]
+        parts |= {f"{field} {label}": labels == label for label in np.unique(labels)}
     return {
         "seeds": len(records),
         "resampled": units(questions),

@@ -106,14 +106,15 @@ def _ask(
 ) -> tuple[GridOutcomes, CacheStats]:
     """Answer the questions at every point."""
     runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
+    asked = [*points, *RELIABILITY_CHECKS[config.pipeline].points]
     return run_grid(
         GridRun(
-            points=[*points, *RELIABILITY_CHECKS[config.pipeline].points],
+            points=asked,
             measure=measure,
             judge=RELIABILITY_CHECKS[config.pipeline].judge,
             image_root=dataset.root,
             path=config.log(),
-            fingerprint=_fingerprint(config, dataset, points, runner, measure),
+            fingerprint=_fingerprint(config, dataset, asked, runner, measure),
             batch_questions=config.batch_questions,
             on_error=config.on_error,
         ),
@@ -151,6 +152,6 @@ def _fingerprint(
             "dataset": dataset.fingerprint,
             "bem": measure.bem.fingerprint if measure.bem is not None else None,
             "index": RetrieverConfig.of(config).finder_fingerprint(),
-            "models": runner.fingerprints(config.roles()),
+            "models": runner.fingerprints(config.roles(), points),
         }
     )

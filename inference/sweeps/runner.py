@@ -75,7 +75,7 @@ class GridRunner:
         counts = [engine.stats for engine in self._engines.values()]
         return CacheStats(sum(each.requested for each in counts), sum(each.done for each in counts))
 
-    def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point] = ()) -> dict[str, str]:
+    def fingerprints(self, roles: Sequence[ModelRole], points: Sequence[Point]) -> dict[str, str]:
         """Return the fingerprints of the models of these roles, and of the reranker if a point uses it."""
         for role in roles:
             self.engine(role)

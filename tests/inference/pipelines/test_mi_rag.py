@@ -9,6 +9,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.course import AGAIN
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
+from reflectune.inference.running.config import PipelinesConfig
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -111,8 +112,9 @@ def test_reflectivas_checkpoint_is_asked_as_it_was_tuned(scripting: type[Any]) -
         "Give a short answer."
     )
     assert trace.answer == "Ann Kirk"
-    (problem,) = MiRagSettings(answer_form="reflectiva", detailed_answer=True).problems()
-    assert problem == "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
+    problem = "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
+    for kind in (MiRagSettings, PipelinesConfig):
+        assert problem in kind(answer_form="reflectiva", detailed_answer=True).problems()
 
 
 def requested(script: Any, **settings: Any) -> list[tuple[str, int]]:

@@ -49,6 +49,12 @@ def test_a_page_embeds_its_charts() -> None:
     assert base64.b64decode(encoded).decode() == draw(Chart("t", "x", "y", []))
 
 
+def test_no_two_of_twelve_lines_look_alike() -> None:
+    lines = [Line(f"line {n}", [(0.0, n), (1.0, n)]) for n in range(12)]
+    styles = re.findall(r'style="(fill: none; [^"]*stroke-width: 1.8[^"]*)"', draw(Chart("t", "x", "y", lines)))
+    assert len(set(styles)) == 12
+
+
 def test_without_matplotlib_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = figures([Chart("t", "x", "y", []), Chart("u", "x", "y", [])])

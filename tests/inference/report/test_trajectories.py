@@ -28,6 +28,15 @@ def test_of_many_endings_the_most_common_are_named() -> None:
     assert endings({"ended": {"queries repeat": 2, "identified a": 1}}) == "queries repeat: 2, identified a: 1"
 
 
+def test_questions_without_accepted_answers_have_no_share_of_answers() -> None:
+    """Numerical questions of one's own may have a range alone."""
+    nothing = {"so_far": {}, "alone": {}}
+    iteration = {"article_recall": None, "by_base": {}, "record": None, "prr": nothing}
+    walked = {"iterations": 2, "ended": {"done": 9}, "by_iteration": [iteration] * 2, "courses": {}}
+    costed = {"pipelines": {"pmsr": {}}, "costs": {"pmsr": dict.fromkeys(COSTS, 1.0)}, "trajectories": {"pmsr": walked}}
+    assert "pmsr, after each iteration" in costs(costed)
+
+
 def test_only_what_iterates_has_a_table_of_iterations() -> None:
     score = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
     iteration = {"article_recall": score, "by_base": {}, "record": None}

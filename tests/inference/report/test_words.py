@@ -2,6 +2,7 @@ import dataclasses
 
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.words import explain
+from reflectune.inference.trace import Step
 
 
 def test_a_person_is_told_decision_entries_passages_and_answer(make) -> None:
@@ -26,6 +27,19 @@ def test_a_fallback_is_said(make) -> None:
     text = explain(trace)
     assert "no passage was judged relevant; fallback: abstain" in text
     assert text.endswith("answer: (none)")
+
+
+def test_what_nobody_judged_is_not_called_irrelevant(make) -> None:
+    passage = dataclasses.replace(make.read("e1"), s_rel=None, s_irr=None)
+    text = explain(make.trace(0, "naive_rag_passages", retrieved=True, passages=(passage,)))
+    assert "not judged" in text
+    assert "relevant" not in text
+
+
+def test_the_end_of_a_budget_is_no_verdict(make) -> None:
+    text = explain(make.trace(0, "pmsr", steps=(Step("answer", 0, "oak"),), fallback="budget"))
+    assert "\nfallback: budget\n" in text
+    assert "relevant" not in text
 
 
 def test_a_question_answered_by_looking(make) -> None:

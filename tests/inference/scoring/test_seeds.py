@@ -1,6 +1,7 @@
 """Scores by group and over seeds, and draws that leave questions out, on answers that are counted by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -45,10 +46,10 @@ def test_a_group_is_a_field_a_value_against_the_rest_or_the_type(asked) -> None:
 def test_scores_and_leads_by_group_are_those_of_its_questions_alone(make, asked) -> None:
     traces = answered(make, mr2ag=30, naive_rag_article=10, closed_book=0)
     metrics = evaluate(asked, traces, measure=MEASURE, gamma=0.5, seed=0, groups=["style=flag", "style"])
-    assert [*metrics["groups"]] == ["overall", "flag", "not flag", "style drawing", "style flag", "style photograph"]
+    assert [*metrics["groups"]] == ["overall", "style flag", "style not flag", "style drawing", "style photograph"]
     own = [question for question in asked if question.meta["style"] == "flag"]
     alone = evaluate(own, traces, measure=MEASURE, gamma=0.5, seed=0)
-    row = metrics["groups"]["flag"]["mr2ag"]
+    row = metrics["groups"]["style flag"]["mr2ag"]
     assert row["score"] == alone["pipelines"]["mr2ag"]["overall"]
     assert {**row["lead"], "of": "overall"} == alone["comparisons"]["mr2ag - best_baseline"]
     assert row["lead"]["value"] == pytest.approx((16 - 6) / 20)
@@ -57,6 +58,12 @@ def test_scores_and_leads_by_group_are_those_of_its_questions_alone(make, asked)
     assert "flag, 20" in (page := str(tables(metrics)))
     assert "leads over the best baseline (naive_rag_article) in points" in page
     assert alone["groups"] == {}
+
+
+def test_values_of_two_fields_are_groups_of_their_own(make, asked) -> None:
+    marked = [replace(q, meta={"new": "yes" if n < 9 else "no", "rare": "yes"}) for n, q in enumerate(asked)]
+    record = record_of(marked, answered(make, mr2ag=30), ["new=yes", "rare=yes"], MEASURE)
+    assert [*parts_over_seeds({"a": record}, "")["parts"]] == ["overall", "new not yes", "new yes", "rare yes"]
 
 
 def test_without_a_baseline_groups_have_scores_alone(make, asked) -> None:
