@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -129,14 +130,14 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _plain(cls, value: Any) -> Any:
-        """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold."""
+        """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold; expand a leading `~/`."""
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, (int, float)) and abs(item) > LARGEST_NUMBER:
                 digits = f"{item:g}" if isinstance(item, float) else f"a number of {item.bit_length()} bits"
                 raise ValueError(f"must be between -{LARGEST_NUMBER:,} and {LARGEST_NUMBER:,}, found {digits}")
             if isinstance(item, str) and ("\0" in item or any("\ud800" <= c <= "\udfff" for c in item)):
                 raise ValueError("holds a zero byte or half of a surrogate pair, which no file can hold")
-        return value
+        return [_expanded(item) for item in value] if isinstance(value, list) else _expanded(value)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -153,6 +154,11 @@ class Settings(BaseModel):
             if name in type(self).model_fields:
                 raise _WrongKey(name)
             return super().__getattr__(name)
+
+
+def _expanded(value: Any) -> Any:
+    """Return a path in the home folder as the shell would give it."""
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _extra(field: FieldInfo) -> dict[str, Any]:

@@ -102,8 +102,11 @@ def write_subset(
     for (split, question), is_kept in zip(questions, downsample(vectors, threshold), strict=True):
         if is_kept:
             # Paths of images start at the folder that the whole data set's manifest names.
-            image = question.image and os.path.relpath(dataset.root / question.image, dataset.image_roots[-1])
-            kept[split].append(dataclasses.replace(question, image=image))
+            first, *more = (
+                path and os.path.relpath(dataset.root / path, dataset.image_roots[-1])
+                for path in (question.image, *question.more_images)
+            )
+            kept[split].append(dataclasses.replace(question, image=first, more_images=tuple(more)))
     for split, of_split in kept.items():
         write_questions(output, split, of_split)
     of_files = {"parts", "files", "images", "kinds", "dropped", "sources", "made_with", "settings"}

@@ -246,7 +246,7 @@ class KnowledgeBase:
         """Return the paths of an entry's images, in order."""
         return [self.image_path(entry, position) for position in range(len(entry.images))]
 
-    @property
+    @functools.cached_property
     def _shards(self) -> list[Path]:
         return [listed_file(self.folder, shard["file"], MANIFEST) for shard in self.manifest["shards"]]
 

@@ -301,7 +301,8 @@ def build_split(
     examples = [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
     write_examples(target, examples, example_type)
     write_manifest(folder, dataclasses.replace(manifest, fingerprints={**before, split: key}))
-    logs.remove()
+    for log in folder.glob(f".{split}.*.jsonl"):  # those of interrupted builds with other settings too
+        log.unlink()
     return examples
 
 

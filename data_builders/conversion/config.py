@@ -73,6 +73,8 @@ class ConvertConfig(Settings):
             yield f"`images`: {self.path(self.images)} is not a folder"
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
             yield f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder"
+        if self.questions == "own" and not self.images and len(folders := self.question_folders()) > 1:
+            yield f"`images` is needed: paths of images begin in one folder, and the splits lie in {len(folders)}"
 
     @property
     def draws_pictured(self) -> bool:
@@ -107,6 +109,12 @@ class ConvertConfig(Settings):
         if isinstance(source, Path):
             return [source]
         return [] if "load_dataset" in source else list(source.values())
+
+    def question_folders(self) -> list[Path]:
+        """Return the folders of the chosen splits' files."""
+        known = [self.source(split) for split in self.chosen() if split in self.splits]
+        sources = [source for source in known if isinstance(source, Path)]
+        return list(dict.fromkeys(source if source.is_dir() else source.parent for source in sources))
 
     def question_paths(self) -> list[Path]:
         """Return the files and folders of all chosen splits."""

@@ -123,20 +123,23 @@ class QuestionRun:
         """Yield the questions of a source that its sample draws, or all."""
         config = self.config
         if not config.sample:
-            yield from self._read(split, self.reject)
+            yield from self._read(split, self.images, self.reject)
             return
-        ignored = Rejected(None)
-        first_pass = (question.id for question, _ in self._read(split, ignored if self.rejected else stop))
+        ignored, unsaved = Rejected(None), ImageFolder(self.images.root)
+        first_pass = (question.id for question, _ in self._read(split, unsaved, ignored if self.rejected else stop))
         hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
         bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
-        for question, line in self._read(split, self.reject):
-            if int(hash_ids([question.id], config.seed)[0]) < bound:
+        held = self.images.holding()
+        for question, line in self._read(split, held, self.reject):
+            is_drawn = int(hash_ids([question.id], config.seed)[0]) < bound
+            held.release(question.images, write=is_drawn)
+            if is_drawn:
                 yield question, line
 
-    def _read(self, split: str, reject: Reject) -> Iterator[Placed[Question]]:
+    def _read(self, split: str, images: ImageFolder, reject: Reject) -> Iterator[Placed[Question]]:
         config = self.config
         read = question_reader(config.questions)
-        stream = read(config.source(split), split=split, images=self.images, reject=reject, **config.options)
+        stream = read(config.source(split), split=split, images=images, reject=reject, **config.options)
         for question, line in islice(stream, config.limit or None):
             if problem := unusable(question):
                 reject(BadRow(*line, question.id, *problem))

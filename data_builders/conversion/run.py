@@ -122,9 +122,8 @@ def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
         return ImageFolder(config.path(config.images).resolve(), save_to)
     if config.questions != "own":
         return ImageFolder(None, save_to)
-    source = config.source(config.chosen()[0])
-    root = Path(config.output) if not isinstance(source, Path) else source if source.is_dir() else source.parent
-    return ImageFolder(root.resolve(), save_to)
+    folders = config.question_folders()
+    return ImageFolder((folders[0] if folders else Path(config.output)).resolve(), save_to)
 
 
 def knowledge_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -55,6 +56,7 @@ class ImageFolder:
 
     root: Path | None = None
     save_to: Path | None = None
+    _held: dict[str, bytes] | None = field(default=None, init=False, repr=False, compare=False)
     _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
     _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _listed: dict[str, frozenset[str] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -219,6 +221,20 @@ class ImageFolder:
         items = value if isinstance(value, list) and value else [value]
         return [self.keep(row, image_field, item) for item in items]
 
+    def holding(self) -> ImageFolder:
+        """Return a folder that keeps images in memory until `release`."""
+        folder = ImageFolder(self.root, self.save_to)
+        folder._held = {}
+        return folder
+
+    def release(self, paths: Iterable[str], write: bool) -> None:
+        """Write these images if they are held, or drop them."""
+        for path in paths:
+            content = (self._held or {}).pop(path, None)
+            target = (self.start or Path()) / path
+            if content is not None and write and not target.is_file():
+                write_atomically(target, content)
+
     def below(self, path: str) -> str | None:
         """Return an absolute path as one relative to `root`; None if it is not absolute, or not below."""
         if self.root is None or not os.path.isabs(path) or ".." in path.split("/"):
@@ -238,9 +254,12 @@ class ImageFolder:
         if self.save_to is None:
             return f"{name[:2]}/{name}{extension}"
         path = self.save_to / name[:2] / f"{name}{extension}"
-        if not path.is_file():
+        relative = os.path.relpath(path, self.start)
+        if self._held is not None:
+            self._held[relative] = content
+        elif not path.is_file():
             write_atomically(path, content)
-        return os.path.relpath(path, self.start)
+        return relative
 
     def _search(self, image_id: str) -> str | None:
         stem, extension = os.path.splitext(image_id)

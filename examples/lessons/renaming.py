@@ -34,7 +34,7 @@ class TitleExchange:
         self._longest_first = {word: sorted(of_word, reverse=True) for word, of_word in lengths.items()}
 
     def exchanged(self, texts: Sequence[str], rng: random.Random) -> list[str]:
-        """Return the texts with each title replaced by a different one, the same in all texts.
+        """Return the texts with each title replaced by one drawn from those alike, perhaps itself; the same in all.
 
         Example:
             >>> exchange = TitleExchange(["Ulm Oak", "Vik Oak", "Elm Tower"])

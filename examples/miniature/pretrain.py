@@ -66,26 +66,30 @@ def pretrain(config: PretrainConfig) -> None:
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision("highest")  # the CPU's attention kernel is slow in less
     torch.manual_seed(config.seed)
+    if config.dry_run:
+        print(_plan(config))
+        return
     output = Path(config.output)
     output.mkdir(parents=True, exist_ok=True)
     log = _logger(output / "pretrain.log")
     rng = random.Random(config.seed)
     tokenizer = train_tokenizer(corpus_for(random.Random(5)), 1024, config.family)
     if config.family == "clip":
-        if config.dry_run:
-            print(f"clip: {CLIP_STEPS} steps of 128 pairs")
-        else:
-            _pretrain_clip(config, output, tokenizer, rng, log)
+        _pretrain_clip(config, output, tokenizer, rng, log)
     elif config.family == "text":
-        if config.dry_run:
-            print(f"text: {TEXT_STEPS} steps of 16 articles")
-        else:
-            _pretrain_text(config, output, tokenizer, rng, log)
-    elif config.dry_run:
-        stages = stages_for(config.family, None, config.scale)
-        print("\n".join(f"{stage.name}: {stage.steps} steps of {stage.batch}" for stage in stages))
+        _pretrain_text(config, output, tokenizer, rng, log)
     else:
         _pretrain_language_model(config, output, tokenizer, rng, log)
+
+
+def _plan(config: PretrainConfig) -> str:
+    """Return the stages, for `--dry_run`."""
+    if config.family == "clip":
+        return f"clip: {CLIP_STEPS} steps of 128 pairs"
+    if config.family == "text":
+        return f"text: {TEXT_STEPS} steps of 16 articles"
+    stages = stages_for(config.family, None, config.scale)
+    return "\n".join(f"{stage.name}: {stage.steps} steps of {stage.batch}" for stage in stages)
 
 
 def _pretrain_language_model(

@@ -196,7 +196,14 @@ def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
         hashes = pool.map(hash_one, (path for entry in entries for path in kb.image_paths(entry)))
         return {"pictures": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
 
-    return run_chunks(range(len(kb)), _ENTRIES, make, logs, desc="hashing")
+    rows = run_chunks(range(len(kb)), _ENTRIES, make, logs, desc="hashing")
+
+    def read_again(row: Row) -> Row:
+        """Hash what could not be read: it may have been replaced since."""
+        found = [(entry, image, bits or hash_one(kb.image_root / image)) for entry, image, bits in row["pictures"]]
+        return {"pictures": found}
+
+    return map(read_again, rows)
 
 
 def _hash_of(path: Path, root: Roots) -> str | None:

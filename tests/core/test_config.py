@@ -172,6 +172,16 @@ def test_a_text_that_no_file_can_hold_is_refused(tmp_path: Path, text: str) -> N
     assert "holds a zero byte or half of a surrogate pair" in found
 
 
+def test_a_leading_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(Settings):
+        name: str = setting("", "a name")
+        names: list[str] = setting([], "names")
+
+    monkeypatch.setenv("HOME", "/home/ann")
+    read = parse_config(Named, write(tmp_path, 'name: ~/a\nnames: [~/b, "c~/d"]'))
+    assert (read.name, read.names) == ("/home/ann/a", ["/home/ann/b", "c~/d"])
+
+
 def test_a_line_that_is_not_yaml_is_named_and_not_quoted(tmp_path: Path) -> None:
     """A line may hold a password."""
     (found,) = problems(Plain, write(tmp_path, 'steps: 1\nname: "http://me:hidden@host\n'))

@@ -104,7 +104,8 @@ def folder(tmp_path: Path) -> Path:
     data = tmp_path / "data"
     write_knowledge_base(data / "knowledge", [Entry("a", "A")], name="kb")
     for split, texts in TEXTS.items():
-        questions = [Question(f"{split}_{n}", "picture.png", text, split=split) for n, text in enumerate(texts)]
+        shown = {"image": "picture.png", "more_images": ("picture.png",), "split": split}
+        questions = [Question(f"{split}_{n}", text=text, **shown) for n, text in enumerate(texts)]
         write_questions(data, split, questions)
     (data / "probes.jsonl").write_text("")
     manifest = {"name": "owls", "metric": "infoseek", "fingerprint": "f", "image_root": "..", "looks": {"a": 1}}
@@ -132,5 +133,6 @@ def test_a_subset_is_a_data_set_with_the_pictures_and_the_knowledge_of_the_whole
     fewer = Dataset(tmp_path / "fewer")
     (question,) = fewer.questions("val_unseen_entity")
     assert manifest["subset"]["kept"] == 1
-    assert load_image(question.image, root=fewer.image_roots).size == (8, 8)
+    for path in question.images:
+        assert load_image(path, root=fewer.image_roots).size == (8, 8)
     assert fewer.knowledge_folder == folder / "knowledge"

@@ -1,4 +1,5 @@
 import dataclasses
+import io
 import json
 import os
 import subprocess
@@ -288,6 +289,29 @@ def test_a_check_writes_nothing(source: Path) -> None:
     assert content(source.parent) == before
 
 
+def test_of_a_sample_only_the_pictures_drawn_are_written(source: Path) -> None:
+    rows = []
+    for n in range(30):
+        picture = io.BytesIO()
+        Image.new("RGB", (6, 6), (n, 0, 0)).save(picture, "PNG")
+        rows.append(own_row(n, picture.getvalue()))
+    pq.write_table(pa.Table.from_pylist(rows), source / "q.parquet")
+    splits = {"train": "q.parquet"}
+    convert(config(source, splits=splits, sample=5, knowledge="", knowledge_source=""))
+    out = Dataset(source.parent / "out")
+    stored = {path.resolve() for path in (out.root / "images").rglob("*.png")}
+    assert stored == {(out.root / q.image).resolve() for q in out.questions("train")}
+    assert len(stored) == 5
+
+
+def test_splits_in_different_folders_need_the_folder_of_their_images(source: Path) -> None:
+    (source / "more").mkdir()
+    write(source / "more" / "val.jsonl", [question(0)])
+    described = config(source, splits={"train": "questions.jsonl", "val": "more/val.jsonl"}, images=".")
+    (problem,) = described.model_copy(update={"images": ""}).problems()
+    assert "`images` is needed" in problem
+
+
 def test_a_sample_of_questions_is_exact_and_part_of_a_larger_one(source: Path) -> None:
     drawn = {}
     for count in (5, 12):
@@ -390,7 +414,7 @@ def test_the_output_can_not_be_mixed_with_the_sources(source: Path, output: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("reader", "workers"), [("own", 1), ("wiki6m", 2)])
-def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, workers: int) -> None:
+def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, reader: str, workers: int) -> None:
     make = {"own": article, "wiki6m": wiki_article}[reader]
     write(source / "questions.jsonl", [question(n) for n in range(1000)])
     write(source / "knowledge.jsonl", [make(0 if n % 50 == 7 else n) for n in range(800)])
@@ -398,8 +422,10 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, reader: str, 
     wanted = config(source, output=str(killed), on_error="skip", workers=workers, knowledge=reader)
     journals = [killed / ".convert" / f"{name}.jsonl" for name in ("questions", "knowledge")]
     orphans = [worker for journal in journals for worker in kill_in_the_middle(wanted, journal)]
-    assert start(wanted).wait() == 0
-    assert start(wanted.model_copy(update={"output": str(straight)})).wait() == 0
+    for module, batch in ((questions_module, 20), (knowledge_module, 4)):  # as in CHILD
+        monkeypatch.setattr(module, "BATCH", batch)
+    convert(wanted)
+    convert(wanted.model_copy(update={"output": str(straight), "workers": 1}))
     assert content(killed) == content(straight)
     assert Dataset(killed).manifest["dropped"] == {"id came before": 16}
     assert len(Dataset(killed).knowledge) == 784

@@ -88,6 +88,15 @@ def test_a_run_that_was_cut_off_goes_on_and_hashes_are_kept(photos: KnowledgeBas
     assert again == [dataclasses.replace(straight[1], of="test2.png")]
 
 
+def test_a_damaged_picture_is_read_again_once_it_is_replaced(photos: KnowledgeBase, tmp_path: Path) -> None:
+    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
+    find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
+    photo(9).save(tmp_path / "bad.png")
+    found, counts = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
+    assert counts["unreadable"] == 0
+    assert ("bad.png", "test9.png") in {(each.image, each.of) for each in found}
+
+
 def test_a_bad_test_picture_or_none_is_an_error(photos: KnowledgeBase, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no question has a picture"):
         find_near_duplicates(photos, [], tmp_path, tmp_path / "out")
