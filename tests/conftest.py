@@ -52,7 +52,6 @@ FIRST = (
     "benchmarks/test_gpu.py",
     "inference/lmms_eval/test_runner.py",
     "inference/sweeps/test_tables.py",
-    "examples/pocket/gallery/test_from_packages.py",
     "data_builders/mr2ag/test_run.py",
 )
 """Tests that take long, or wait for each other's builds or an installation, in the order of their start."""

@@ -14,7 +14,6 @@ from reflectune.core.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
-LAUNCHES = [path for path in CONFIGS if path.parent.name == "accelerate"]
 RUNS = [path for path in CONFIGS if path.parent.name not in ("accelerate", "lmms_eval") and path.name != "dvc.yaml"]
 """Configs of our commands; those of lmms-eval's runner are read in `tests/inference/lmms_eval`, those of DVC in
 `tests/test_papers.py`."""
@@ -88,13 +87,6 @@ def test_a_wrong_value_or_key_of_a_config_is_found() -> None:
     path = ROOT / "configs/recipes/mmkb_lora.yaml"
     assert any("learning_rate" in issue for issue in problems(path, "--learning_rate", "-1"))
     assert any("unknown key" in issue for issue in problems(path, "--learning_rates", "1"))
-
-
-@pytest.mark.parametrize("path", LAUNCHES, ids=lambda path: path.stem)
-def test_accelerate_knows_every_key_of_a_launch_config(path: Path) -> None:
-    from accelerate.commands.config.config_args import load_config_from_file
-
-    assert load_config_from_file(str(path)).num_processes >= 1
 
 
 def test_every_evaluation_names_what_filters_for_naive_rag() -> None:

@@ -40,7 +40,7 @@ def test_every_launch_line_names_its_settings() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", ["cpu", "cpu_2_processes", "gpu"])
+@pytest.mark.parametrize("settings", ["cpu_2_processes", "gpu"])
 def test_a_launch_prints_nothing_in_a_log(tmp_path: Path, settings: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')\n")

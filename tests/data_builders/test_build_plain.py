@@ -1,5 +1,6 @@
 """The baselines' data: mR²AG-IT's questions with the contexts of naive RAG."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -53,22 +54,31 @@ def examples_of(tmp_path: Path) -> list[PromptedExample]:
 SEEN = ReflectionExample("v0", "0.png", "Which colour?", False, answer="red", source="train")
 
 
-@pytest.fixture
-def config(tmp_path: Path, encoder: str) -> Make:
-    root = tmp_path / "world"
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
+    """Return a folder with the world and its index, which tests copy."""
+    folder = tmp_path_factory.mktemp("towers")
+    root = folder / "world"
     write_json(root / "dataset.json", {"name": "towers", "fingerprint": "f1"})
     for number, colour in enumerate(COLOURS):
         Image.new("RGB", (8, 8), colour).save(root / f"{number}.png")
     entries = [article(number) for number in range(len(COLOURS))]
     write_knowledge_base(root / "knowledge", entries, name="towers", image_root="..")
-    to = str(tmp_path / "index")
+    to = str(folder / "index")
     build_index(IndexConfig(knowledge=str(root / "knowledge"), output=to, encoder=encoder, device="cpu"))
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path: Path, towers: Path, encoder: str) -> Make:
+    shutil.copytree(towers, tmp_path, dirs_exist_ok=True)
+    root, index = tmp_path / "world", str(tmp_path / "index")
     write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, example(3)])
     write_manifest(tmp_path / "reflection", Manifest("mr2ag", root, {"train": "k"}))
 
     def make(**changes: Any) -> PlainConfig:
         values: dict[str, Any] = {"dataset": str(root), "encoder": encoder, "top_n": 3, "passages": 2, "device": "cpu"}
-        values |= {"index": to, "reflection": str(tmp_path / "reflection"), "output": str(tmp_path / "plain")}
+        values |= {"index": index, "reflection": str(tmp_path / "reflection"), "output": str(tmp_path / "plain")}
         values |= {"evidence": ["none", "gold", "articles", "passages"]}
         return PlainConfig(**{**values, **changes})
 

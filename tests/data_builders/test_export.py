@@ -1,10 +1,7 @@
 """The command `export`."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,15 +55,6 @@ def test_the_command_prints_counts_and_writes_companions(data, tmp_path, capsys)
     assert "2 examples, 2 rows, 1 images" in capsys.readouterr().out
     companions = {"README.md", "sft.sh", "tokens.txt", "scheme.json", "export.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"train.jsonl", *companions}
-
-
-def test_it_runs_as_a_module_without_a_home_or_network(data: Callable[..., Path], tmp_path: Path) -> None:
-    arguments = ["--data", data(*GOOD), "--to", "llava", "--output", tmp_path / "out"]
-    command = [sys.executable, "-m", "reflectune", "export", *map(str, arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads((tmp_path / "out" / "train.json").read_text())) == 2
 
 
 def test_every_bad_row_is_reported_at_once_and_nothing_is_written(data: Callable[..., Path], tmp_path: Path) -> None:
@@ -160,8 +148,10 @@ def leaking(path: str) -> ReflectionExample:
     return ReflectionExample("leak", path, "Which colour is it?", False, answer="red")
 
 
-@pytest.mark.parametrize("images", ["copy", "absolute"])
-@pytest.mark.parametrize("path", ["../../secret.txt", "../../private.png", "SECRET", "link.png", "linked/private.png"])
+OUTSIDE = ("../../secret.txt", "../../private.png", "SECRET", "link.png", "linked/private.png")
+
+
+@pytest.mark.parametrize(("path", "images"), [*((path, "copy") for path in OUTSIDE), ("link.png", "absolute")])
 def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(data, tmp_path, path, images) -> None:
     (tmp_path / "secret.txt").write_text("the user's own words")
     Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / "private.png")

@@ -250,6 +250,7 @@ def test_lost_weights_are_refused(base, tmp_path):
 
 @pytest.mark.parametrize("value", ["<script>", [[]], 1e308, -1])
 @pytest.mark.parametrize("key", ["vision_feature_layer", "text_config", "image_token_index", "model_type"])
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_an_odd_config_is_one_error_or_a_model_all_the_same(base, tmp_path, key, value):
     """transformers checks some values, and computes with the others: anything may be raised, but nothing else."""
     folder = Path(copy_without(base, tmp_path))

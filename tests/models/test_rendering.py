@@ -31,7 +31,7 @@ FORGERIES = [
 ]  # fmt: skip
 untrusted = st.lists(st.sampled_from(FORGERIES) | st.text(max_size=6), min_size=1, max_size=8).map("".join)
 plain_text = st.text(st.characters(exclude_categories=["Cs", "Cn", "Co", "Cc"], exclude_characters="[]<>"), max_size=40)
-slow_inputs = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow_inputs = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -131,7 +131,7 @@ def test_no_question_can_forge_a_token(renderer, image, text):
     assert [i for i in hostile if i in special] == [i for i in benign if i in special]
 
 
-@slow_inputs
+@settings(slow_inputs, max_examples=60)
 @given(text=untrusted, answer=untrusted)
 def test_no_passage_or_answer_can_forge_a_token(renderer, image, text, answer):
     def tree(text, answer):

@@ -138,32 +138,40 @@ COUNTS = [3, 0, 5]
 """Passages of each question: ragged, and none."""
 
 
-TIED = [*((family, False) for family in FAMILIES), ("llava", True), ("qwen2_vl", True)]
+UNTIED = [(family, False) for family in FAMILIES]
+TIED = [*UNTIED, ("llava", True), ("qwen2_vl", True)]
 """Families, and whether the token table is the output's matrix."""
+THREE = ("llava", "qwen2_vl", "qwen3_5")
 
 
-@pytest.fixture(scope="module", params=TIED, ids=str)
+def cases(names: str, everywhere: list[Any], three: list[Any]) -> pytest.MarkDecorator:
+    """Options for every model of `TIED`, and those that the untied ones of `THREE` are tried with too."""
+    made = [
+        (of, *options) for of in TIED for options in [*everywhere, *(three if of in UNTIED and of[0] in THREE else ())]
+    ]
+    return pytest.mark.parametrize(("model", *names.split()), made, indirect=["model"], ids=str)
+
+
+built = functools.cache(build)
+"""Models that tests leave as they are."""
+
+
+@pytest.fixture(params=UNTIED, ids=str)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     family, tied = request.param
-    return build(family, tied=tied)
+    return built(family, tied=tied)
 
 
-@pytest.fixture(scope="module")
-def plain_probabilities(model: PreTrainedModel) -> Callable[[int, int, list[int]], Tensor]:
-    """`next_probabilities` of `questions`, each row read once: number of images, question, and what follows it."""
-    asked = {images: questions(model, images) for images in (1, 2)}
-
-    @functools.cache
-    def read(images: int, number: int, more: tuple[int, ...]) -> Tensor:
-        return next_probabilities(model, asked[images][number], list(more))
-
-    return lambda images, number, more: read(images, number, tuple(more))
+@functools.cache
+def plain_probabilities(model: PreTrainedModel, images: int, number: int, more: tuple[int, ...]) -> Tensor:
+    """`next_probabilities` of one of `questions`, and of what follows it."""
+    return next_probabilities(model, questions(model, images)[number], list(more))
 
 
-@pytest.fixture(scope="module")
-def plainly_learned(model: PreTrainedModel) -> Callable[[Callable[[PreTrainedModel, int], list[Tree]], int], Any]:
-    """What the model learns from the independent rows of trees, given what makes them and the number of images."""
-    return functools.cache(lambda make, images: learned(model, plain_batches(model, make(model, images))))
+@functools.cache
+def plainly_learned(model: PreTrainedModel, make: Callable[[PreTrainedModel, int], list[Tree]], images: int) -> Any:
+    """What the model learns from the independent rows of trees."""
+    return learned(model, plain_batches(model, make(model, images)))
 
 
 def engine_of(model: PreTrainedModel, budget: int = 16_384, packed: bool = False, **settings: Any) -> PrefixEngine:
@@ -192,10 +200,8 @@ def next_probabilities(model: PreTrainedModel, question: Rendered, more: list[in
     return model(**inputs, use_cache=False).logits[0, -1].softmax(-1)
 
 
-@pytest.mark.parametrize(("images", "copied"), [(1, 0), (2, 80), (1, "packed"), (2, "packed")])
-def test_gates_answers_and_scores_are_those_of_independent_rows(
-    model, images, copied, plain_probabilities, monkeypatch
-):
+@cases("images copied", [(1, 0), (2, "packed")], [(2, 80), (1, "packed")])
+def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, copied, monkeypatch):
     packed = copied == "packed"
     monkeypatch.setattr(shared_attention, "COPIED", 0 if copied == "packed" else copied)
     engine, prefixes, hung = engine_of(model, packed=packed), questions(model, images), branches()
@@ -203,16 +209,18 @@ def test_gates_answers_and_scores_are_those_of_independent_rows(
     assert len(opened.probabilities(GATES)) == len(prefixes)
     state = engine.branch(opened, hung)
     for q, question_gates in enumerate(opened.probabilities(GATES)):
-        torch.testing.assert_close(question_gates, plain_probabilities(images, q, [])[GATES], rtol=1e-5, atol=1e-7)
+        plain = plain_probabilities(model, images, q, ())[GATES]
+        torch.testing.assert_close(question_gates, plain, rtol=1e-5, atol=1e-7)
     for q, (question_branches, branch_gates) in enumerate(zip(hung, state.probabilities(GATES), strict=True)):
         for one, gates in zip(question_branches, branch_gates, strict=True):
-            torch.testing.assert_close(gates, plain_probabilities(images, q, one)[GATES], rtol=1e-4, atol=1e-7)
+            plain = plain_probabilities(model, images, q, tuple(one))[GATES]
+            torch.testing.assert_close(gates, plain, rtol=1e-4, atol=1e-7)
     rows = [(2, 4), (0, 1), (2, 0)]
     answers = engine.generate(state, rows, forced=[9], max_new_tokens=4)
     for (q, k), answer in zip(rows, answers, strict=True):
         written = [*hung[q][k], 9]
         for token, log_prob in zip(answer.token_ids, answer.log_probs, strict=True):
-            expected = plain_probabilities(images, q, written)
+            expected = plain_probabilities(model, images, q, tuple(written))
             assert token == int(expected.argmax())
             assert log_prob == pytest.approx(float(expected[token].log()), abs=1e-4)
             written.append(token)
@@ -273,21 +281,15 @@ def training(model: PreTrainedModel, checkpointing: bool) -> Iterator[None]:
         model.eval()
 
 
-@pytest.mark.parametrize(
-    ("attention", "images", "checkpointing"),
-    [
-        ("by parts", 1, False),
-        ("by parts", 2, True),
-        ("dense masks", 1, True),
-        ("dense masks", 2, False),
-        ("packed", 1, False),
-        ("packed", 2, True),
-    ],
+@cases(
+    "attention images checkpointing",
+    [("by parts", 2, True), ("dense masks", 1, True), ("packed", 2, False)],
+    [("by parts", 1, False), ("dense masks", 2, False), ("packed", 1, True)],
 )
 def test_loss_and_gradients_are_those_of_independent_rows(
-    model, images, attention, checkpointing, plainly_learned, monkeypatch, differentiable_flex
+    model, images, attention, checkpointing, monkeypatch, differentiable_flex
 ):
-    expected = plainly_learned(trees, images)
+    expected = plainly_learned(model, trees, images)
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: attention == "by parts")
     batch = TreeCollator(model)(trees(model, images))
     with training(model, checkpointing):
@@ -353,7 +355,7 @@ def test_a_picture_that_is_read_one_way_is_noticed(packed, differentiable_flex):
     assert max(differences(learned(model, [in_blocks(batch, "cpu") if packed else batch]), expected)) > 1e-2
 
 
-@pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen3_5"])
+@pytest.fixture(scope="module", params=THREE)
 def one_of_three(request: pytest.FixtureRequest) -> PreTrainedModel:
     return build(request.param)
 
@@ -364,7 +366,7 @@ def one_of_three(request: pytest.FixtureRequest) -> PreTrainedModel:
     st.randoms(use_true_random=False),
     st.booleans(),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 def test_neither_budget_nor_order_matters(one_of_three, lengths, budget, rng, packed):
     prefixes = [prefix(one_of_three, 1, 2 + q, seed=q) for q in range(len(lengths))]
     hung = [[branch(n, seed=10 * q + k) for k, n in enumerate(counts)] for q, counts in enumerate(lengths)]
@@ -414,8 +416,14 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("keep", "copied"), [(2, 0), (0, 80), (0, "packed"), (2, "packed")])
+@pytest.mark.parametrize(
+    ("family", "keep", "copied"),
+    [
+        *((family, *options) for family in FAMILIES for options in ((2, 0), (0, "packed"))),
+        ("llava", 0, 80),
+        ("llava", 2, "packed"),
+    ],
+)
 def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
     packed = copied == "packed"
     monkeypatch.setattr(shared_attention, "COPIED", 0 if copied == "packed" else copied)
@@ -434,7 +442,7 @@ def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypa
     assert (len(seen) == before) == bool(keep)
 
 
-@pytest.mark.parametrize(("family", "tied"), TIED)
+@pytest.mark.parametrize(("family", "tied"), [("llava", False), ("qwen2_vl", True), ("qwen3_5", False)])
 def test_layers_on_two_devices_never_mix_them_and_say_the_same(family, tied, pretended):
     model = build(family, tied=tied)
     prefixes, rows = [prefix(model, 1, 4, seed=0), prefix(model, 2, 30, seed=1)], [(0, 0), (1, 1)]
@@ -481,9 +489,9 @@ def pixels_read(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.mark.parametrize(("images", "checkpointing"), [(1, True), (2, False)])
-def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, plainly_learned, monkeypatch):
+def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, monkeypatch):
     made, collate = of_one_picture(model, images), TreeCollator(model)
-    expected = plainly_learned(of_one_picture, images)
+    expected = plainly_learned(model, of_one_picture, images)
     batch = collate(made)
     counts = [len(collate([tree])["pixel_values"]) for tree in made]
     assert len(batch["pixel_values"]) == sum(counts)
@@ -532,8 +540,10 @@ def test_a_copy_of_a_prepared_model_reads_pictures_itself(copied):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("frozen", ["vision tower", "projector", "language model"])
+@pytest.mark.parametrize(
+    ("family", "frozen"),
+    [*((family, "vision tower") for family in FAMILIES), ("llava", "projector"), ("llava", "language model")],
+)
 def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family, frozen):
     """Recomputed layers included: transformers' way puts the tower into the graph, and gives the same gradients."""
     model = build(family).train()

@@ -62,7 +62,7 @@ class Job:
 
 _WORLD = f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --device cpu"
 _PROBE = (
-    f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences --samples 1 "
+    f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences "
     "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}"
 )
 _TUNE = "--device cpu --max_steps 12 --save_steps 3 --logging_steps 1 --output_dir {out}"

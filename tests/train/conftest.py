@@ -203,6 +203,26 @@ def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftCo
     return build
 
 
+@pytest.fixture(scope="session")
+def straight_runs() -> dict[str, SftConfig]:
+    """The uninterrupted run of each method that a test has asked for."""
+    return {}
+
+
+@pytest.fixture
+def straight(config, straight_runs, tmp_path_factory) -> Callable[..., SftConfig]:
+    """Trains by `config`'s own settings, once a method; tests only read the output."""
+
+    def finished(method: str = "full") -> SftConfig:
+        if method not in straight_runs:
+            run = config(str(tmp_path_factory.mktemp("straight")), method=method)
+            fine_tune(run)
+            straight_runs[method] = run
+        return straight_runs[method]
+
+    return finished
+
+
 @pytest.fixture
 def weights() -> Callable[[str | Path], dict[str, torch.Tensor]]:
     """Reads the weights, or the adapter, in a folder.

@@ -82,12 +82,6 @@ def tuned(tuned_checkpoint) -> Callable[..., str]:
     return lambda scheme="mr2ag", **more: tuned_checkpoint(text, scheme, **more)
 
 
-@pytest.fixture(scope="module")
-def straight_runs() -> dict[str, GrpoConfig]:
-    """The uninterrupted run of each method that a test has asked for, over several rounds."""
-    return {}
-
-
 @pytest.fixture
 def config(tmp_path: Path, world: Path, encoder: str, tuned) -> Callable[..., GrpoConfig]:
     def build(out: str = "out", scheme: str = "mr2ag", **changes: Any) -> GrpoConfig:
@@ -200,11 +194,10 @@ def test_where_retrieving_costs_more_than_it_gains_the_gate_learns_not_to(config
     ("scheme", "changes", "start"),
     [
         ("mr2ag", {"family": "qwen2_vl"}, 1e-7),
-        ("mmkb_rag", {"family": "qwen2_vl"}, 1e-7),
         ("mr2ag", {"method": "qlora", "size": "base"}, 1e-6),
         ("mmkb_rag", {"dtype": "bfloat16"}, 1e-3),  # rounding: the engine's batches are not the trainer's
     ],
-    ids=["mr2ag-qwen2_vl", "mmkb_rag-qwen2_vl", "qlora", "bfloat16"],
+    ids=["qwen2_vl", "qlora", "bfloat16"],
 )
 def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_measured(
     config, tuned, scheme: str, changes: dict[str, Any], start: float
@@ -220,39 +213,11 @@ def test_other_families_four_bits_and_half_precision_learn_from_where_they_were_
     assert logged(settings.output_dir, "retrieving")[-1] < 0.5 * logged(settings.output_dir, "retrieving")[0]
 
 
-@pytest.mark.parametrize(
-    ("scheme", "policy_loss"),
-    [pytest.param("mmkb_rag", "expected", marks=pytest.mark.slow), ("mr2ag", "grpo"), ("mmkb_rag", "regression")],
-)
-def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(config, scheme: str, policy_loss: str) -> None:
-    settings = config(scheme=scheme, policy_loss=policy_loss, retrieval_cost=0.0, max_steps=12)
+def test_where_retrieving_is_always_better_and_free_the_gate_learns_to(config) -> None:
+    settings = config(policy_loss="grpo", retrieval_cost=0.0, max_steps=12)
     refined(settings, worth(direct=0.0, retrieved=1.0))
 
     assert min(moved(settings)) > 1.0
-
-
-@pytest.mark.slow
-def test_each_question_learns_its_own_better_way(config) -> None:
-    settings = config(retrieval_cost=0.0, max_steps=30, per_device_train_batch_size=9)
-    easy = {"q3", "q4", "q5"}  # those of one text: a random model tells pictures apart badly
-
-    refined(
-        settings, lambda outcome: worth(1.0, 0.0)(outcome) if outcome.question_id in easy else worth(0.0, 1.0)(outcome)
-    )
-
-    after = {gate.question_id: gate.log_odds for gate in read_gates(settings, settings.output_dir)}
-    assert max(after[key] for key in easy) < 0 < min(value for key, value in after.items() if key not in easy)
-
-
-@pytest.mark.slow
-def test_a_divergence_with_weight_keeps_the_gates_near_the_checkpoints(config) -> None:
-    free = config("free", retrieval_cost=0.5, max_steps=12)
-    held = config("held", retrieval_cost=0.5, max_steps=12, beta=10.0)
-    grpo(free)
-    grpo(held)
-
-    assert max(map(abs, moved(held))) < 0.5 * min(map(abs, moved(free)))
-    assert logged(held.output_dir, "kl")[-1] < 0.2 * logged(free.output_dir, "kl")[-1]
 
 
 @pytest.mark.parametrize("scheme", SCHEME_NAMES)
@@ -345,11 +310,9 @@ def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config) -> No
     assert not any(kept(free))
 
 
-@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_relevance_gates_learn_to_keep_passages_with_right_answers(config, scheme: str) -> None:
+def test_relevance_gates_learn_to_keep_passages_with_right_answers(config) -> None:
     """Passages about a diet are worth keeping, those about a home are not; the retrieval gate earns nothing."""
     settings = config(
-        scheme=scheme,
         gates=["retrieve", "relevance"],
         keeping_cost=0.5,
         retrieval_cost=0.0,
@@ -369,32 +332,13 @@ def test_relevance_gates_learn_to_keep_passages_with_right_answers(config, schem
     assert max(p.log_odds for p in read if "mice" not in p.passage.text) < 0
 
 
-@pytest.mark.parametrize(
-    ("method", "step"),  # steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8
-    [
-        ("full", 5),
-        pytest.param("full", 3, marks=pytest.mark.slow),
-        pytest.param("lora", 9, marks=pytest.mark.slow),
-    ],
-)
-def test_an_interrupted_run_ends_with_the_straight_runs_weights(
-    config, straight_runs, tmp_path_factory, method: str, step: int, assert_equal_weights, interrupted
-) -> None:
-    changes: dict[str, Any] = {
-        "method": method,
-        "retrieval_cost": 0.3,
-        "lora_dropout": 0.1,
-        "max_steps": 10,
-        "refresh_steps": 4,
-        "save_steps": 2,
-    }
-    if method not in straight_runs:
-        finished = config(str(tmp_path_factory.mktemp("straight")), **changes)
-        grpo(finished)
-        straight_runs[method] = finished
-    straight, resumed = straight_runs[method], config("resumed", **changes)
+def test_an_interrupted_run_ends_with_the_straight_runs_weights(config, assert_equal_weights, interrupted) -> None:
+    """Steps 4 and 8 begin new rounds; checkpoints are written at steps 2, 4, 6, 8."""
+    changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 10, "refresh_steps": 4, "save_steps": 2}
+    straight, resumed = config("straight", **changes), config("resumed", **changes)
+    grpo(straight)
 
-    interrupted(resumed, step, grpo)
+    interrupted(resumed, 5, grpo)
     grpo(resumed)
 
     assert_equal_weights(straight.output_dir, resumed.output_dir)
@@ -405,12 +349,12 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_weights(config, tmp_path, assert_equal_weights, start_program) -> None:
-    """`kill -9` while answers are measured, while a later round is, and when a checkpoint's folder appears."""
+    """`kill -9` while answers of a later round are measured, and when a checkpoint's folder appears."""
     changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
     straight, killed = config("straight", **changes), config("killed", **changes)
     grpo(straight)
 
-    for sign in ("rewards/round-000/parts", "checkpoint-4", "rewards/round-001/parts", "checkpoint-8"):
+    for sign in ("rewards/round-001/parts", "checkpoint-8"):
         program = start_program(["-m", "reflectune", "grpo", *options(killed, tmp_path)])
         while not Path(killed.output_dir, sign).exists():
             assert program.poll() is None, program.stderr
@@ -423,10 +367,9 @@ def test_a_killed_process_resumes_to_the_same_weights(config, tmp_path, assert_e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEME_NAMES)
-def test_two_processes_train_the_weights_of_one(config, tmp_path, scheme: str, weights, start_launch) -> None:
+def test_two_processes_train_the_weights_of_one(config, tmp_path, weights, start_launch) -> None:
     """DDP over gloo with the same global batch: answers are measured by turns, and fillers count for nothing."""
-    changes: dict[str, Any] = {"scheme": scheme, "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
+    changes: dict[str, Any] = {"scheme": "mmkb_rag", "retrieval_cost": 0.3, "max_steps": 5, "refresh_steps": 3}
     one = config("one", per_device_train_batch_size=4, **changes)
     two = config("two", per_device_train_batch_size=2, **changes)
     grpo(one)
@@ -477,11 +420,8 @@ def test_answers_are_kept_and_serve_runs_of_other_costs(config, tmp_path, monkey
         grpo(config("longer", max_new_tokens=5, rewards=shared, max_steps=1))
 
 
-@pytest.mark.parametrize("scheme", ["mr2ag", pytest.param("mmkb_rag", marks=pytest.mark.slow)])
-def test_an_adapter_is_continued(config, tuned, scheme: str, weights) -> None:
-    settings = config(
-        scheme=scheme, model=tuned(scheme, kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12
-    )
+def test_an_adapter_is_continued(config, tuned, weights) -> None:
+    settings = config(model=tuned(kind="adapter"), method="lora", retrieval_cost=0.5, max_steps=12)
     grpo(settings)
 
     assert read_info(settings.output_dir)["base_model"] == read_info(settings.model)["base_model"]
@@ -492,16 +432,16 @@ def test_an_adapter_is_continued(config, tuned, scheme: str, weights) -> None:
 
 @pytest.mark.slow
 def test_full_training_starts_from_an_adapters_merged_weights(config, tuned) -> None:
-    settings = config(model=tuned(kind="adapter"), retrieval_cost=0.5, max_steps=12)
+    settings = config(model=tuned(kind="adapter"), max_steps=1)
     grpo(settings)
 
     assert read_info(settings.output_dir)["kind"] == "full"
-    assert max(moved(settings)) < -1.0
+    assert logged(settings.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
 
 
 @pytest.mark.slow
 def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config) -> None:
-    settings = config(method="lora", retrieval_cost=0.5)
+    settings = config(method="lora", retrieval_cost=0.5, max_steps=1)
     grpo(settings)
 
     plain = PeftModel.from_pretrained(load(settings.model).model, settings.output_dir).merge_and_unload().state_dict()

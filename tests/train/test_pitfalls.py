@@ -77,11 +77,10 @@ def test_a_processor_that_disagrees_with_the_model_is_named_or_the_example_is(
 
 
 def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(
-    config, data_folder, interrupted, assert_equal_weights
+    config, data_folder, straight, interrupted, assert_equal_weights
 ) -> None:
     """The previous checkpoint stays, and with the image fixed the run ends as the straight one."""
-    fine_tune(config("straight"))
-    run = config("spoilt")
+    expected, run = straight(), config("spoilt")
     interrupted(run, 4)
     images = data_folder / "images"
     shutil.copytree(images, data_folder / "whole")
@@ -94,14 +93,13 @@ def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(
     shutil.copytree(data_folder / "whole", images, dirs_exist_ok=True)
     fine_tune(run)
 
-    assert_equal_weights(config("straight").output_dir, run.output_dir)
+    assert_equal_weights(expected.output_dir, run.output_dir)
 
 
 def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before(
-    config, monkeypatch, assert_equal_weights
+    config, straight, monkeypatch, assert_equal_weights
 ) -> None:
     """There was room when it was looked for, and then somebody else took it."""
-    fine_tune(config("straight"))
     run = config("full")
     save, written = torch.save, []
 
@@ -121,4 +119,4 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_befor
     assert not Path(run.output_dir, "checkpoint-6", RECORD).exists()
     fine_tune(run)
 
-    assert_equal_weights(config("straight").output_dir, run.output_dir)
+    assert_equal_weights(straight().output_dir, run.output_dir)

@@ -11,8 +11,6 @@ import torch
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.examples.miniature.models.architecture import Family
-from reflectune.formats.reflection_data import write_examples
 from reflectune.models.attention.collation import collate
 from reflectune.models.loading import load
 from reflectune.models.schemes.passages import PassageScheme
@@ -31,11 +29,10 @@ def config(config) -> Callable[..., SftConfig]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_it_learns_resumes_exactly_and_loads_as_it_was(
-    config, data_folder, examples, family: Family, weights, assert_equal_weights, losses, interrupted
+    config, data_folder, examples, weights, assert_equal_weights, losses, interrupted
 ) -> None:
-    straight, resumed = (config(name, family) for name in ("straight", "resumed"))
+    straight, resumed = (config(name, "qwen2_vl") for name in ("straight", "resumed"))
     fine_tune(straight)
     straight_losses = losses(straight.output_dir)
     assert sum(straight_losses[-2:]) / 2 < 0.8 * straight_losses[0]
@@ -100,17 +97,3 @@ def test_the_scales_precision_is_a_setting_of_the_run(config) -> None:
 
     with pytest.raises(UserError, match="`double_quantization` is False, was True"):
         fine_tune(config(max_steps=1, double_quantization=False))
-
-
-@pytest.mark.slow
-def test_validation_that_reads_answers_leaves_training_as_it_is(
-    config, data_folder, examples, assert_equal_weights, history
-) -> None:
-    write_examples(data_folder / "val.parquet", [*examples[:4], *examples[18:21]])
-    reads = {"eval_data": str(data_folder), "eval_steps": 1, "eval_answers": 4}
-    without, read = config("without", max_steps=3), config("read", max_steps=3, **reads)
-    for run in (without, read):
-        fine_tune(run)
-
-    assert_equal_weights(without.output_dir, read.output_dir)
-    assert sum("eval_answer_exact_match" in row for row in history(read.output_dir)) == 3

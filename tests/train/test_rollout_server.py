@@ -59,7 +59,7 @@ def training(tmp_path: Path, tuned_checkpoint, vllm_stub):
     return make
 
 
-def test_a_server_samples_with_the_weights_of_each_step(training) -> None:
+def test_a_server_samples_with_the_weights_of_each_step_and_a_seed_for_each_request(training) -> None:
     stub, settings, method = training()
     run(settings, method)
 
@@ -73,12 +73,6 @@ def test_a_server_samples_with_the_weights_of_each_step(training) -> None:
         assert all(torch.equal(weights[name], saved[name]) for name in saved)
     assert any(not torch.equal(first[name], second[name]) for name in first)
     assert not (output / ROLLOUT_WEIGHTS).exists()
-
-
-def test_a_request_has_the_picture_as_one_token_and_a_seed_of_its_own(training) -> None:
-    stub, settings, method = training()
-    run(settings, method)
-
     image, sampling = stub.renderer.image_token_id, [body["sampling_params"] for body in stub.requests]
     assert {body["token_ids"].count(image) for body in stub.requests} == {1}
     assert {len(body["content_parts"]) for body in stub.requests} == {1}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from reflectune.core.config import parse_config
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, origin_of
@@ -333,7 +334,7 @@ def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     assert len(before) < len(server.delivered) == 36  # 12 entities of three paragraphs each, asked about once
     assert len(twice) <= 2  # requests under way at the kill
     straight = config("straight")
-    assert start(straight).wait() == 0
+    reflection_run.run(parse_config(BuildConfig, argv=llm_arguments(straight, server.url)))
     for name in ("train.parquet", STATISTICS):
         assert Path(killed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
     numbers = numbers_of(killed)

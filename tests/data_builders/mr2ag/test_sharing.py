@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from reflectune.core.config import parse_config
 from reflectune.core.launching import ALONE, Processes
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.data_builders.mr2ag.run import build_split, run
+from reflectune.data_builders.mr2ag.run import build_split
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
 from reflectune.retrieval.encoders.encoder import load_encoder
@@ -55,8 +54,7 @@ def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators:
         list(pool.map(work, range(len(searchers))))
 
 
-@pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("chunk", [2, 5, 64])
+@pytest.mark.parametrize(("count", "chunk"), [(2, 2), (3, 5), (2, 64)])
 def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(config, monkeypatch, count, chunk) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", chunk)
     alone, shared, searcher = config("alone"), config("shared"), Shades()
@@ -129,20 +127,3 @@ def test_a_process_maps_an_index_and_shares_its_pages(folder: Path, encoder: str
     modes = {Path(line[-1]).name: line[1] for line in maps if str(tmp_path / "cells") in line[-1]}
     shared = ("codes.faiss", "image.f16", "title.f16", "owners.npy", "entries.npy")
     assert {name: modes.get(name, "")[-1:] for name in shared} == dict.fromkeys(shared, "s")
-
-
-@pytest.mark.slow
-def test_a_launch_of_two_builds_the_bytes_of_one_process(folder, encoder, tmp_path, start_launch) -> None:
-    build_index(Dataset(folder).knowledge, load_encoder(encoder), tmp_path / "index")
-
-    def flags(output: str) -> list[str]:
-        where = ["--dataset", str(folder), "--index", str(tmp_path / "index"), "--output", str(tmp_path / output)]
-        return [*where, "--encoder", encoder, "--split", "train", "--device", "cpu"]
-
-    launch = start_launch("src/reflectune/__main__.py", ["build_mr2ag", *flags("shared")])
-    alone = parse_config(BuildConfig, argv=flags("alone"))
-    run(alone)
-    assert launch.wait() == 0, launch.stderr
-    assert launch.stdout.count("train.parquet") == 1
-    shared = alone.model_copy(update={"output": str(tmp_path / "shared")})
-    assert files(shared) == files(alone)

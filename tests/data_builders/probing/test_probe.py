@@ -91,7 +91,7 @@ def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> No
     assert ret_label(made[-1], Rule()) is not None
 
 
-@pytest.mark.parametrize("summary", ["none", "sentences", "words"])
+@pytest.mark.parametrize("summary", ["sentences", "words"])
 def test_batch_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
     generation = GenerationSettings(max_new_tokens=8, summary=summary, max_summary_tokens=8)
     together = probes(llava, questions, generation)

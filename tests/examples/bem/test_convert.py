@@ -1,28 +1,43 @@
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "reflectune.examples.bem.convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from reflectune.examples.bem.convert import convert_bem
+
+Run = Callable[..., tuple[int, str]]
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
-    done = run("--variables", tmp_path / "none.npz", "--names", tmp_path / "none.json")
-    assert done.returncode == 2
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the command, and returns its exit status and its errors."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        status = 0
+        try:
+            convert_bem.main([*map(str, arguments)])
+        except SystemExit as end:
+            status = int(end.code or 0)
+        return status, capsys.readouterr().err
+
+    return run
+
+
+def test_all_problems_are_told_at_once(run: Run, tmp_path: Path) -> None:
+    status, errors = run("--variables", tmp_path / "none.npz", "--names", tmp_path / "none.json")
+    assert status == 2
     for said in ("`vocabulary` is needed", "`examples` is needed", "`output` is needed", "none.npz", "none.json"):
-        assert said in done.stderr
+        assert said in errors
 
 
-def test_a_dry_run_writes_nothing_and_a_damaged_file_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing_and_a_damaged_file_is_one_clear_line(run: Run, tmp_path: Path) -> None:
     for name in ("bem.npz", "vocab.txt", "logits.json"):
         (tmp_path / name).write_text("[]")
     arguments = ["--variables", tmp_path / "bem.npz", "--vocabulary", tmp_path / "vocab.txt"]
     arguments += ["--examples", tmp_path / "logits.json", "--output", tmp_path / "out"]
-    dry = run(*arguments, "--dry_run", "true")
-    assert (dry.returncode, (tmp_path / "out").exists()) == (0, False)
-    damaged = run(*arguments)
-    assert damaged.returncode == 2
-    assert damaged.stderr.count("\n") == 1
-    assert "can't be read as the variables' .npz" in damaged.stderr
+    assert run(*arguments, "--dry_run", "true")[0] == 0
+    assert not (tmp_path / "out").exists()
+    status, errors = run(*arguments)
+    assert status == 2
+    assert errors.count("\n") == 1
+    assert "can't be read as the variables' .npz" in errors

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from reflectune.examples.pocket import run
+from reflectune.examples.pocket.gallery.questions import SPLITS
 from reflectune.examples.pocket.gallery.sources.packages import fetch_sources
 from reflectune.examples.pocket.marks import marks
 from reflectune.examples.pocket.models.cache import user_cache
@@ -74,12 +75,22 @@ def test_the_shipped_models_answer_from_real_pictures_and_articles(
     for name, command in stages.items():
         subprocess.run(command, cwd=tmp_path, check=True)
         if name == "gallery":
+            check_gallery(tmp_path / run.RUN / "gallery")
             leave_few_entries(tmp_path / run.RUN / "gallery")
     metrics = json.loads((tmp_path / run.RUN / "quick/metrics.json").read_text())
     assert metrics["gate"]["accuracy"]["value"] >= 0.75
     assert metrics["answer"]["gold_passage"]["value"] >= 0.5
     assert set(metrics["pipelines"]) >= {*pipelines}
     assert "data:image/" in (tmp_path / run.RUN / "quick/report.html").read_text()
+
+
+def check_gallery(gallery: Path) -> None:
+    dataset = Dataset(gallery)
+    assert dataset.manifest["entries"] == len(dataset.knowledge) == 10_033
+    assert dataset.manifest["links"]["made"] > 1000
+    questions = [question for split in SPLITS for question in dataset.questions(split)]
+    assert len(questions) > 300
+    assert all((gallery / question.image).is_file() for question in questions)
 
 
 def leave_few_entries(gallery: Path) -> None:

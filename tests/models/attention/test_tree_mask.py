@@ -97,7 +97,7 @@ def way(request, monkeypatch):
 
 
 @given(TREES, st.sampled_from([4, 2, 1]), st.booleans(), st.randoms(use_true_random=False) | st.none())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
 def test_it_is_the_equation(trees, key_heads, in_one_row, rng):
     segments = packed(segments_of(trees)) if in_one_row else segments_of(trees)

@@ -105,6 +105,7 @@ def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branche
     assert 0 < sum(kept) <= 400 < sum(level.real.numel() for level in read)
 
 
+@pytest.mark.parametrize("loaded", ["llava"], indirect=True)
 def test_answering_leaves_the_state_as_it_is(loaded, prefixes, branches):
     engine = PrefixEngine(loaded)
     state = engine.branch(engine.read(prefixes), branches)
@@ -113,6 +114,7 @@ def test_answering_leaves_the_state_as_it_is(loaded, prefixes, branches):
     assert engine.generate(state, [(3, 2)], max_new_tokens=3)[0].token_ids == first[1].token_ids
 
 
+@pytest.mark.parametrize("loaded", ["llava"], indirect=True)
 def test_nothing_in_nothing_out(loaded, prefixes):
     engine = PrefixEngine(loaded)
     assert engine.read([]).probabilities([1, 2]).shape == (0, 2)
@@ -135,6 +137,7 @@ def test_mmkb_prompts_share_one_prefix(make, plain):
         torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("loaded", ["llava"], indirect=True)
 def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
     engine = PrefixEngine(loaded)
     engine.max_length = len(prefixes[0].ids) + 10

@@ -98,6 +98,7 @@ def test_trees_are_read_in_one_pass_with_the_retrieval_gate(loaded, make, passes
     assert not any(vars(layer).get("_compiled_call_impl") for layer in loaded.model.model.language_model.layers)
 
 
+@pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)
 @pytest.mark.parametrize("most", [40, 90, 250])
 def test_what_is_out_of_memory_is_split_by_questions_and_branches(loaded, make, monkeypatch, printed, most):
     prefixes, branches = asked(loaded, make)
@@ -134,6 +135,7 @@ def raises(*_, **__):
     raise RuntimeError("no C compiler\nin the path")
 
 
+@pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)
 @pytest.mark.parametrize(
     ("broken", "problem"),
     [

@@ -93,8 +93,7 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
         "runs/a/x.db",
     ]
     command = [forked_python, "-m", "reflectune.retrieval.build_index", *named]
-    for _ in range(2):  # a finished index is loaded by a process that has not built it
-        subprocess.run(command, cwd=built, check=True, capture_output=True)
+    subprocess.run(command, cwd=built, check=True, capture_output=True)
     built.rename(moved := tmp_path / "moved")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -109,19 +108,6 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
     assert not list((tmp_path / "elsewhere").iterdir())
     monkeypatch.chdir(moved)
     again = build_index(kb, Counting(encoder, 0), "runs/index", store="runs/a/x.db")
-    assert again.store.sent() == 13
-    again.store.close()
-
-
-def test_a_server_that_lost_its_rows_is_sent_them_by_the_command_that_the_error_names(kb, encoder, tmp_path) -> None:
-    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
-    settings = {"store": str(tmp_path / "server.db")}
-    index = build_index(kb, encoder, tmp_path / "index", **settings)
-    index.store.drop()
-    index.store.close()
-    with pytest.raises(UserError, match="isn't there; build the index again, which sends its rows"):
-        load_index(tmp_path / "index", kb, encoder)
-    again = build_index(kb, Counting(encoder, 0), tmp_path / "index", **settings)
     assert again.store.sent() == 13
     again.store.close()
 
@@ -186,7 +172,7 @@ def test_loading_gives_what_building_gave(kb, encoder, tmp_path) -> None:
         np.testing.assert_array_equal(vectors(loaded, field), vectors(built, field))
 
 
-@pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("until", [1, 2, 4])
 def test_a_build_that_was_cut_off_ends_in_the_same_index(kb, encoder, tmp_path, until) -> None:
     build_index(kb, encoder, tmp_path / "whole", batch_size=2, shard_rows=4)
     with pytest.raises(KeyboardInterrupt):
@@ -360,7 +346,7 @@ def test_what_is_good_has_the_vectors_of_an_index_without_the_bad_ones(damaged_k
     assert skipped.owner.tolist() == expected.owner.tolist()
 
 
-@pytest.mark.parametrize("until", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("until", [2, 3])
 def test_a_build_with_bad_images_that_was_cut_off_ends_in_the_same_files(damaged_kb, encoder, tmp_path, until) -> None:
     settings = {"batch_size": 2, "shard_rows": 4, "on_error": "skip"}
     build_index(damaged_kb, encoder, tmp_path / "whole", **settings)
@@ -434,32 +420,44 @@ def test_titles_alone_can_be_indexed(encoder, tmp_path) -> None:
 FILES = ("owners.npy", "entries.npy", "pictureless.npy", "image.f32", "title.f32")
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept") / "index"
+
+
+@pytest.fixture
+def copied(kept, kb, encoder, tmp_path) -> Path:
+    """Return a copy of the knowledge base's index, which is built once for all tests."""
+    if not kept.exists():
+        build_index(kb, encoder, kept)
+    return Path(shutil.copytree(kept, tmp_path / "index"))
+
+
 def change_byte(path: Path, place: int) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("place", [60, -1])
-def test_a_changed_file_is_refused_by_its_name(kb, encoder, tmp_path, name, place, verify) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    change_byte(tmp_path / "index" / name, place)
+@pytest.mark.parametrize(
+    ("name", "place", "verify"),
+    zip(FILES, (60, -1, 60, -1, 60), (False, False, True, True, False), strict=True),
+)
+def test_a_changed_file_is_refused_by_its_name(copied, kb, encoder, name, place, verify) -> None:
+    change_byte(copied / name, place)
     with pytest.raises(UserError, match=rf"index/{name} was changed or swapped .* build the index again"):
-        load_index(tmp_path / "index", kb, encoder, verify=verify)
+        load_index(copied, kb, encoder, verify=verify)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_was_cut_or_is_gone_is_refused_by_its_name(kb, encoder, tmp_path, name) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    path = tmp_path / "index" / name
+def test_a_file_that_was_cut_or_is_gone_is_refused_by_its_name(copied, kb, encoder, name) -> None:
+    path = copied / name
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(UserError, match=rf"{name} has \d+ bytes, its manifest says \d+: it was cut or replaced"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)
     path.unlink()
     with pytest.raises(UserError, match=rf"is missing: .*{name}"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)
 
 
 def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypatch) -> None:
@@ -497,8 +495,10 @@ def grown(entries, tmp_path, count: int, name: str) -> KnowledgeBase:
     return write_knowledge_base(tmp_path / name, entries[:count], name="owls", image_root="..", shard_size=3)
 
 
-@pytest.mark.parametrize("store", ["exact", "faiss"])
-@pytest.mark.parametrize(("before", "encoded"), [(4, 3), (7, 3), (8, 1), (9, 1), (3, 5)])
+@pytest.mark.parametrize(
+    ("before", "encoded", "store"),
+    [(4, 3, "exact"), (7, 3, "exact"), (8, 1, "exact"), (9, 1, "exact"), (3, 5, "exact"), (7, 3, "faiss")],
+)
 def test_entries_that_are_added_later_are_encoded_alone(kb, entries, encoder, tmp_path, before, encoded, store) -> None:
     """Shards of four entries in two batches: those of full shards are not encoded again, and the bytes are the same."""
     settings = {"batch_size": 2, "shard_rows": 4, "store": store}
@@ -551,11 +551,10 @@ def test_a_knowledge_base_that_begins_otherwise_is_another_one(kb, entries, enco
 
 
 @pytest.mark.parametrize("content", ["[]", "5", "{}", '{"vectors": 3}', "null", '{"fields": {}, "checksums": []}'])
-def test_a_manifest_of_the_wrong_shape_is_refused(kb, encoder, tmp_path, content) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    (tmp_path / "index/manifest.json").write_text(content)
+def test_a_manifest_of_the_wrong_shape_is_refused(copied, kb, encoder, content) -> None:
+    (copied / "manifest.json").write_text(content)
     with pytest.raises(UserError, match="build the index"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)
 
 
 @pytest.mark.parametrize(
@@ -574,35 +573,38 @@ def test_a_manifest_of_the_wrong_shape_is_refused(kb, encoder, tmp_path, content
     ],
     ids=str,
 )
-def test_a_manifest_that_does_not_count_is_refused(kb, encoder, tmp_path, change) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    path = tmp_path / "index/manifest.json"
+def test_a_manifest_that_does_not_count_is_refused(copied, kb, encoder, change) -> None:
+    path = copied / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UserError, match=r"manifest\.json is not an index's manifest"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)
 
 
-@pytest.mark.parametrize("name", ["owners.npy", "entries.npy"])
 @pytest.mark.parametrize(
-    "content",
-    [np.full(13, 10), np.full(13, -1), np.zeros(13), np.zeros((13, 1), int), np.zeros(5, int), np.array(["e0"] * 13)],
-    ids=["beyond", "negative", "real", "matrix", "few", "texts"],
+    ("name", "content"),
+    [
+        ("owners.npy", np.full(13, 10)),
+        ("entries.npy", np.full(10, 10)),
+        ("owners.npy", np.full(13, -1)),
+        ("entries.npy", np.zeros(10)),
+        ("owners.npy", np.zeros((13, 1), int)),
+        ("entries.npy", np.zeros(5, int)),
+    ],
+    ids=["owners beyond", "entries beyond", "negative", "real", "matrix", "few"],
 )
-def test_positions_that_are_none_are_refused(kb, encoder, tmp_path, name, content) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    np.save(tmp_path / "index" / name, content)
-    path = tmp_path / "index/manifest.json"
+def test_positions_that_are_none_are_refused(copied, kb, encoder, name, content) -> None:
+    np.save(copied / name, content)
+    path = copied / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["checksums"] |= checksums([tmp_path / "index" / name])
+    manifest["checksums"] |= checksums([copied / name])
     path.write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="build the index again"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)
 
 
 @pytest.mark.parametrize("checked", [{}, {"owners.npy": 3}, [1], None])
-def test_checksums_of_the_wrong_shape_are_refused(kb, encoder, tmp_path, checked) -> None:
-    build_index(kb, encoder, tmp_path / "index")
-    path = tmp_path / "index/manifest.json"
+def test_checksums_of_the_wrong_shape_are_refused(copied, kb, encoder, checked) -> None:
+    path = copied / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "checksums": checked}))
     with pytest.raises(UserError, match="`checksums` are damaged"):
-        load_index(tmp_path / "index", kb, encoder)
+        load_index(copied, kb, encoder)

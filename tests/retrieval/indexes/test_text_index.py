@@ -24,7 +24,7 @@ from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, l
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.stores.ivf import FaissStore
 
-from .conftest import Counting, files
+from .conftest import Counting, files, two_processes
 
 ANIMALS = ("owl", "bear", "fox", "whale", "wolf", "hawk", "seal")
 
@@ -195,17 +195,18 @@ def test_the_command_builds_what_its_manifest_opens_again(kb, tmp_path, capsys) 
     assert len(hits) == 2
 
 
-@pytest.mark.slow
-def test_two_processes_of_a_launch_build_the_bytes_of_one(kb, tmp_path, start_launch) -> None:
-    def flags(output: str) -> list[str]:
-        where = ["--knowledge", str(kb.folder), "--output", str(tmp_path / output), "--device", "cpu"]
-        return [*where, "--shard_entries", "2", "--max_length", "8"]
-
-    launch = start_launch("retrieval/build_index.py", ["--rows", "passages", *flags("shared")])
-    command.build_index.main(["--rows", "passages", *flags("alone")])
-    assert launch.wait() == 0, launch.stderr
-    assert launch.stdout.count("passages of animals") == 1
-    assert "passages have more than the 8 tokens that are read" in launch.stdout
+def test_two_processes_build_the_bytes_of_one(kb, tmp_path) -> None:
+    settings = TextSettings(max_length=8)  # each encoder counts the passages that it cuts
+    short = [TextEncoder(find_checkpoint("miniature/text"), settings, torch.device("cpu"), "") for _ in range(3)]
+    counted = [Counting(encoder) for encoder in short[1:]]
+    alone = build_text_index(kb, short[0], tmp_path / "alone", Cutting(), shard_entries=2)
+    two_processes(
+        lambda each: build_text_index(
+            kb, counted[each.index], tmp_path / "shared", Cutting(), shard_entries=2, processes=each
+        )
+    )
+    assert all(one.batches for one in counted)
+    assert alone.manifest["cut"] > 0
     assert files(tmp_path / "shared") == files(tmp_path / "alone")
 
 

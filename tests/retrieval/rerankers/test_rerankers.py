@@ -81,9 +81,16 @@ def test_a_wrong_request_is_refused(reranker, passages) -> None:
 # What the two models compute.
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last", "cls"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.parametrize(
+    ("pooling", "side", "model_type"),
+    [
+        ("mean", "left", "bert"),
+        ("mean", "right", "llama"),
+        ("last", "left", "llama"),
+        ("last", "right", "bert"),
+        ("cls", "left", "bert"),
+    ],
+)
 def test_a_bi_encoders_score_is_the_cosine_of_pooled_states(
     bert_folder, llama_folder, passages, tmp_path, pooling, side, model_type
 ) -> None:
@@ -287,5 +294,5 @@ def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:
         "print([score.hex() for score in bm25_scores(' '.join(words), made)])\n"
     )
     root = str(Path(__file__).parents[3] / "src")
-    ways = [{"PYTHONHASHSEED": str(seed), "PYTHONPATH": root} for seed in range(4)]
+    ways = [{"PYTHONHASHSEED": str(seed), "PYTHONPATH": root} for seed in range(2)]
     assert len({subprocess.check_output([sys.executable, "-c", program], env=way) for way in ways}) == 1

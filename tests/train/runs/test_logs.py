@@ -33,8 +33,12 @@ def without_clock(logged_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in logged_rows]
 
 
-def test_the_log_has_each_row_once_in_a_resumed_run_too(config, data_folder, interrupted, history) -> None:
-    write_examples(data_folder / "val.parquet", read_examples(data_folder / "train.parquet", ReflectionExample)[:7])
+def test_the_log_has_each_row_and_all_tokens_once_in_a_resumed_run_too(
+    config, data_folder, interrupted, history
+) -> None:
+    """Eight steps of four examples: all of them once, and eight of them twice."""
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
+    write_examples(data_folder / "val.parquet", examples[:7])
     changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 4}
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight)
@@ -52,18 +56,9 @@ def test_the_log_has_each_row_once_in_a_resumed_run_too(config, data_folder, int
     assert trained == [row for row in without_clock(log) if "train_loss" not in row]
     assert [list(row) for row in rows(straight.output_dir)] == [list(row) for row in log]  # and in the same order
 
-
-def test_the_tokens_that_were_read_are_counted_over_a_resumed_run_too(config, data_folder, interrupted) -> None:
-    """Eight steps of four examples: all of them once, and eight of them twice."""
-    straight, resumed = config("straight"), config("resumed")
-    fine_tune(straight)
-    interrupted(resumed, 5)
-    fine_tune(resumed)
-
     states = [json.loads(Path(run.output_dir, "trainer_state.json").read_text()) for run in (straight, resumed)]
     assert states[0]["num_input_tokens_seen"] == states[1]["num_input_tokens_seen"]
     loaded = load(straight.model, scheme="mr2ag", device="cpu")
-    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
     lengths = [sum(tree.length for tree in example.trees) for example in encoded]
     assert len(lengths) == 24

@@ -22,7 +22,7 @@ from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.exporting import export_checkpoint
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
-PROMPTS = 20
+PROMPTS = 4
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Training from cached features of a frozen vision tower equals training with the tower, which then isn't run."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,8 +93,7 @@ def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[st
     return loss.detach() / weight, gradients, batch
 
 
-@pytest.mark.parametrize("tree", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "tree"), [*((family, True) for family in FAMILIES), ("llava", False)])
 def test_loss_and_gradients_are_those_of_the_uncached_run(captions, family: Family, tree: bool) -> None:
     run = captions(family=family, tree=tree)
     loss, gradients, batch = first_step(run.model_copy(update={"cache_features": ""}))
@@ -119,11 +117,11 @@ def test_stage_2_reads_features_before_a_projector_that_trains_next_to_adapters(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_picture_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
-    fine_tune(captions("one", family))
-    assert passes == [1, 1, 1]  # three colours, of 24 questions in eight steps of four
+    fine_tune(captions("one", family, max_steps=2))
+    assert passes == [1, 1, 1]  # three colours, of 24 questions
 
     written = files(captions())
-    fine_tune(captions("two", family))
+    fine_tune(captions("two", family, max_steps=2))
     assert passes == [1, 1, 1]
     assert files(captions()) == written
     assert len(written) == 3
@@ -135,15 +133,6 @@ def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plai
 
     assert passes == [1, 1, 1]
     assert all("eval_answer_exact_match" in row for row in history(run.output_dir) if "eval_loss" in row)
-
-
-def test_an_interrupted_run_ends_with_the_straight_runs_weights(captions, assert_equal_weights, interrupted) -> None:
-    fine_tune(captions("straight"))
-
-    interrupted(captions("resumed"), 5)
-    fine_tune(captions("resumed"))
-
-    assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
 
 
 def test_a_run_may_resume_without_its_cache(captions, interrupted, losses) -> None:
@@ -191,20 +180,6 @@ def test_two_processes_share_the_reading_and_train_as_one(captions, finish, weig
     assert files(one) == written
     assert len(written) == 3
     torch.testing.assert_close(weights(two.output_dir), weights(one.output_dir), rtol=0, atol=1e-4)
-
-
-def test_a_run_that_is_killed_while_it_reads_leaves_no_half_file(captions, start, data_folder) -> None:
-    rows = captions(family="llava", size="base", max_steps=1)
-    process = start(rows)
-    while not any(path.name[0] != "." for path in Path(rows.cache_features).rglob("*.safetensors")):
-        assert process.poll() is None, process.stderr
-        time.sleep(0.001)
-    process.kill()
-
-    fine_tune(rows)
-
-    names = [Path(path).name for path in files(rows)]
-    assert sum(name.endswith(".safetensors") and not name.startswith(".") for name in names) == 3
 
 
 def test_a_tower_that_trains_is_refused(captions) -> None:

@@ -17,17 +17,20 @@ from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import make_entity, random_looks
 from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
 
+each_family = pytest.mark.parametrize("school", FAMILIES, indirect=True)
+"""Other tests are of the loop, and have the first family alone."""
 
-@pytest.fixture(scope="module", params=FAMILIES)
+
+@pytest.fixture(scope="module")
 def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
-    rng = random.Random(0)
-    processor: Any = build_processor(request.param, train_tokenizer(corpus(40, rng), 500, request.param))
+    rng, family = random.Random(0), getattr(request, "param", FAMILIES[0])
+    processor: Any = build_processor(family, train_tokenizer(corpus(40, rng), 500, family))
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
     shown = [DrawnPicture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [DrawnPicture(famous[0].looks, 1)]
     pixels = [
         dict(processor.image_processor(images=[draw(p.looks, p.balloons, rng)], return_tensors="pt")) for p in shown
     ]
-    model = build_model(request.param, processor.tokenizer, size="test", seed=1)
+    model = build_model(family, processor.tokenizer, size="test", seed=1)
     return Pretrainer(model, processor, pixels, lambda line: None), Teacher(shown, famous, rng), processor
 
 
@@ -35,6 +38,7 @@ def lessons_of(teacher: Teacher) -> list[Lesson]:
     return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(3), teacher.recall()]
 
 
+@each_family
 def test_a_tree_predicts_as_separate_rows_do(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     for lesson in lessons_of(teacher):
@@ -59,6 +63,7 @@ def _targets_of(batch: Any, number: int, lesson: Lesson) -> torch.Tensor:
     return torch.arange(first, end)
 
 
+@each_family
 def test_a_batch_predicts_as_its_single_lessons_do(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, _ = school
     lessons = lessons_of(teacher)
@@ -67,6 +72,7 @@ def test_a_batch_predicts_as_its_single_lessons_do(school: tuple[Pretrainer, Tea
     assert torch.allclose(together, apart, atol=1e-5)
 
 
+@each_family
 def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, processor = school
     lesson = teacher.read(with_picture=True)
@@ -81,6 +87,7 @@ def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, 
     assert processor.tokenizer.decode(whole[len(ids) :]).strip() == ""
 
 
+@each_family
 def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(school) -> None:
     trainer, _, processor = school
     turn = LessonTurn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
@@ -107,15 +114,6 @@ def test_the_vision_stage_names_the_attributes(school: tuple[Pretrainer, Teacher
     labels = torch.tensor([[row % 2] for row in range(7)])
     trainer.train_vision(VisionStage("vision", 200, 7, 3e-3, labels, [["red", "blue"]]))
     assert float(lines[-1].split()[-1]) > 0.9
-
-
-def test_a_few_steps_lower_the_loss(school: tuple[Pretrainer, Teacher, Any]) -> None:
-    trainer, _, _ = school
-    lesson = Lesson(0, "", (LessonTurn("What is it?", "owl", "visual_kind"),))
-    before = trainer.accuracy([lesson])["visual_kind"]
-    trainer.train(Stage("test", 40, 4, 5e-3, [(1.0, lambda: lesson)], warmup=1), random.Random(0))
-    assert before == 0.0
-    assert trainer.accuracy([lesson])["visual_kind"] == 1.0
 
 
 def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teacher, Any]) -> None:

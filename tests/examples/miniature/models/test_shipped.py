@@ -28,12 +28,12 @@ def test_the_text_retriever_finds_the_fact_that_is_asked_for_in_words_it_never_m
     examiner = Librarian(random.Random(99), held_out=True)
     for articles in (1, 5):
         right = []
-        for _ in range(60):
+        for _ in range(30):
             exam = examiner.exam(articles)
             scores = (encoder.encode_passages(exam.passages) @ encoder.encode_queries(exam.questions)[0]).tolist()
             best = max(set(range(len(scores))) - set(exam.neutral[0]), key=scores.__getitem__)
             right.append(best == exam.gold[0])
-        assert sum(right) >= 57
+        assert sum(right) >= 29
 
 
 def test_the_encoder_tells_a_red_picture_from_a_blue_one() -> None:

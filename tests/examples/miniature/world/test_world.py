@@ -34,6 +34,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def further(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same world, with traffic and with two-hop questions for training."""
+    folder = tmp_path_factory.mktemp("further")
+    build_world(folder, size="tiny", seed=3, traffic=300, two_hop=40, quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def manifest(folder: Path) -> dict[str, Any]:
     return Dataset(folder).manifest
 
@@ -67,14 +75,13 @@ def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
         build_world(folder, size="tiny", seed=5, quiet=True)
 
 
-def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, tmp_path) -> None:
+def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, further) -> None:
     """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
-    build_world(tmp_path, size="tiny", seed=3, traffic=300, quiet=True)
-    plain, world = Dataset(folder), Dataset(tmp_path)
+    plain, world = Dataset(folder), Dataset(further)
     for split in splits(folder):
         assert world.questions(split) == plain.questions(split)
-    assert (tmp_path / "knowledge").exists()
-    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+    assert (further / "knowledge").exists()
+    assert filecmp.dircmp(folder / "knowledge", further / "knowledge").diff_files == []
 
     def facts(names: tuple[str, ...]) -> set[tuple[str, str]]:
         knowledge_based = [q for name in names for q in world.questions(name) if q.requires_retrieval]
@@ -90,9 +97,9 @@ def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_spl
     assert len(traffic) - len(known) == pytest.approx(300 / 6, rel=0.3)
     others = {q.image for split in splits(folder) for q in plain.questions(split)}
     assert others.isdisjoint(q.image for q in traffic)
-    assert all((tmp_path / q.image).exists() for q in traffic)
+    assert all((further / q.image).exists() for q in traffic)
     with pytest.raises(UserError, match="holds another data set"):
-        build_world(tmp_path, size="tiny", seed=3, quiet=True)
+        build_world(further, size="tiny", seed=3, quiet=True)
 
 
 def test_unseen_entities_have_held_out_looks_and_seen_ones_do_not(manifest: dict[str, Any]) -> None:
@@ -177,12 +184,11 @@ def test_a_distractor_is_never_the_answer(relation: str) -> None:
             assert text.count(part) == 1
 
 
-def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(folder, tmp_path) -> None:
-    build_world(tmp_path, size="tiny", seed=3, two_hop=40, quiet=True)
-    plain, world = Dataset(folder), Dataset(tmp_path)
+def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(folder, further) -> None:
+    plain, world = Dataset(folder), Dataset(further)
     for split in splits(folder):
         assert world.questions(split) == plain.questions(split)
-    assert filecmp.dircmp(folder / "knowledge", tmp_path / "knowledge").diff_files == []
+    assert filecmp.dircmp(folder / "knowledge", further / "knowledge").diff_files == []
     questions = world.questions("two_hop_train")
     assert len(questions) == 40
     for question in questions:
@@ -194,7 +200,7 @@ def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_u
         stated = [other.sections[each.section].text for each in question.evidence[1:]]
         assert all(part in text for text in stated for part in question.answers[0].split(" && "))
         assert question.meta["phrasing"] == "seen"
-        assert (tmp_path / question.image).exists()
+        assert (further / question.image).exists()
     assert len({(q.text, q.image) for q in questions}) > 20
 
 

@@ -67,7 +67,7 @@ def contents(dataset: Dataset, *splits: str) -> set[str]:
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, more: Collection, seed: int) -> None:
     gallery, captions = build(tmp_path, more, GallerySettings(seed=seed))
     tested = contents(gallery, *(split for split in SPLITS if split not in TRAINED))
