@@ -232,9 +232,15 @@ def stored_dtype(model: str) -> Any:
         UserError: The model is missing, or its config is damaged.
     """
     try:
-        return AutoConfig.from_pretrained(resolve(model), trust_remote_code=False).dtype
+        return AutoConfig.from_pretrained(shapes_file(model).parent, trust_remote_code=False).dtype
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
+
+
+def adapter_folder(model: str) -> Path | None:
+    """Return the folder of a model that is an adapter, else None. A missing model is a `UserError`."""
+    source = resolve(model)
+    return source if isinstance(source, Path) and (source / ADAPTER_FILE).is_file() else None
 
 
 def shapes_file(model: str) -> Path:

@@ -426,10 +426,8 @@ def start_processes(start_program, monkeypatch) -> Iterator[Callable[..., list[P
 def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[..., Program]:
     """Return a function that starts `accelerate launch … SCRIPT …`, with the libraries imported already."""
 
-    def start(
-        script: str | Path, arguments: Sequence[str], settings: str | Path = TWO_PROCESSES, flags: Sequence[str] = ()
-    ) -> Program:
-        options = ["--config_file", str(settings), "--main_process_port", "0", *flags]
+    def start(script: str | Path, arguments: Sequence[str], settings: str | Path = TWO_PROCESSES) -> Program:
+        options = ["--config_file", str(settings), "--main_process_port", "0"]
         return start_program(["launch", *options, str(ROOT / script), *arguments])
 
     return start

@@ -210,6 +210,11 @@ def _check_end_tokens(source: str, network: Any) -> None:
             )
 
 
+def is_image_only(processor: ProcessorMixin) -> bool:
+    """Return True for Qwen's processor without its video half, which plain transformers saves and can't load."""
+    return isinstance(processor, ImageOnlyQwen2VLProcessor)
+
+
 def _is_image_only(folder: Path) -> bool:
     """Return True if a folder's processor was saved without its video half; AutoProcessor returns a bare tokenizer."""
     path = folder / "processor_config.json"

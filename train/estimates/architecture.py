@@ -98,12 +98,17 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
     if is_qwen(model):
         side = vision.patch_size * vision.spatial_merge_size  # of the square of a token
         return (max_pixels or _MEGAPIXEL) // side**2
+    if model.model_type == "gemma3":
+        return int(model.mm_tokens_per_image)
     return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:
     """Return the patches that the vision tower reads of a picture that has `tokens` tokens."""
-    return tokens * (model.vision_config.spatial_merge_size**2 if is_qwen(model) else 1)
+    vision = model.vision_config
+    if model.model_type == "gemma3":  # which averages patches to tokens
+        return tokens * (vision.image_size // vision.patch_size) ** 2 // int(model.mm_tokens_per_image)
+    return tokens * (vision.spatial_merge_size**2 if is_qwen(model) else 1)
 
 
 def is_qwen(model: PreTrainedConfig) -> bool:

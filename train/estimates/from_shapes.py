@@ -37,7 +37,8 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(of_model)
     architecture = Architecture.of(of_model)
-    division = Division(config.sharding, config.processes, config.offload, config.offload)
+    offloads_weights = config.offload and config.sharding in ("zero3", "fsdp")
+    division = Division(config.sharding, config.processes, config.offload, offloads_weights)
     adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
     batch, weights = long_batch(config, of_model), planned_weights(model, adapters, config.dtype)
     if config.cache_features:
@@ -71,8 +72,10 @@ def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes:
 def long_batch(config: EstimateConfig, model: PreTrainedConfig) -> BatchSize:
     """Return the size of a batch of questions that each have all their branches."""
     image, branches = config.image_tokens or image_tokens(model, config.max_pixels), branches_of(config)
-    tokens = image + QUESTION_TOKENS + branches * config.branch_tokens
-    one = BatchSize(tokens, tokens, branches * config.branch_supervised, image_patches(model, image), 1)
+    prefix, rows = image + QUESTION_TOKENS, 1 if config.tree else branches
+    longest = prefix + branches // rows * config.branch_tokens
+    patches = rows * image_patches(model, image)
+    one = BatchSize(rows * longest, longest, branches * config.branch_supervised, patches, rows)
     batch = one.times(config.per_device_train_batch_size)
     return batch.within(config.tokens_per_device, config.gradient_accumulation_steps)
 

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 from transformers import TrainingArguments
 
+from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.questions import select_questions
 from reflectune.formats.dataset import Dataset
 from reflectune.models.attention.positions import longest_sequence
 from reflectune.models.loading import Loaded
+from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
+from reflectune.models.schemes.prompts import PromptScheme
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.order import TrainingOrder
@@ -59,7 +62,17 @@ class GateTraining(Method):
         return {**self._hashes, "data_fingerprint": self._dataset.fingerprint}
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
-        """Measure the first round of rewards."""
+        """Measure the first round of rewards.
+
+        Raises:
+            UserError: Relevance is asked with a passage's place among the results, which no reward is measured with.
+        """
+        scheme = Scheme.of(loaded.renderer)
+        if isinstance(scheme, PromptScheme) and scheme.reads_place("srt"):
+            raise UserError(
+                f"`model`: {self._config.model} was trained with `prompts: {scheme.prompts}`, which tell a passage's "
+                "place in the search; gates are trained by reward without it"
+            )
         if self._config.dry_run:
             return
         if self._config.method != "qlora":

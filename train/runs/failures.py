@@ -126,10 +126,13 @@ def advising(
         where = f"at {batch.words}" if batch else "between batches (moving the model, or stepping its weights)"
         changes = "\n  ".join(_changes(adapters, compute, args, batch))
         resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
+        alone = (
+            "`tokens_per_device` or `gradient_checkpointing`" if batch and batch.budget else "`gradient_checkpointing`"
+        )
         raise UserError(
             f"out of memory {where}. These take less (`reflectune estimate` prints how much):\n"
             f"  {changes}\n"
-            f"The last checkpoint is kept: with `gradient_checkpointing` alone changed{resumable}, the run resumes "
+            f"The last checkpoint is kept: with {alone} alone changed{resumable}, the run resumes "
             "from it; other changes need another `output_dir`"
         ) from error
 

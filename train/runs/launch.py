@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from transformers import TrainingArguments
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import MPI_SIZES
-from reflectune.models.loading import ADAPTER_FILE
+from reflectune.models.loading import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
@@ -63,7 +62,7 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
         )
-    if kind == "zero3" and Path(config.model, ADAPTER_FILE).is_file():
+    if kind == "zero3" and adapter_folder(config.model) is not None:
         raise UserError(
             f"`model`: {config.model} is an adapter, and zero3 divides its base before it could be merged; merge it "
             "with train.merge first, and start from the result"

@@ -37,5 +37,9 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
         for layer in model.model.language_model.layers:
             if not hasattr(layer, "linear_attn"):  # it looks up its segments, and has kernels of its own
                 layer.compile(dynamic=False)
-        say(args, "the layers are compiled at each new padded length of a batch (eight from one power of two to the next): about 20 s each")
+        say(
+            args,
+            "the layers are compiled at each new padded length of a batch, about 20 s each; eight of them "
+            "lie between a power of two and the next",
+        )
     return True

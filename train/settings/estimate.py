@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from reflectune.core.config import setting
+from reflectune.core.config import cross_check, setting
 from reflectune.train.settings.sft import SftConfig
 
 
@@ -27,5 +28,11 @@ class EstimateConfig(SftConfig):
     def needed_problems(self) -> list[str]:
         """Return nothing: data, model, output and QLoRA's library may be missing."""
         return []
+
+    @cross_check
+    def offload_problems(self) -> Iterator[str]:
+        """Yield the problem of offloading without a launch that does it."""
+        if self.offload and not self.sharding:
+            yield "`offload` needs `sharding`: DeepSpeed and FSDP alone offload"
 
     data_problems = eval_problems = quantization_problems = needed_problems

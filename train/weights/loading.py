@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel, set_seed
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.loading import ADAPTER_FILE, Loaded, is_stored_in, load, read_info
+from reflectune.models.loading import ADAPTER_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
@@ -47,7 +46,14 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
     """Load the model to train. Trained weights are kept in fp32, frozen ones in half precision or in four bits.
 
     A full checkpoint holds all weights, so its frozen ones keep the precision of their file, or fp32.
+
+    Raises:
+        UserError: New adapters would stand on an adapter: an adapter's base model is a whole one.
     """
+    if config.method == "lora" and adapter_folder(config.model) is not None:
+        raise UserError(
+            f"`model`: {config.model} is an adapter; merge it with train.merge first, and start from the result"
+        )
     if config.method == "qlora":
         return load(
             config.model,
@@ -83,8 +89,8 @@ def load_tuned(
     Raises:
         UserError: The model is not fine-tuned, has another scheme, or is an adapter of the other method.
     """
-    folder = Path(config.model)
-    if config.method == "full" or not (folder / ADAPTER_FILE).is_file():
+    folder = adapter_folder(config.model)
+    if config.method == "full" or folder is None:
         loaded = load_base(config, device, sharding)
         if not loaded.is_tuned:
             raise UserError(f"`model`: {config.model} is not fine-tuned; give a checkpoint that train/sft.py wrote")

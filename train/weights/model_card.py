@@ -17,6 +17,7 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, resolve
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
+from reflectune.models.weights.pretrained import is_image_only
 from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.weights.checkpoints import RECORD
 
@@ -27,6 +28,9 @@ _SHOWN = (
 """Settings that the card shows; all are in reflectune.json."""
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
 """Files of the run that are not part of the model."""
+
+
+_SAYS = ", and says in tokens whether it needs to look something up and whether a passage is evidence"
 
 
 def write_card(
@@ -52,7 +56,7 @@ def write_card(
     assert loaded.scheme is not None  # it was loaded with one
     scheme, base, method = loaded.scheme, loaded.name, settings["method"]
     front = yaml.safe_dump(
-        front_matter(publishing.licence, base, method=method, scheme=scheme.name), sort_keys=False, allow_unicode=True
+        front_matter(publishing.licence, base, method=method, scheme=scheme), sort_keys=False, allow_unicode=True
     )
     tokens = {f"`{scheme.tokens[role]}`": words for role, words in scheme.descriptions.items()}
     parts = [
@@ -62,21 +66,20 @@ def write_card(
         "",
         f"# {publishing.push_to_hub or Path(folder).resolve().name}",
         "",
-        f"Answers questions about a picture, and says in tokens whether it needs to look something up and whether a "
-        f"passage is evidence: {scheme.title}, fine-tuned by reflectune.",
+        f"Answers questions about a picture{_SAYS if scheme.tokens else ''}: {scheme.title}, fine-tuned by reflectune.",
         "",
         *_table(("made from", ""), _origin(loaded, data, settings, step, publishing.licence)),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
-        *_table(("reflection token", "its row began as the mean of"), tokens),
+        *(_table(("reflection token", "its row began as the mean of"), tokens) if tokens else []),
         *_metrics(history, step),
         "## How to load it",
         "",
         "```python",
-        *_loading(method),
+        *_loading(method, is_plain=not is_image_only(loaded.processor)),
         "```",
         "",
-        "Tokens and prompts are in `scheme.json`, the settings of its training in `reflectune.json`. Decode with",
-        "`skip_special_tokens=False`: reflection tokens are special tokens.",
+        "Tokens and prompts are in `scheme.json`, the settings of its training in `reflectune.json`.",
+        *(["Decode with `skip_special_tokens=False`: reflection tokens are special tokens."] if tokens else []),
         "",
     ]
     write_atomically(Path(folder, "README.md"), "\n".join(parts))
@@ -101,14 +104,17 @@ def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
     return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
 
 
-def front_matter(licence: str, base: str, *, method: str, scheme: str) -> dict[str, Any]:
+def front_matter(licence: str, base: str, *, method: str, scheme: Scheme) -> dict[str, Any]:
     """Return the metadata that the Hub reads from a card; a base model that is a folder is left out."""
     return {
         **({"base_model": base} if _is_on_hub(base) else {}),
         **({"license": licence} if licence else {}),
         "library_name": "transformers" if method == "full" else "peft",
         "pipeline_tag": "image-text-to-text",
-        "tags": ["reflection-tokens", "retrieval-augmented-generation", "reflectune", scheme],
+        "tags": [
+            *(["reflection-tokens"] if scheme.tokens else []),
+            *("retrieval-augmented-generation", "reflectune", scheme.name),
+        ],
     }
 
 
@@ -130,8 +136,8 @@ def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
     return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()}) if metrics else []
 
 
-def _loading(method: str) -> list[str]:
-    if method == "full":
+def _loading(method: str, is_plain: bool) -> list[str]:
+    if method == "full" and is_plain:
         return [
             "from transformers import AutoModelForImageTextToText, AutoProcessor",
             "",
@@ -141,7 +147,7 @@ def _loading(method: str) -> list[str]:
     return [
         "from reflectune.models.loading import load",
         "",
-        "# adds the tokens' rows to the base model, then merges the adapter",
+        *([] if method == "full" else ["# adds the tokens' rows to the base model, then merges the adapter"]),
         'loaded = load("THIS")',
         "model, processor = loaded.model, loaded.processor",
     ]

@@ -76,12 +76,28 @@ def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
 
 def test_a_large_picture_of_each_family() -> None:
     tokens = {}
-    for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b"):
+    for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b", "gemma3_4b"):
         path = SHAPES / f"{folder}.json"
         recipe = EstimateConfig(per_device_train_batch_size=1, branches=1, branch_tokens=100)
-        tokens[folder] = forecast_from_shapes(recipe, path).batch.tokens - 160
+        batch = forecast_from_shapes(recipe, path).batch
+        tokens[folder] = batch.tokens - 160
 
-    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, "qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
+    assert batch.patches == 64**2  # Gemma-3's tower averages 16 of them to a token
+    of_qwen = {"qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
+    assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, **of_qwen, "gemma3_4b": 256}
+
+
+def test_only_what_a_launch_offloads_is_left_out() -> None:
+    (problem,) = EstimateConfig(offload=True).problems()
+    assert "`offload` needs `sharding`" in problem
+    path = SHAPES / "llava15_7b.json"
+    parts = {
+        (kind, offload): forecast_from_shapes(EstimateConfig(sharding=kind, processes=8, offload=offload), path).parts()
+        for kind in ("zero2", "zero3")
+        for offload in (False, True)
+    }
+    assert parts["zero2", True][0] == parts["zero2", False][0]  # weights, which zero2 can't offload
+    assert parts["zero3", True][0] != parts["zero3", False][0]
 
 
 def test_a_bound_of_pixels_bounds_the_tokens_that_are_estimated() -> None:
@@ -106,6 +122,8 @@ def test_a_batch_grows_with_its_questions_and_their_branches() -> None:
 
     assert (four.tokens, four.longest, four.trees) == (4 * one.tokens, one.longest, 4)
     assert one.tokens == 576 + 60 + 6 * 250
+    rows = long_batch(EstimateConfig(per_device_train_batch_size=1, tree=False), model)
+    assert (rows.tokens, rows.longest, rows.patches) == (6 * (576 + 60 + 250), 576 + 60 + 250, 6 * one.patches)
     assert Architecture.of(model).head_size == 128
 
 

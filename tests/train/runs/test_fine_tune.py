@@ -146,6 +146,17 @@ def test_trees_and_separate_rows_train_the_same_weights(config, weights) -> None
     torch.testing.assert_close(weights(rows.output_dir), weights(trees.output_dir), rtol=1e-3, atol=1e-4)
 
 
+def test_new_adapters_on_an_adapter_are_refused(config) -> None:
+    """Its checkpoint would name an adapter as its base model, and could not be loaded."""
+    first = config("first", method="lora", max_steps=1)
+    fine_tune(first)
+    with pytest.raises(UserError, match="is an adapter; merge it"):
+        fine_tune(config("second", method="lora", max_steps=1, model=first.output_dir))
+    full = config("full", max_steps=1, model=first.output_dir, train_towers=["language_model"])
+    fine_tune(full)
+    assert load(full.output_dir).is_tuned
+
+
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_packed_rows_train_the_same_weights(config, family, weights, differentiable_flex, monkeypatch) -> None:
     plain, packed = (

@@ -1,6 +1,7 @@
 """MMKB-RAG with `prompts: search_result`: one P_SRT in training, in the checkpoint, and when it is asked."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -15,6 +16,8 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mmkb_rag import SCHEME
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.train.gate_rewards.run import GateTraining
+from reflectune.train.grpo import GrpoConfig
 from reflectune.train.runs.supervised import fine_tune
 
 
@@ -64,6 +67,10 @@ def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed, tuned
     soft = dataclasses.replace(example, branches=(dataclasses.replace(srt, weight=0.25),))
     (segment,) = loaded.scheme.encode(loaded.renderer, soft, image).branches
     assert segment.weights == tuple(0.25 * (label >= 0) for label in labels)
+
+    by_reward: Any = GateTraining(GrpoConfig(model=run.output_dir), dataset=None, hashes={}, measuring=None)
+    with pytest.raises(UserError, match="gates are trained by reward without it"):
+        by_reward.before_training(loaded, args=None)
 
     plain = tuned_checkpoint("What is it? It is oak.", "mmkb_rag")
     assert load(plain).scheme == SCHEME

@@ -19,8 +19,9 @@ from reflectune.core.errors import UserError
 from reflectune.models.loading import load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.runs.supervised import fine_tune
+from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.weights.model_card import front_matter, validation_metrics
+from reflectune.train.weights.model_card import front_matter, validation_metrics, write_card
 
 
 @dataclass
@@ -158,9 +159,20 @@ def test_a_checkpoint_has_a_card(config, data_folder: Path, method: str) -> None
 
 
 def test_a_hub_model_is_named_as_the_base() -> None:
-    header = front_matter("", "llava-hf/llava-1.5-7b-hf", method="full", scheme="mr2ag")
+    header = front_matter("", "llava-hf/llava-1.5-7b-hf", method="full", scheme=MR2AG)
 
     assert header["base_model"] == "llava-hf/llava-1.5-7b-hf"
+    assert "reflection-tokens" in header["tags"]
+
+
+def test_the_card_of_a_model_without_tokens_promises_none_and_loads_qwen_by_us(tmp_path: Path) -> None:
+    loaded = load("miniature/qwen2_vl", scheme="plain")
+    settings = {"method": "full", "scheme": "plain", "model_fingerprint": "m", "data_fingerprint": "d"}
+    write_card(tmp_path, publishing=PublishingConfig(), loaded=loaded, data="", settings=settings, history=[], step=1)
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "token" not in card.split("---\n", 2)[2].replace("Tokens and prompts are in", "")
+    assert "reflection-tokens" not in card
+    assert "reflectune.models.loading" in card  # plain AutoProcessor finds no video half, and returns a tokenizer
 
 
 def test_the_cards_metrics_are_those_of_the_weights_step() -> None:
