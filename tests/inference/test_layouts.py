@@ -22,9 +22,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.metrics.judging.bem import RECORD
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
-
-ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
-"""Of tests where the model doesn't matter."""
+from tests.inference.families import ONE_FAMILY
 
 WIKI = "https://en.wikipedia.org/wiki/"
 LANDMARKS = ("0a1b2c3d4e5f6071", "ffee2c3d4e5f6071")

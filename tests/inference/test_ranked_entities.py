@@ -25,8 +25,14 @@ from reflectune.inference.running.loading import open_engine, open_entries, open
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.words import WordReranker
+from tests.inference.families import ONE_FAMILY
 
-RETRIEVING = [name for name, recipe in all_recipes().items() if recipe.needs("entries") and not recipe.is_iterative]
+RETRIEVING = [
+    name
+    for name, recipe in all_recipes().items()
+    if recipe.needs("entries") and not recipe.is_iterative and recipe.model != "plain_model"
+]
+"""Pipelines that search entries once, without tuned baselines, which search as untuned ones do."""
 ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative and name != "promsa"]
 """Pipelines that search entries with texts; ProMSA searches them by pictures alone if there is an index of passages."""
 
@@ -55,14 +61,13 @@ def settings(world: Path, ranked: Path | None = None, **more: Any) -> EvaluateCo
 def models(checkpoints: SimpleNamespace, prompted: SimpleNamespace) -> dict[str, Loaded]:
     return {
         "base_model": load(checkpoints.base),
-        "plain_model": load(checkpoints.base, scheme="plain"),
         "mr2ag": load(checkpoints.tuned),
         "mmkb_rag": load(prompted.tuned),
         "reflectiva": load(checkpoints.base, scheme="reflectiva"),
     }
 
 
-@pytest.mark.parametrize("family", ["llava"], indirect=True)  # no model reads the list
+@ONE_FAMILY  # no model reads the list
 @pytest.mark.parametrize("name", RETRIEVING)
 def test_every_pipeline_reads_what_is_listed_and_survives_what_is_not(name: str, world, models, checkpoints) -> None:
     recipe = find_recipe(name)
@@ -138,6 +143,7 @@ def test_an_agents_image_search_reads_the_list_and_its_text_search_the_passages(
     assert (base, len(found["texts"])) == ("texts", 1)
 
 
+@ONE_FAMILY
 def test_an_evaluation_says_what_it_read_and_for_how_many_nothing_was_found(world, checkpoints, tmp_path) -> None:
     def evaluate(folder: Path, ranked: Path) -> dict[str, list[str]]:
         """The lines of the traces' files."""

@@ -44,6 +44,7 @@ from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.retrieval.retrievers.joint import JointSearch
+from tests.inference.families import ONE_FAMILY
 
 SEVERAL = Question("q", "images/e0.png", "Which one eats?", ("mice",), entity_ids=("e0",))
 SEVERAL = dataclasses.replace(SEVERAL, more_images=("images/e1.png", "images/e2.png"), split="several")
@@ -170,6 +171,7 @@ def encoded(colour: str) -> dict[str, Any]:
     return {"bytes": buffer.getvalue(), "path": None}
 
 
+@ONE_FAMILY
 def test_mrag_bench_from_its_file_to_its_score(checkpoints, tmp_path) -> None:
     row = {"id": "1", "image": encoded("red"), "gt_images": [encoded("blue"), encoded("green")], "answer_choice": "B"}
     row |= {"question": "Which is it?", "A": "an owl", "B": "a cat", "C": "an elk", "D": "a hen", "scenario": "Angle"}
@@ -201,6 +203,7 @@ def config(several, encoder, checkpoints, make, tmp_path) -> Callable[..., Evalu
     return build
 
 
+@ONE_FAMILY
 def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_path) -> None:
     metrics = experiment.run(config("closed_book", "naive_rag", "oracle", "mi_rag", **SHORT))
     folder = tmp_path / "run"
@@ -214,6 +217,7 @@ def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_
     assert [len(set(shown.split(","))) for shown in re.findall(r'"images":\[([\d,]+)\]', page)] == [1, 3]
 
 
+@ONE_FAMILY
 def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None:
     told = "question q has 3 pictures, and the pipeline mr2ag reads one; leave it out"
     with pytest.raises(UserError, match=told):
@@ -222,6 +226,7 @@ def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None
         experiment.run(config("closed_book", "mr2ag"))
 
 
+@ONE_FAMILY
 def test_with_on_error_skip_they_are_listed(config, tmp_path) -> None:
     experiment.run(config("mr2ag", on_error="skip"))
     traces = by_question(read_traces(tmp_path / "run" / "traces" / "mr2ag.jsonl"))

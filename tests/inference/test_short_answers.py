@@ -48,6 +48,7 @@ from reflectune.retrieval.contexts import Document
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.train.runs.answers import AnswerReader
+from tests.inference.families import ONE_FAMILY
 
 WORD, LIST = "oak", "oak && elm"
 SENTENCE = "The answer is oak, as everyone knows."
@@ -150,9 +151,11 @@ class Route(NamedTuple):
     settings: tuple[tuple[str, Any], ...] = ()
 
 
-BASELINES = [name for name, recipe in all_recipes().items() if recipe.model in ("base_model", "plain_model")]
+BASELINES = [name for name, recipe in all_recipes().items() if recipe.model == "base_model"]
+TUNED = ["closed_book_tuned", "naive_rag_passages_tuned"]
+"""Without and with documents; the other tuned baselines ask as their untuned ones do."""
 ROUTES = {
-    **{name: Route(name) for name in BASELINES},
+    **{name: Route(name) for name in (*BASELINES, *TUNED)},
     "reag: nothing kept": Route("reag", 0.05),
     "wikiseeker: the inspector fails": Route("wikiseeker", 0.1),
     "mr2ag: from passages": Route("mr2ag"),
@@ -204,11 +207,11 @@ def parts(models, settings, world) -> Callable[..., tuple[EvaluateConfig, Pipeli
 
 def test_no_pipeline_that_answers_is_forgotten_here() -> None:
     """But ReflectiVA's, which asks in its own published words, whatever the style."""
-    others = {"retrieval", "reflection", "reflectiva"}
+    others = {"retrieval", "reflection", "reflectiva", *(f"{name}_tuned" for name in BASELINES)} - {*TUNED}
     assert {route.pipeline for route in ROUTES.values()} == set(all_recipes()) - others
 
 
-@pytest.mark.parametrize("family", ["llava"], indirect=True)  # each family's prompts: test_rendering.py
+@ONE_FAMILY  # each family's prompts: test_rendering.py
 @pytest.mark.parametrize("route", ROUTES.values(), ids=ROUTES)
 def test_every_pipeline_asks_for_what_the_question_wants(route: Route, chatty, parts, world) -> None:
     chatty.yes = route.yes
@@ -219,6 +222,7 @@ def test_every_pipeline_asks_for_what_the_question_wants(route: Route, chatty, p
         assert all(passage.answer in (None, trace.answer) for passage in trace.passages)
 
 
+@ONE_FAMILY
 def test_the_routes_are_taken_as_they_are_called(chatty, parts, world) -> None:
     def traces(name: str) -> list[Trace]:
         route = ROUTES[name]
@@ -236,6 +240,7 @@ def test_the_routes_are_taken_as_they_are_called(chatty, parts, world) -> None:
     assert not any(trace.retrieved for trace in traces("mmkb_rag: base answers without documents"))
 
 
+@ONE_FAMILY
 def test_each_document_alone_is_asked_for_the_same(chatty, parts, world) -> None:
     answer_each = find_recipe("mmkb_rag").answer_each
     assert answer_each is not None
@@ -245,6 +250,7 @@ def test_each_document_alone_is_asked_for_the_same(chatty, parts, world) -> None
             assert {passage.answer for passage in trace.passages} == {SAID[trace.question_id]}
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("yes", [0.1, 0.9])
 @pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
 def test_a_single_question_is_answered_in_a_word(
@@ -265,6 +271,7 @@ def test_a_single_question_is_answered_in_a_word(
     assert trace.answer == WORD
 
 
+@ONE_FAMILY
 def test_a_model_that_does_not_reflect_has_nothing_to_show(models, settings, world, tmp_path) -> None:
     plain = models["plain_model"]
     save_checkpoint(tmp_path, plain.model, plain.processor, find_scheme("plain"), {"base_model": plain.name})
@@ -276,6 +283,7 @@ def test_a_model_that_does_not_reflect_has_nothing_to_show(models, settings, wor
 # Probing, rewards, validation.
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("summary", ["none", "sentences"])
 def test_probing_finds_what_the_model_knows(summary: str, chatty, models, world) -> None:
     """So that not every question is labelled [Ret], and not every document [Rel]."""
@@ -294,6 +302,7 @@ def test_probing_finds_what_the_model_knows(summary: str, chatty, models, world)
         assert not label.retrieve
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(("scheme", "model"), [("mr2ag", "tuned"), ("mmkb_rag", "tuned"), ("mmkb_rag", "base")])
 def test_rewards_are_of_short_answers_both_ways(
     scheme: str,
@@ -323,6 +332,7 @@ def test_rewards_are_of_short_answers_both_ways(
         assert all(passage.right == 1.0 for passage in outcome.passages)
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag", "plain"])
 def test_validation_reads_short_answers(scheme: str, chatty: Chatty, models: dict[str, Loaded], world: Path) -> None:
     loaded = models["plain_model" if scheme == "plain" else scheme]

@@ -29,6 +29,7 @@ from reflectune.inference.trace_files.reading import read_traces, trace_files
 from reflectune.models.loading import load
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
+from tests.inference.families import ONE_FAMILY
 
 ASKED = Question("q", "", "What position did the woman in Kiss and Tell hold?", ("Chief of Protocol",))
 BOTH = {"texts": 2, "pairs": 1}
@@ -119,13 +120,12 @@ def test_a_server_is_sent_no_picture(stub_server: Callable[..., Any], scripting:
     assert trace.tokens["calls"] == len(server.requests) == 5
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_a_local_model_reads_no_picture(name: str, checkpoints, scripting, watched) -> None:
+def test_a_local_model_reads_no_picture(checkpoints, scripting, watched) -> None:
     loaded = load(checkpoints.base)
     engine = watched(loaded, 4096)
     model = LocalModel(engine, pictures=2)
     script = scripting(find=lambda query, base: [f"{base} oak"])
-    trace = run(name, Tools({"reader": model, "answerer": model}, script.search, script.embed))
+    trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed))
     assert len(engine.seen) == trace.tokens["calls"]
     assert all(loaded.renderer.image_token_id not in ids for ids in engine.seen)
     assert trace.tokens["read"] == sum(map(len, engine.seen)) == trace.tokens["computed"]
@@ -198,6 +198,7 @@ def config(hotpotqa: dict[str, Any], *pipelines: str, **more: Any) -> EvaluateCo
     return EvaluateConfig(**{**hotpotqa, **settings, "pipelines": [*pipelines], "output": output, **more})
 
 
+@ONE_FAMILY
 def test_hotpotqa_from_its_file_to_scores(hotpotqa: dict[str, Any], checkpoints: SimpleNamespace) -> None:
     made = config(hotpotqa, "mi_rag", "pmsr", base_model=str(checkpoints.base))
     assert made.problems() == []

@@ -126,8 +126,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
         assert said in done.stderr
 
 
-def test_a_dry_run_says_what_it_would_do(tmp_path: Path, dataset: Path) -> None:
-    done = run_alone("--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--dry_run", "true")
+def test_a_dry_run_says_what_it_would_do(tmp_path: Path, dataset: Path, run: Run) -> None:
+    done = run("--predictions", predict(tmp_path / "p.jsonl", 2), "--dataset", dataset, "--dry_run", "true")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("would score")
 

@@ -32,9 +32,7 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
-
-ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
-"""Of tests where the model doesn't matter."""
+from tests.inference.families import ONE_FAMILY
 
 TEXTS = ("Gold Tower: It was built in 1603. [Relevant] </s>", "<image> Red Oak: It is tall.", "Blue Well: It is deep.")
 

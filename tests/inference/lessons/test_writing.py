@@ -25,11 +25,9 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.train.data.examples import load_examples
 from reflectune.train.data.mixture import DataSource
+from tests.inference.families import ONE_FAMILY
 
-ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
-"""Of tests where the model doesn't matter."""
-
-PROMPTS = {
+PROMPTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "caption": (mi_rag.DESCRIBE, ()),
     "queries": (mi_rag.FOLLOW_UP, ("It is made of oak.", " <image> [Relevant] </s> ")),
     "query": (pmsr.TRAJECTORY, ("It is made of oak.",)),
@@ -39,11 +37,21 @@ PROMPTS = {
 }
 
 
-@pytest.mark.parametrize(("template", "documents"), PROMPTS.values(), ids=PROMPTS)
+@pytest.fixture(scope="module")
+def engine(checkpoints: SimpleNamespace) -> PrefixEngine:
+    return PrefixEngine(load(checkpoints.base))
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "llava") for name in PROMPTS), ("queries", "qwen2_vl")],
+    indirect=["family"],
+    scope="session",
+)
 def test_training_reads_the_tokens_that_inference_reads(
-    checkpoints: SimpleNamespace, pictures: list[Image.Image], template: str, documents: tuple[str, ...]
+    engine: PrefixEngine, pictures: list[Image.Image], name: str
 ) -> None:
-    engine = PrefixEngine(load(checkpoints.base))
+    template, documents = PROMPTS[name]
     prompt = Prompt(template, {"question": "What is it made of? "}, documents)
     shown, rendered = LocalModel(engine, 1).fit(pictures[0], prompt, 8)
     reply = "## Output\nQuestion: made of oak?"
@@ -95,6 +103,7 @@ def config(tmp_path: Path, lessons_about) -> Callable[..., LessonsConfig]:
     return lessons_about([OAK, TOWER], [*built, bare], iterations=1, pair_passages=6, batch_questions=2)
 
 
+@ONE_FAMILY
 def test_lessons_are_what_a_pipeline_asks_and_training_takes_them(config, capsys) -> None:
     write_lessons(config())
     folder = Path(config().output)
@@ -167,23 +176,24 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
         write_lessons(config(split="bare"))
 
 
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"pipelines": ["mrag"]}, "no teacher for `mrag`; there is one for mi_rag, pmsr"),
+    ({"pipelines": []}, "at least one"),
+    ({"answerer": "other"}, "unknown key `answerer`"),
+    ({"query_forms": ["{title}", "{name}"]}, "`{name}` has no slot {title}"),
+    ({"query_forms": ["{title} {x}", "{title}"]}, "has the slot `x`"),
+    ({"query_forms": ["{title}"]}, "are two texts; found 1"),
+    ({"base_model": ""}, "`base_model` is needed"),
+    ({"text_index": "nowhere"}, "nowhere has no manifest.json"),
+    ({"gate_stop": 0.5}, "lessons are written without a relevance gate"),
+]
+
+
 @ONE_FAMILY
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        pytest.param({"pipelines": ["mrag"]}, "no teacher for `mrag`; there is one for mi_rag, pmsr", id="pipeline"),
-        pytest.param({"pipelines": []}, "at least one", id="no pipeline"),
-        pytest.param({"answerer": "other"}, "unknown key `answerer`", id="answerer"),
-        pytest.param({"query_forms": ["{title}", "{name}"]}, "`{name}` has no slot {title}", id="form"),
-        pytest.param({"query_forms": ["{title} {x}", "{title}"]}, "has the slot `x`", id="slot"),
-        pytest.param({"query_forms": ["{title}"]}, "are two texts; found 1", id="one form"),
-        pytest.param({"base_model": ""}, "`base_model` is needed", id="no model"),
-        pytest.param({"text_index": "nowhere"}, "nowhere has no manifest.json", id="text index"),
-        pytest.param({"gate_stop": 0.5}, "lessons are written without a relevance gate", id="gate"),
-    ],
-)
-def test_a_config_that_makes_no_sense_is_refused(config, changes: dict[str, Any], problem: str) -> None:
-    assert any(problem in found for found in find_problems(LessonsConfig, {**config().model_dump(), **changes}))
+def test_a_config_that_makes_no_sense_is_refused(config: Callable[..., LessonsConfig]) -> None:
+    for changes, problem in NONSENSE:
+        problems = find_problems(LessonsConfig, {**config().model_dump(), **changes})
+        assert any(problem in found for found in problems), (changes, problems)
     assert config().problems() == []
 
 

@@ -28,6 +28,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.retrieval.config import RetrieverConfig
+from tests.inference.families import ONE_FAMILY, QWEN
 
 TEXTS = ("What is it made of?", "Who made it?", "Where does it live?")
 Answer = Callable[..., list[BenchmarkReply]]
@@ -72,6 +73,7 @@ def texts(replies: Sequence[BenchmarkReply]) -> list[str]:
     return [reply.text for reply in replies]
 
 
+@QWEN
 def test_a_forced_answer_is_what_the_model_says_behind_no_retrieval_and_the_token_takes_none_of_its_limit(
     answers: Answer, asked: list[BenchmarkRequest], checkpoints: SimpleNamespace
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_forced_answer_is_what_the_model_says_behind_no_retrieval_and_the_toke
     assert any(reply.tokens == request.max_new_tokens for reply, request in zip(replies, asked, strict=True))
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize("style", ["free", "short"])
 def test_modes_agree_where_no_gate_opens(answers: Answer, style: str) -> None:
     keys = {"gamma": 1.0, "answer_style": style}
@@ -98,6 +101,7 @@ def test_modes_agree_where_no_gate_opens(answers: Answer, style: str) -> None:
     assert not any(each.opened for each in (*forced, *gated, *whole))
 
 
+@ONE_FAMILY
 def test_what_a_gate_would_look_up_is_answered_when_forced_unanswered_when_free_and_looked_up_by_the_pipeline(
     answers: Answer,
 ) -> None:
@@ -109,13 +113,16 @@ def test_what_a_gate_would_look_up_is_answered_when_forced_unanswered_when_free_
     assert not any(each.entries for each in (*forced, *gated, *whole[1:]))
 
 
+@ONE_FAMILY
 def test_answers_hold_no_reflection_token(answers: Answer, checkpoints: SimpleNamespace) -> None:
     tokens = load(checkpoints.tuned).renderer.reflection_tokens
     for gamma in (0.0, 1.0):
         assert not any(token in text for token in tokens for text in texts(answers("pipeline", gamma=gamma)))
 
 
-@pytest.mark.parametrize("mode", ["base", "pipeline"])
+@pytest.mark.parametrize(
+    ("family", "mode"), [("llava", "base"), ("qwen2_vl", "pipeline")], indirect=["family"], scope="session"
+)
 def test_batches_change_no_answer(answers: Answer, asked: list[BenchmarkRequest], mode: str) -> None:
     together = answers(mode, gamma=0.0)
     alone = [reply for request in asked for reply in answers(mode, [request], gamma=0.0, batch_questions=1)]
@@ -123,6 +130,7 @@ def test_batches_change_no_answer(answers: Answer, asked: list[BenchmarkRequest]
     assert [each.entries for each in together] == [each.entries for each in alone]
 
 
+@ONE_FAMILY
 def test_the_base_model_has_no_gate(answers: Answer) -> None:
     reply = answers("base")[0]
     assert (reply.gate, reply.opened) == (None, None)
@@ -143,6 +151,7 @@ def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[Benchmar
     assert taken == [0]
 
 
+@ONE_FAMILY
 def test_mmkb_rags_base_model_answers_what_its_gate_leaves(answers, prompted, asked) -> None:
     keys = {"model": prompted.tuned, "base_model": prompted.base, "gamma": 1.0}
     before, forced, gated = (answers(mode, **keys) for mode in ("base", "no_retrieval", "gate"))
@@ -169,6 +178,7 @@ def test_a_mode_needs_only_what_it_reads() -> None:
     assert find_problems(BenchmarkConfig, {"mode": "base", "base_model": "miniature/llava"}) == []
 
 
+@ONE_FAMILY
 def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(answers, checkpoints) -> None:
     with pytest.raises(UserError, match="scheme plain, which doesn't reflect; give it as `base_model`"):
         answers("gate", model=checkpoints.plain)
@@ -212,6 +222,7 @@ def test_a_cut_answer_is_a_beginning_without_any_stop(text: str, stops: list[str
     assert not any(stop in short for stop in stops if stop)
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(("keeps", "expected"), [(False, "a b c"), (True, "a b\n\nc")], ids=["one line", "lines"])
 def test_lines_are_kept_if_asked_for(checkpoints: SimpleNamespace, keeps: bool, expected: str) -> None:
     loaded = load(checkpoints.tuned)
@@ -221,7 +232,7 @@ def test_lines_are_kept_if_asked_for(checkpoints: SimpleNamespace, keeps: bool, 
     assert renderer.strip(written) == expected
 
 
-def test_an_answers_limit_is_at_most_half_of_the_context(answers: Answer, asked: list[BenchmarkRequest]) -> None:
+def test_an_answers_limit_is_at_most_half_of_the_context(asked: list[BenchmarkRequest]) -> None:
     config = BenchmarkConfig(mode="base", base_model="miniature/llava", device="cpu")
     half = PrefixEngine(load("miniature/llava")).max_length // 2
     (reply,) = answerer(config).answer([dataclasses.replace(asked[0], max_new_tokens=10**6)])

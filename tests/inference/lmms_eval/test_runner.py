@@ -23,13 +23,12 @@ from reflectune.examples.lmms_eval.table import read_runs
 from reflectune.formats.dataset import Dataset
 from reflectune.metrics.official.infoseek import percent_report, score_one
 from reflectune.metrics.scoring.registry import metric_of_one
+from tests.inference.families import ONE_FAMILY
 
 ROOT = Path(__file__).parents[3]
 TASK = ROOT / "examples/lmms_eval/task"
 CONFIGS = sorted((ROOT / "configs/examples/lmms_eval").glob("*.yaml"))
 DOCUMENTS = 6
-ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
-"""Each family's answers: test_answering.py."""
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Turn, prompt_parts
 from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
+from tests.inference.families import ONE_FAMILY
 
 TEMPLATE = "What is it? {question}\n\nPassage:\n{documents}\n\nIs it of use? "
 DOCUMENTS = ("It is made of oak.", "Title e1: H0. It is made.", "oak " * 40, "It is made of oak.", ") (")
@@ -26,6 +27,14 @@ PROMPTS = {
     "no picture": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS, picture=False),
     "one document": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS[:1]),
 }
+JUDGED = [
+    ("a system's turn", ("Yes", "No")),
+    ("a system's turn", ("oak", "of")),
+    ("a system's turn", ("made", "title")),
+    ("no system's turn", ("oak", "of")),
+    ("no picture", ("Yes", "No")),
+    ("one document", ("made", "title")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +51,11 @@ def alone(prompt: Prompt) -> list[Prompt]:
     return [dataclasses.replace(prompt, documents=(document,)) for document in prompt.documents]
 
 
-@pytest.mark.parametrize("words", [("Yes", "No"), ("oak", "of"), ("made", "title")], ids="-".join)
-@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
+@pytest.mark.parametrize(("name", "words"), JUDGED, ids=[f"{name}-{'-'.join(words)}" for name, words in JUDGED])
 def test_documents_over_a_shared_prefix_are_judged_as_each_alone(
-    model: LocalModel, prompt: Prompt, words: tuple[str, str], pictures: list[Image.Image]
+    model: LocalModel, name: str, words: tuple[str, str], pictures: list[Image.Image]
 ) -> None:
+    prompt = PROMPTS[name]
     shared = model.judge_each([(image, prompt) for image in pictures], *words)
     for image, judged in zip(pictures, shared, strict=True):
         expected = model.judge([(image, each) for each in alone(prompt)], *words)
@@ -71,6 +80,7 @@ def test_what_is_shared_and_what_follows_are_the_whole_prompt(engine, prompt: Pr
     assert bool(prefix.vision) is prompt.picture
 
 
+@ONE_FAMILY
 def test_a_document_that_the_context_does_not_hold_is_not_judged(engine, model, pictures) -> None:
     long = dataclasses.replace(PROMPTS["no system's turn"], documents=("oak", "oak " * 5000))
     first, second = model.judge_each([(pictures[0], long)], "Yes", "No")[0].each
@@ -89,6 +99,7 @@ def test_questions_with_different_numbers_of_documents_are_judged_together(model
     assert [each.yes for each in both[1].each] == pytest.approx([each.yes for each in single.each], rel=1e-4)
 
 
+@ONE_FAMILY
 def test_a_model_that_sees_no_picture_says_the_same_about_any(model: LocalModel, pictures: list[Image.Image]) -> None:
     blind = PROMPTS["no picture"]
     replies = {
@@ -99,6 +110,7 @@ def test_a_model_that_sees_no_picture_says_the_same_about_any(model: LocalModel,
     assert model.write([(pictures[0], seeing)], 4)[0].read > next(iter(replies))[1]
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(
     ("written", "has_turn"),
     [

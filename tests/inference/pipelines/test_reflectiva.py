@@ -20,6 +20,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.reflectiva import SCHEME
 from reflectune.models.weights.tokens import known_tokens
+from tests.inference.families import ONE_FAMILY
 
 MAX_NEW = 6
 SEED = 2
@@ -152,6 +153,7 @@ def alone(pipeline: ReflectiVA, questions: Sequence[Question], images: Sequence[
     return [pipeline.run([question], [image])[0] for question, image in zip(questions, images, strict=True)]
 
 
+@ONE_FAMILY
 def test_a_batch_is_answered_as_its_questions_one_by_one(pipeline, questions, images) -> None:
     made = pipeline(fallback="random")
     together, one_by_one = made.run(questions, images), alone(made, questions, images)
@@ -160,6 +162,7 @@ def test_a_batch_is_answered_as_its_questions_one_by_one(pipeline, questions, im
     ]
 
 
+@ONE_FAMILY
 def test_nothing_relevant_is_answered_as_the_fallback_says(pipeline, questions, images) -> None:
     def lost(fallback: str) -> list[Trace]:
         traces = pipeline(fallback=fallback, gamma=0.0).run(questions, images)
@@ -174,11 +177,13 @@ def test_nothing_relevant_is_answered_as_the_fallback_says(pipeline, questions, 
     assert all(not trace.used and trace.answer == "" for trace in lost("abstain"))
 
 
+@ONE_FAMILY
 def test_gamma_decides_whether_to_retrieve(pipeline, questions, images) -> None:
     assert all(trace.retrieved for trace in pipeline(gamma=0.0).run(questions, images))
     assert not any(trace.retrieved for trace in pipeline(gamma=1.0).run(questions, images))
 
 
+@ONE_FAMILY
 def test_a_released_checkpoint_is_taken_as_fine_tuned_and_another_one_is_not(checkpoints, tmp_path) -> None:
     base = load(checkpoints.base, scheme="reflectiva")
     assert not base.is_tuned

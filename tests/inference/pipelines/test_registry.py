@@ -1,15 +1,19 @@
 """A pipeline is one file: its settings become keys of `evaluate`, and part of what its traces depend on."""
 
-import json
-import subprocess
+import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from reflectune.core.config import find_problems
+from reflectune.core.types import Question
+from reflectune.inference import pipelines
 from reflectune.inference.pipelines import requirements
-from reflectune.inference.pipelines.registry import all_recipes, find_recipe, missing_parts
+from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
+from reflectune.inference.running import config, experiment
 from reflectune.inference.running.config import EvaluateConfig
 
 PIPELINE = '''
@@ -32,31 +36,38 @@ def make(name, settings, parts):
 
 RECIPES = {"shouting": Recipe(make, ShoutingSettings, "base_model", every, form="shouting")}
 '''
-PROGRAM = """
-import json, sys
-from reflectune.inference import pipelines
-pipelines.__path__.append(sys.argv[1])
-from reflectune.core.config import find_problems
-from reflectune.inference.running import experiment
-from reflectune.inference.running.config import EvaluateConfig
-
-question = experiment.Question("q", "", "What?")
-def planned(**more):
-    config = EvaluateConfig(pipelines=["shouting"], **more)
-    return experiment.plan(config, [question])["shouting"]
-
-problems = find_problems(EvaluateConfig, {"pipelines": ["shouting"], "loudness": 0})
-print(json.dumps([problems, planned(loudness=5).settings.model_dump()]))
-"""
 
 
-def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def config_with_shouting(tmp_path: Path) -> Iterator[type[Any]]:
+    """The config of `evaluate`, imported anew while the file of a pipeline lies in the folder of the others."""
     (tmp_path / "shouting.py").write_text(PIPELINE)
-    program = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=True)
-    problems, settings = json.loads(program.stdout)
+    spec = importlib.util.spec_from_file_location("config_with_shouting", config.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
+        patch.setitem(sys.modules, spec.name, module)
+        forget_pipelines()
+        spec.loader.exec_module(module)
+        yield module.EvaluateConfig
+    del sys.modules[f"{pipelines.__name__}.shouting"]
+    forget_pipelines()
+
+
+def forget_pipelines() -> None:
+    for known in (all_recipes, all_forms):
+        known.cache_clear()
+
+
+def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(config_with_shouting: type[Any]) -> None:
+    problems = find_problems(config_with_shouting, {"pipelines": ["shouting"], "loudness": 0})
     assert "`loudness` must be at least 1, found 0" in problems
     assert "`base_model` is needed by shouting" in problems
-    assert settings == {"loudness": 5, "max_new_tokens": 32}
+    made = config_with_shouting(pipelines=["shouting"], loudness=5)
+    planned = experiment.plan(made, [Question("q", "", "What?")])["shouting"]
+    assert planned.settings.model_dump() == {"loudness": 5, "max_new_tokens": 32}
 
 
 @pytest.mark.parametrize(

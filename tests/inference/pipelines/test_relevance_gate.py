@@ -23,6 +23,7 @@ from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.calibration import GateScaling
+from tests.inference.families import ONE_FAMILY
 
 ASKED = Question("q", "image.png", "Who built it?")
 PICTURE = Image.new("RGB", (8, 8))
@@ -166,8 +167,12 @@ def asked(style: str) -> Prompt:
     return Prompt("", {"question": "What is it made of?", "style": style}, tuple(texts_of(PASSAGES)))
 
 
-@pytest.mark.parametrize("style", ["short", "list"])
-@pytest.mark.parametrize("is_calibrated", [False, True], ids=["as it is", "calibrated"])
+@pytest.mark.parametrize(
+    ("style", "is_calibrated", "family"),
+    [("short", False, "llava"), ("list", True, "qwen2_vl"), ("short", True, "qwen2_vl")],
+    indirect=["family"],
+    scope="session",
+)
 def test_documents_are_judged_as_mr2ag_judges_passages(
     style: str, is_calibrated: bool, checkpoints: SimpleNamespace, pictures: list[Image.Image]
 ) -> None:
@@ -185,6 +190,7 @@ def test_documents_are_judged_as_mr2ag_judges_passages(
         assert judged.read - sum(each.read for each in judged.each) > 0  # the question's prefix, once
 
 
+@ONE_FAMILY
 def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, pictures) -> None:
     gate = GateModel(PrefixEngine(load(checkpoints.tuned, scheme="mr2ag"), token_budget=256), pictures=4)
     prompt = dataclasses.replace(asked("short"), documents=("oak", "oak " * 5000))
@@ -194,6 +200,7 @@ def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, pic
     assert judged.each[1] == JudgeReply(0.0, 0.0)
 
 
+@ONE_FAMILY
 def test_a_checkpoint_without_relevance_tokens_is_refused(checkpoints) -> None:
     with pytest.raises(UserError, match="reflects turn by turn"):
         GateModel(PrefixEngine(load(checkpoints.plain, scheme="plain"), token_budget=256), pictures=4)

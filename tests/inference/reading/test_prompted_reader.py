@@ -11,6 +11,7 @@ from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.prompts import PromptScheme
+from tests.inference.families import ONE_FAMILY
 
 MAX_NEW, MAX_REPLY = 4, 6
 
@@ -25,6 +26,7 @@ def reader(tuned: Loaded) -> PromptedReader:
     return PromptedReader(PrefixEngine(tuned), MAX_NEW, MAX_REPLY)
 
 
+@ONE_FAMILY
 def test_what_a_model_computes_that_is_no_number_is_an_error(make, prompted, pictures) -> None:
     broken = load(prompted.tuned, scheme="mmkb_rag")
     with torch.no_grad():
@@ -132,6 +134,7 @@ def test_the_tuned_model_is_asked_as_a_plain_model_is(make, tuned, reader, pictu
     assert [answers[i].score for i in range(3)] == pytest.approx([answer.score for answer in expected], abs=1e-5)
 
 
+@ONE_FAMILY
 def test_what_does_not_fit_is_left_out_whole(make, tuned, pictures) -> None:
     engine = PrefixEngine(tuned)
     short, long = documents(make)[0]
@@ -161,6 +164,7 @@ def test_what_does_not_fit_is_left_out_whole(make, tuned, pictures) -> None:
         assert list(reader.agree(state, {0: [short, long]})) == expected
 
 
+@ONE_FAMILY
 def test_nothing_to_ask_costs_nothing(make, reader, pictures) -> None:
     opened = reader.open(questions(make), pictures)
     assert reader.judge(opened, [[], [], []]) == [[], [], []]

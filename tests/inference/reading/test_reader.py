@@ -9,6 +9,7 @@ from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.schemes.passages import PassageScheme
+from tests.inference.families import ONE_FAMILY
 
 MAX_NEW = 5
 
@@ -53,6 +54,7 @@ def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, read
         assert gate == pytest.approx(float(last[yes] / (last[yes] + last[no])), abs=1e-5)
 
 
+@ONE_FAMILY
 def test_what_a_model_computes_that_is_no_number_is_an_error(make, checkpoints, pictures) -> None:
     """Each gate would be closed and each answer one and the same token, and score 0 in silence."""
     broken = load(checkpoints.tuned, scheme="mr2ag")
@@ -110,6 +112,7 @@ def test_a_batch_answers_like_its_questions_one_by_one(make, reader, pictures) -
     assert [a.score for a in together] == pytest.approx([a.score for a in alone], abs=1e-5)
 
 
+@ONE_FAMILY
 @pytest.mark.parametrize(
     ("thoughts", "said"),
     [
@@ -135,12 +138,14 @@ def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
     assert answer.score == pytest.approx(math.exp(sum(behind) / len(behind)) if behind else 0.0)
 
 
+@ONE_FAMILY
 def test_nothing_to_answer_costs_nothing(make, reader, pictures) -> None:
     opened = reader.open([make.question(0)], pictures[:1])
     assert reader.answer_directly(opened, []) == []
     assert reader.answer_from(reader.judge(opened, [[]]), []) == []
 
 
+@ONE_FAMILY
 def test_a_plain_prompt_keeps_as_many_whole_passages_as_fit(make, checkpoints, pictures) -> None:
     loaded = load(checkpoints.base)
     engine = PrefixEngine(loaded)
@@ -152,6 +157,7 @@ def test_a_plain_prompt_keeps_as_many_whole_passages_as_fit(make, checkpoints, p
         assert answer.passages_read == expected
 
 
+@ONE_FAMILY
 def test_a_passage_that_does_not_fit_is_not_read(make, tuned, pictures) -> None:
     engine = PrefixEngine(tuned)
     question, (short, long) = make.question(0), passages(make)[0]
@@ -165,8 +171,7 @@ def test_a_passage_that_does_not_fit_is_not_read(make, tuned, pictures) -> None:
     assert len(judged.relevance[0]) == 1
 
 
+@ONE_FAMILY
 def test_a_plain_model_has_no_gate(checkpoints) -> None:
-    from reflectune.core.errors import UserError
-
     with pytest.raises(UserError, match="scheme"):
         PassageReader(PrefixEngine(load(checkpoints.base)), MAX_NEW)

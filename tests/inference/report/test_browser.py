@@ -126,7 +126,7 @@ def decision(trace: Any, gamma: float, threshold: float, entries: int, **more: A
 
 
 AS_IT_RAN = (GAMMA, 0.5, 5)
-CASES = [AS_IT_RAN, (0.5, 0.97, 5), (0.2, 0.6, 3), (0.8, 0.5, 1)]
+CASES = [AS_IT_RAN, (0.5, 0.97, 5), (0.2, 0.6, 5), (0.9, 0.9, 3)]
 DECIDE = """([gamma, threshold, entries, votes]) => Object.fromEntries(data.questions.map((question) => {
   const trace = question.traces.mr2ag;
   const again = trace.again && { ...trace.again, read: trace.again.read.map((row) => row.slice(0, votes ? 7 : 6)) };

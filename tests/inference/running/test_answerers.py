@@ -17,6 +17,7 @@ from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
 from reflectune.inference.running import experiment, parts
 from reflectune.inference.running.config import EvaluateConfig
+from tests.inference.families import ONE_FAMILY
 
 BASE, SECOND = "miniature/llava", "miniature/qwen2_vl"
 
@@ -121,7 +122,7 @@ def test_a_server_that_does_everything_has_no_batches(case: Case, config: Any, r
     assert ("by 64 requests at a time" if alone else "in batches of 4") in described
 
 
-@pytest.mark.parametrize("pipeline", ITERATIVE)
+@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "promsa"])
 def test_traces_depend_on_who_reads_and_who_answers(pipeline: str, config: Any, ran: Any) -> None:
     found = {name: ran(config(case, pipeline))[1].fingerprint for name, case in CASES.items()}
     assert found["the base by its name"] == found.pop("the base does both")
@@ -131,7 +132,7 @@ def test_traces_depend_on_who_reads_and_who_answers(pipeline: str, config: Any, 
     assert longer.isdisjoint(found.values())
 
 
-@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
+@pytest.mark.parametrize("pipeline", ["pmsr", "mrag"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_config_needs_the_models_that_work_and_no_other(case: Case, pipeline: str, config: Any) -> None:
     assert config(case, pipeline).problems() == []
@@ -174,8 +175,10 @@ def test_a_folder_called_server_is_not_in_the_servers_way(config, tmp_path, monk
 GATES: dict[str, Any] = {"gate_filter": 0.5, "gate_stop": 0.5}
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_gate_loads_the_tuned_model_in_addition(case: Case, checkpoints, config, ran, monkeypatch) -> None:
+@ONE_FAMILY
+@pytest.mark.parametrize("name", ["the base does both", "the server does both", "a model answers for the server"])
+def test_a_gate_loads_the_tuned_model_in_addition(name: str, checkpoints, config, ran, monkeypatch) -> None:
+    case = CASES[name]
     monkeypatch.setattr(iterative, "GateModel", lambda engine, pictures: engine)
     gated = {"model": checkpoints.tuned, **GATES}
     loaded, stopped = ran(config(case, **gated))
@@ -189,6 +192,7 @@ def test_a_gate_loads_the_tuned_model_in_addition(case: Case, checkpoints, confi
     assert missing == "`model` is needed by pmsr: a checkpoint that sft wrote"
 
 
+@ONE_FAMILY
 def test_traces_depend_on_the_gate_and_without_thresholds_there_is_none(checkpoints, config, ran) -> None:
     case = CASES["the base does both"]
 

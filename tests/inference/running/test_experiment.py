@@ -100,7 +100,7 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_answers(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("pipeline", ["pmsr", "mrag", "reag", "wikiseeker", "iba", "mm_r2"])
+@pytest.mark.parametrize("pipeline", ["pmsr", "mrag"])
 def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline: str, small_set) -> None:
     def config(answerer: str, name: str) -> EvaluateConfig:
         made = EvaluateConfig(dataset=small_set, splits=["val"], pipelines=[name], base_model="miniature/llava")

@@ -137,6 +137,10 @@ def test_metrics_count_requests_questions_and_batches(client) -> None:
     assert [model["id"] for model in client.get("/v1/models").json()["data"]][:2] == ["mr2ag", "closed_book"]
 
 
+def bomb() -> dict[str, Any]:
+    return question(picture=url(encoded(Image.new("1", (20000, 20000)))))
+
+
 BAD: dict[str, tuple[str, Any, int, str]] = {
     "not an image": ("/answer", question(picture=url(b"hello")), 415, "in no format that is read"),
     "svg": ("/answer", question(picture=url(SVG, "svg+xml")), 415, "in no format that is read"),
@@ -150,7 +154,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "strip": ("/answer", question(picture=url(encoded(Image.new("L", (1000, 1))))), 400, "image too narrow"),
     "pixels": ("/answer", question(picture=url(encoded(Image.new("1", (2000, 1001))))), 413, "more than 2 million"),
     "pixels of all": ("/retrieve", {"images": [url(WIDE)] * 3}, 413, "have more than 2 million pixels"),
-    "bomb": ("/answer", question(picture=url(encoded(Image.new("1", (20000, 20000))))), 413, "too large to decode"),
+    "bomb": ("/answer", bomb, 413, "too large to decode"),
     "file": ("/answer", question(picture=url(b"0" * 1_000_001)), 413, "larger than 1 MB"),
     "body": ("/answer", b"0" * 2_000_000, 413, "the body is larger than"),
     "url": ("/answer", question(picture="http://localhost/x.png"), 400, "addresses and paths are not opened"),
@@ -188,6 +192,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
 
 @pytest.mark.parametrize(("route", "body", "status", "sentence"), BAD.values(), ids=BAD)
 def test_bad_requests_are_refused_in_one_sentence(client, route: str, body: Any, status: int, sentence: str) -> None:
+    body = body() if callable(body) else body
     reply = client.post(route, content=body) if isinstance(body, bytes) else client.post(route, json=body)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (status, status)
@@ -330,7 +335,7 @@ def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: 
     assert server.config.app.state.load.running == 0
 
 
-def test_a_thousand_connections_are_all_answered(started, busy) -> None:
+def test_two_hundred_connections_are_all_answered(started, busy) -> None:
     """As many as may be under way are answered, the others are refused; none waits for ever, and memory is bounded."""
     server, port = started(most_requests=16)
     content, memory = json.dumps(question(pipeline="closed_book")).encode(), psutil.Process().memory_info
@@ -345,17 +350,17 @@ def test_a_thousand_connections_are_all_answered(started, busy) -> None:
 
     async def ask_all() -> list[bytes]:
         with busy():
-            asking = [asyncio.create_task(ask()) for _ in range(1000)]
-            while sum(task.done() for task in asking) < 1000 - 16:
+            asking = [asyncio.create_task(ask()) for _ in range(200)]
+            while sum(task.done() for task in asking) < 200 - 16:
                 await asyncio.wait([task for task in asking if not task.done()], return_when="FIRST_COMPLETED")
         return await asyncio.gather(*asking)
 
     replies = asyncio.run(asyncio.wait_for(ask_all(), 120))
     statuses = Counter(reply[9:12] for reply in replies)
-    assert statuses == {b"200": 16, b"429": 984}
+    assert statuses == {b"200": 16, b"429": 184}
     assert sum(b"event: done" in reply for reply in replies) == 16
     wait_until(lambda: server.config.app.state.load.running == 0)  # it is counted down after the last byte
-    assert memory().rss - before < 256 * 2**20
+    assert memory().rss - before < 64 * 2**20
 
 
 def test_large_pictures_wait_for_few_others_before_they_are_decoded(started, busy, service, monkeypatch) -> None:

@@ -139,23 +139,14 @@ def test_hostile_text_is_shown_and_never_run(site, page) -> None:
     assert page.locator(".rt script, .rt img[src=x]").count() == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "question", "problem"),
-    [
-        (b"no picture", "What does it eat?", "in no format that is read"),
-        (None, "What does it eat?", "a picture is needed"),
-        ("e0.png", " ", "question"),
-    ],
-)
-def test_bad_input_gets_a_sentence(site, page, tmp_path, content, question, problem) -> None:
+def test_bad_input_gets_a_sentence(page, tmp_path) -> None:
     picture = tmp_path / "picture.png"
-    if content is not None:
-        picture.write_bytes(content if isinstance(content, bytes) else (site.world / "images" / content).read_bytes())
-        with page.expect_response(lambda response: "/upload" in response.url):
-            page.locator("input[type=file]").first.set_input_files(picture)
-    page.get_by_label("Question").fill(question)
+    picture.write_bytes(b"no picture")
+    with page.expect_response(lambda response: "/upload" in response.url):
+        page.locator("input[type=file]").first.set_input_files(picture)
+    page.get_by_label("Question").fill("What does it eat?")
     page.get_by_role("button", name="Ask", exact=True).click()
-    page.locator("#rt-status").get_by_text(problem).wait_for()
+    page.locator("#rt-status").get_by_text("in no format that is read").wait_for()
 
 
 def test_the_page_fits_a_phone_and_names_every_control(page) -> None:

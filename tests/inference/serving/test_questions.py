@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from reflectune.core.config import make_config
+from reflectune.core.errors import UserError
 from reflectune.inference.pipelines.decisions import Controls, decide
 from reflectune.inference.serving import questions
 from reflectune.inference.serving.config import ServeConfig
@@ -53,3 +54,13 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
         assert decide(asked.alternatives, again, asking.settings).answer is None
         assert decide(later.alternatives, again, asking.settings).answer == later.alternatives.opened.answer
     assert (asking.find(asked.id), asking.find(later.id)) == (None, later)
+
+
+def test_a_question_without_words_or_picture_is_refused_in_a_sentence(asking, photo) -> None:
+    photo.save(buffer := io.BytesIO(), "PNG")
+    for text, picture, problem in (
+        (ASKED, b"", "a picture is needed"),
+        (" ", buffer.getvalue(), "the question is empty"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            next(asking.ask(text, picture))

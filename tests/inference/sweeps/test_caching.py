@@ -10,16 +10,17 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.schemes.passages import PassageScheme
+from tests.inference.families import ONE_FAMILY
 
 QUESTIONS = ("What is it made of?", "It is made of oak?")
 
 
-@pytest.fixture(params=[False, True], ids=["levels", "packed"])
-def engines(checkpoints, request, monkeypatch):
-    """A plain engine, and a remembering one over the same model, on packed rows as well."""
+@pytest.fixture
+def engines(checkpoints, monkeypatch):
+    """A plain engine, and a remembering one over the same model: LLaVA's by levels, Qwen2-VL's on packed rows."""
     loaded = load(checkpoints.tuned)
     plain = PrefixEngine(loaded)
-    if request.param:
+    if checkpoints.family == "qwen2_vl":
         reader = functools.partial(PackedReader, compile_after=None)
         monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
     return plain, CachingEngine(loaded)
@@ -81,6 +82,7 @@ def test_only_what_is_new_is_read(engines, read) -> None:
     assert (engine.stats.requested, engine.stats.done, engine.stats.saved) == (14, 8, 6)
 
 
+@ONE_FAMILY
 def test_another_length_is_another_answer(engines, read) -> None:
     engine = engines[1]
     _, state = read(engine)
@@ -90,6 +92,7 @@ def test_another_length_is_another_answer(engines, read) -> None:
     assert engine.stats.done == before + 2
 
 
+@ONE_FAMILY
 def test_nothing_is_kept_after_forgetting(engines, read) -> None:
     engine = engines[1]
     read(engine)
@@ -98,12 +101,14 @@ def test_nothing_is_kept_after_forgetting(engines, read) -> None:
     assert engine.stats.saved == 0
 
 
+@ONE_FAMILY
 def test_no_branch_at_all_is_no_row(engines, read) -> None:
     _, state = read(engines[1], (0, 0))
     assert [probabilities.shape for probabilities in state.probabilities([1, 2])] == [(0, 2), (0, 2)]
     assert engines[1].generate(state, []) == []
 
 
+@ONE_FAMILY
 def test_prefixes_of_another_engine_are_refused(engines, read) -> None:
     prefixes, _ = read(engines[0])
     with pytest.raises(ValueError, match="another engine"):

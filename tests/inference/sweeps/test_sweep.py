@@ -19,9 +19,7 @@ from reflectune.inference.sweeps.config import Grid, SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
-
-ONE_FAMILY = pytest.mark.parametrize("family", ["llava"], indirect=True)
-"""Of tests where the model doesn't matter."""
+from tests.inference.families import ONE_FAMILY
 
 
 @pytest.fixture

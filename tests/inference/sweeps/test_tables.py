@@ -15,6 +15,7 @@ from reflectune.examples.miniature.tables.layout import markdown
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.schemes.examples import Branch, ReflectionExample
+from tests.inference.families import ONE_FAMILY
 
 
 @pytest.fixture
@@ -28,6 +29,7 @@ def run(world, checkpoints, tmp_path) -> Path:
     return folder
 
 
+@ONE_FAMILY
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
 def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -> None:
@@ -52,7 +54,7 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llava"], indirect=True)  # the sharding is the same for every family
+@ONE_FAMILY  # the sharding is the same for every family
 def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program, start_launch) -> None:
     """Stages are the first one's alone: as one of two, a training would wait for the other, which answers nothing."""
     made = []

@@ -1,20 +1,14 @@
-"""Pipelines answer by a real vLLM as they do here, and so does the server in front of one."""
+"""Pipelines answer by a real vLLM as they do here."""
 
-import base64
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
-from reflectune.core.config import make_config
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.experiment import run
-from reflectune.inference.serving.app import create_app
-from reflectune.inference.serving.config import ServeConfig
-from reflectune.inference.serving.service import AnswerService
 from reflectune.models.remote import probe
 
 LIMITS = {"max_new_tokens": 8, "max_reply_tokens": 8, "gamma": 0.0, "top_n": 2}
@@ -53,20 +47,3 @@ def test_mmkb_rag_and_the_baselines_answer_by_a_real_vllm(
             assert [p["s_rel"] for p in other["passages"]] == pytest.approx(
                 [p["s_rel"] for p in one["passages"]], abs=1e-3
             )
-
-
-@pytest.mark.slow
-def test_questions_over_http_are_answered_by_a_real_vllm(served, world: Path, encoder: str, make) -> None:
-    server, traces = served("qwen2_vl"), []
-    picture = base64.b64encode((world / "images/e1.png").read_bytes()).decode()
-    body = {"question": "What does it eat?", "image": f"data:image/png;base64,{picture}"}
-    for model, url in ((server.checkpoint, ""), (str(server.export), server.url)):
-        models = SimpleNamespace(tuned=model, base=model)
-        keys = make.keys(world, encoder, models, server=url, pipelines=["mmkb_rag"], **LIMITS)
-        with AnswerService(make_config(ServeConfig, **keys)) as service:
-            reply = TestClient(create_app(service, service.config), "http://localhost").post("/answer", json=body)
-        assert reply.status_code == 200
-        traces.append(json.loads(reply.text.strip().rpartition("data: ")[2])["trace"])
-    local, remote = traces
-    assert (remote["answer"], remote["used"], remote["retrieved"]) == (local["answer"], local["used"], True)
-    assert remote["gate"] == pytest.approx(local["gate"], abs=1e-3)
