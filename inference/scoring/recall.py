@@ -197,7 +197,7 @@ def _asked(question: Question, with_texts: bool) -> _Asked:
 def _entry_scores(
     questions: Sequence[Question], ranked: Sequence[Sequence[str]], depths: Sequence[int], seed: int
 ) -> Scores:
-    """Return recall and reciprocal rank; k counts places, of which a search for sections may give an entry several."""
+    """Return recall and reciprocal rank; k counts places, and a search for sections may repeat an entry."""
     pairs = [(ids, question.entity_ids) for ids, question in zip(ranked, questions, strict=True)]
     recalls = {
         f"article_recall@{k}": mean(questions, [article_recall_at_k(ids[:k], gold, k) for ids, gold in pairs], seed)

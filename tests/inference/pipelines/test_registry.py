@@ -40,7 +40,7 @@ RECIPES = {"shouting": Recipe(make, ShoutingSettings, "base_model", every, form=
 
 @pytest.fixture
 def config_with_shouting(tmp_path: Path) -> Iterator[type[Any]]:
-    """The config of `evaluate`, imported anew while the file of a pipeline lies in the folder of the others."""
+    """The config of `evaluate`, imported again while the file of a pipeline lies in the folder of the others."""
     (tmp_path / "shouting.py").write_text(PIPELINE)
     spec = importlib.util.spec_from_file_location("config_with_shouting", config.__file__)
     assert spec is not None
