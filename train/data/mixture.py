@@ -77,7 +77,7 @@ class Mixture(dict[str, Any]):
         """Read a path, JSON, or a mapping."""
         if isinstance(values, str):
             values = parse_json(values) if values.startswith("{") else {values: 1} if values else {}
-        super().__init__(values)
+        super().__init__({str(data): value for data, value in dict(values).items()})
 
     def __str__(self) -> str:
         """Return the data sets with their weights."""

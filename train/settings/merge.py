@@ -83,15 +83,18 @@ class MergeConfig(PartsSettings):
     @cross_check
     def merge_problems(self) -> Iterator[str]:
         """Yield the problems of the choice of inputs, and of the adapter."""
+        given = [f"`{name}`" for name in _OF_PARTS if name in self.model_fields_set and getattr(self, name)]
         if self.is_original:
-            if given := [name for name in _OF_PARTS if name in self.model_fields_set and getattr(self, name)]:
-                yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(f'`{name}`' for name in given)}"
+            if given:
+                yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(given)}"
             return
         if self.checkpoint and self.vision and not self.language and not self.folder.is_dir():
             yield f"`checkpoint`: {self.folder} is not a folder"
             return
         if self.checkpoint and (self.language or self.vision):
             yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
+        elif self.checkpoint and given:
+            yield f"`checkpoint` is an adapter; leave out {', '.join(given)}, which are of parts of a LLaVA"
         elif not self.checkpoint and not (self.language and self.vision):
             yield "`checkpoint` is needed: an adapter; or both `language` and `vision`: parts of a LLaVA"
         if self.checkpoint and not (self.folder / "adapter_config.json").is_file():

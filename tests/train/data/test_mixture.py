@@ -127,6 +127,12 @@ def test_a_bad_mixture_is_a_problem(data_folder: Path, mixture: dict[str, Any], 
         parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", json.dumps(named)])
 
 
+def test_a_folder_named_by_a_number_is_a_folder() -> None:
+    """YAML reads `2024: 1` with a number as its key."""
+    (source,) = Mixture({2024: 1}).sources("train", "")
+    assert source.data == "2024"
+
+
 def test_each_data_set_has_its_own_images(data_folder: Path, other_folder: Path) -> None:
     mixture = Mixture({str(data_folder): 1, str(other_folder): 2})
     data = load_training_data(mixture.sources("train", ""), "mr2ag")

@@ -112,8 +112,11 @@ def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path) -> None:
 
     assert "holds a full checkpoint already" in str(caught.value)
     assert "exists already; choose a different folder" in str(caught.value)
+    output = ("--output", str(tmp_path / "merged"))
     with pytest.raises(UserError, match="llava holds no adapter"):
-        parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", "--output", str(tmp_path / "merged")])
+        parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", *output])
+    with pytest.raises(UserError, match="is an adapter; leave out `image_fit`"):
+        parse_config(MergeConfig, argv=["--checkpoint", "pocket/mr2ag", "--image_fit", "crop", *output])
 
 
 def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
