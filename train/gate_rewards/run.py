@@ -70,7 +70,7 @@ class GateTraining(Method):
         scheme = Scheme.of(loaded.renderer)
         if isinstance(scheme, PromptScheme) and scheme.reads_place("srt"):
             raise UserError(
-                f"`model`: {self._config.model} was trained with `prompts: {scheme.prompts}`, which tell a passage's "
+                f"`model`: {self._config.model} was trained with `prompts: search_result`, and reads a passage's "
                 "place in the search; gates are trained by reward without it"
             )
         if self._config.dry_run:
