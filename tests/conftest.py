@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from reflectune.formats.knowledge_base import KnowledgeBase
 
 # An example may wait for a core. Each run draws others
-hypothesis.settings.register_profile("busy", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("busy", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
