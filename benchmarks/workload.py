@@ -370,7 +370,8 @@ def flat_rows(model: PreTrainedModel, tree: Tree) -> dict[str, Tensor]:
 def timed(run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up: int = 0) -> tuple[float, Any]:
     """Return the median seconds of `repeats` calls after `warm_up` others, and the last call's result.
 
-    On a CPU with one thread they are CPU seconds: other processes of the machine don't count.
+    On a CPU with one thread they are CPU seconds: waiting for a core doesn't count. A neighbour still takes from the
+    caches, so figures that are published need an idle machine.
     """
     alone = device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
