@@ -229,6 +229,7 @@ def _time_line(
     size = config.per_device_train_batch_size
     if config.tokens_per_device:
         size = questions_within(config.tokens_per_device, [length(example) for example in sample], questions)
+    size = min(size, len(sample))  # as many are timed
     if kind in ("zero3", "fsdp"):
         return f"time: not measured, since {kind} divides the model only when training begins"
     in_half = kind.startswith("zero") and config.method == "full" and config.dtype == "bfloat16"
