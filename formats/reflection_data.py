@@ -301,8 +301,7 @@ def build_split(
     examples = [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
     write_examples(target, examples, example_type)
     write_manifest(folder, dataclasses.replace(manifest, fingerprints={**before, split: key}))
-    for log in folder.glob(f".{split}.*.jsonl"):  # those of interrupted builds with other settings too
-        log.unlink()
+    Logs(folder, f".{split}.{'?' * len(key)}.jsonl", key).remove()  # those of interrupted builds too
     return examples
 
 

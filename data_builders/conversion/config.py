@@ -112,9 +112,8 @@ class ConvertConfig(Settings):
 
     def question_folders(self) -> list[Path]:
         """Return the folders of the chosen splits' files."""
-        known = [self.source(split) for split in self.chosen() if split in self.splits]
-        sources = [source for source in known if isinstance(source, Path)]
-        return list(dict.fromkeys(source if source.is_dir() else source.parent for source in sources))
+        files = [file for split in self.chosen() if split in self.splits for file in self.question_files(split)]
+        return list(dict.fromkeys((file if file.is_dir() else file.parent).resolve() for file in files))
 
     def question_paths(self) -> list[Path]:
         """Return the files and folders of all chosen splits."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -51,6 +51,24 @@ class QuestionTotals:
         self.entity_ids.update(done.entity_ids)
         self.digests.append(done.digest)
         self.unanswered += done.unanswered
+
+
+@dataclass
+class HeldImages(ImageFolder):
+    """Images of a folder whose bytes are held until they are written or dropped."""
+
+    _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Hold an image."""
+        self._held[path] = content
+
+    def release(self, paths: Iterable[str], write: bool) -> None:
+        """Write these images if they are held, or drop them."""
+        for path in paths:
+            content = self._held.pop(path, None)
+            if content is not None and write:
+                super().write(path, content)
 
 
 @dataclass(frozen=True)
@@ -129,7 +147,7 @@ class QuestionRun:
         first_pass = (question.id for question, _ in self._read(split, unsaved, ignored if self.rejected else stop))
         hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
         bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
-        held = self.images.holding()
+        held = HeldImages(self.images.root, self.images.save_to)
         for question, line in self._read(split, held, self.reject):
             is_drawn = int(hash_ids([question.id], config.seed)[0]) < bound
             held.release(question.images, write=is_drawn)

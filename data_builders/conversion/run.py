@@ -122,8 +122,7 @@ def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
         return ImageFolder(config.path(config.images).resolve(), save_to)
     if config.questions != "own":
         return ImageFolder(None, save_to)
-    folders = config.question_folders()
-    return ImageFolder((folders[0] if folders else Path(config.output)).resolve(), save_to)
+    return ImageFolder(next(iter(config.question_folders()), Path(config.output).resolve()), save_to)
 
 
 def knowledge_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:

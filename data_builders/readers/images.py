@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -56,7 +55,6 @@ class ImageFolder:
 
     root: Path | None = None
     save_to: Path | None = None
-    _held: dict[str, bytes] | None = field(default=None, init=False, repr=False, compare=False)
     _lately: list[tuple[str, str]] = field(default_factory=list, init=False, repr=False, compare=False)
     _inside: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _listed: dict[str, frozenset[str] | None] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -221,20 +219,6 @@ class ImageFolder:
         items = value if isinstance(value, list) and value else [value]
         return [self.keep(row, image_field, item) for item in items]
 
-    def holding(self) -> ImageFolder:
-        """Return a folder that keeps images in memory until `release`."""
-        folder = ImageFolder(self.root, self.save_to)
-        folder._held = {}
-        return folder
-
-    def release(self, paths: Iterable[str], write: bool) -> None:
-        """Write these images if they are held, or drop them."""
-        for path in paths:
-            content = (self._held or {}).pop(path, None)
-            target = (self.start or Path()) / path
-            if content is not None and write and not target.is_file():
-                write_atomically(target, content)
-
     def below(self, path: str) -> str | None:
         """Return an absolute path as one relative to `root`; None if it is not absolute, or not below."""
         if self.root is None or not os.path.isabs(path) or ".." in path.split("/"):
@@ -253,13 +237,15 @@ class ImageFolder:
         name = hashlib.sha256(content).hexdigest()[:24]
         if self.save_to is None:
             return f"{name[:2]}/{name}{extension}"
-        path = self.save_to / name[:2] / f"{name}{extension}"
-        relative = os.path.relpath(path, self.start)
-        if self._held is not None:
-            self._held[relative] = content
-        elif not path.is_file():
-            write_atomically(path, content)
-        return relative
+        path = os.path.relpath(self.save_to / name[:2] / f"{name}{extension}", self.start)
+        self.write(path, content)
+        return path
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write an image's bytes to a path below `start`, if they are not there."""
+        assert self.start is not None  # `save_to` is given
+        if not (self.start / path).is_file():
+            write_atomically(self.start / path, content)
 
     def _search(self, image_id: str) -> str | None:
         stem, extension = os.path.splitext(image_id)

@@ -13,7 +13,7 @@ from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
+from reflectune.models.loading import INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.interface import Engine
 from reflectune.models.remote.checkpoint import load_without_weights
@@ -35,11 +35,7 @@ def require_models(names: Iterable[str]) -> None:
         UserError: A model doesn't exist.
     """
     for name in dict.fromkeys(filter(None, names)):
-        source = resolve(name)
-        if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
-            require_models([str(read_info(source)["base_model"])])
-        else:
-            is_stored_in(name, "float32")
+        is_stored_in(name, "float32")
 
 
 def open_tuned(models: ModelSettings) -> Loaded:

@@ -131,7 +131,7 @@ def seconds_of_batch(
         compute: Precision.
         model: Ready to train; it is moved to the device, and can't be trained afterwards.
         examples: A sample of the data.
-        size: Examples of the batch.
+        size: Examples of the batch, at most as many as the sample has.
         device: Device of the run.
         recomputed: n, if every n-th layer is computed again.
         in_half: Hold all weights in bfloat16, as DeepSpeed does.
@@ -139,7 +139,6 @@ def seconds_of_batch(
     Returns:
         None if the batch doesn't fit into memory.
     """
-    size = min(size, len(examples))
     start = (len(examples) - size) // 2
     if recomputed:
         recompute_layers(model, recomputed)

@@ -18,7 +18,7 @@ ASSEMBLED: Final = "assembled.json"
 ORIGINAL: Final = "LlavaLlamaForCausalLM"
 """Architecture, in `config.json`, of a checkpoint in the layout of LLaVA's own code."""
 _OF_PARTS: Final = ("language", "projector", "tokenizer", "image_fit", "image_size")
-"""Settings that a checkpoint in the layout of LLaVA's own code has in itself."""
+"""Settings of parts, which a whole LLaVA and an adapter have in themselves."""
 
 
 class PartsSettings(Settings):

@@ -70,7 +70,7 @@ def write_card(
         "",
         *_table(("made from", ""), _origin(loaded, data, settings, step, publishing.licence)),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
-        *(_table(("reflection token", "its row began as the mean of"), tokens) if tokens else []),
+        *_table(("reflection token", "its row began as the mean of"), tokens),
         *_metrics(history, step),
         "## How to load it",
         "",
@@ -133,7 +133,7 @@ def _is_on_hub(base: str) -> bool:
 
 def _metrics(history: Sequence[Mapping[str, Any]], step: int) -> list[str]:
     metrics = validation_metrics(history, step)
-    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()}) if metrics else []
+    return _table(("validation", ""), {name: f"{value:.4f}" for name, value in metrics.items()})
 
 
 def _loading(method: str, is_plain: bool) -> list[str]:
@@ -154,6 +154,8 @@ def _loading(method: str, is_plain: bool) -> list[str]:
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
+    if not rows:
+        return []
     return [f"| {head[0]} | {head[1]} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items()), ""]
 
 
