@@ -127,8 +127,20 @@ def report(table: Sequence[Mark], mr2ag: Metrics, mmkb: Metrics, minutes: Mappin
         lines += ["## At equal depth", "", "```", *equal_depth(dict(mr2ag)), "```", ""]
     if mmkb:
         lines += ["## MMKB-RAG", "", *pipeline_table(mmkb), ""]
-    if minutes:
-        lines += ["## Minutes", "", "By the clock; independent stages ran side by side.", ""]
-        lines += ["| stage | minutes |", "|---|---|", *(f"| {name} | {value} |" for name, value in minutes.items())]
-        lines += [f"| all | {sum(minutes.values()):.0f} |", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *minutes_table(minutes)])
+
+
+def minutes_table(minutes: Mapping[str, float]) -> list[str]:
+    """Return the minutes of the stages as lines of Markdown; [] without any."""
+    if not minutes:
+        return []
+    rows = [f"| {name} | {value} |" for name, value in minutes.items()]
+    heading = [
+        "## Minutes",
+        "",
+        "By the clock; independent stages ran side by side.",
+        "",
+        "| stage | minutes |",
+        "|---|---|",
+    ]
+    return [*heading, *rows, f"| all | {sum(minutes.values()):.0f} |", ""]

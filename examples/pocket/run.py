@@ -3,11 +3,12 @@
     python -m reflectune.examples.pocket.run --output pocket.md
     python -m reflectune.examples.pocket.run --shipped
     python -m reflectune.examples.pocket.run --quick
+    python -m reflectune.examples.pocket.run --fresh --run runs/fresh
 
 Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
 finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models and trains
-MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models. A run with the shipped models and one that
-trains everything need different folders (`--run`).
+MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models; `--fresh` tunes two more readers, and asks
+the test questions that were never asked. Each of these needs a folder of its own (`--run`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reflectune.examples.pocket.marks import marks, report
+from reflectune.examples.pocket.marks import marks, minutes_table, pipeline_table, report
 from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
@@ -35,6 +36,8 @@ Two contexts have no reader of their own: none at all, and five whole articles, 
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
+FRESH_RUNS = ("fresh", "fresh_by_images")
+"""Folders of the fresh test's evaluations: with equation 3's search, and with one by images alone."""
 EVERY = 1000
 """More questions than a split has."""
 QUESTIONS = 40
@@ -57,7 +60,9 @@ MINUTES = {
     "gold_tuned": 30,
     "article_tuned": 45,
     "evaluate": 160,
-    "fresh": 300,
+    "fresh_mr2ag": 120,
+    "fresh": 60,
+    "fresh_by_images": 90,
     "reader": 1,
     "probe": 75,
     "labels": 1,
@@ -84,7 +89,9 @@ NEEDS = {
     **{f"{name}_data": ("reflection", "index") for name in READERS},
     **{f"{name}_tuned": (f"{name}_data",) for name in READERS},
     "evaluate": ("mr2ag", "plain_tuned", *(f"{name}_tuned" for name in READERS)),
-    "fresh": ("evaluate",),
+    "fresh_mr2ag": ("index",),
+    "fresh": ("fresh_mr2ag", *(f"{name}_tuned" for name in READERS)),
+    "fresh_by_images": ("index", *(f"{name}_tuned" for name in READERS)),
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -224,12 +231,23 @@ def evaluate_trained(
     return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]
 
 
-def evaluate_fresh(*, shipped: bool) -> list[str]:
-    """Return the command that asks the fresh test questions, once; of trained models with all controls."""
-    if shipped:
-        return [*evaluate_shipped("fresh", EVERY), *FRESH.split()]
-    flags = f"{FRESH} --pipelines tuned_baselines mr2ag controls --limit {EVERY} --output {RUN}/fresh"
-    return [*recipe("inference.evaluate", "evaluate"), *flags.split()]
+def fresh_stages() -> dict[str, list[str]]:
+    """Return the commands of the fresh test, by the shipped models and by a reader tuned on each further context.
+
+    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first.
+    """
+    kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS)
+    commands = {name: command for name, command in stages().items() if name in kept}
+    readers = {"article": f"{RUN}/article_tuned", "passage": f"{RUN}/gold_tuned", "passages": "pocket/plain"}
+    flags = f"--model pocket/mr2ag {FRESH} --limit {EVERY} --plain_model".split()
+    ask, tuned = [*recipe("inference.evaluate", "evaluate"), *flags], json.dumps(readers)
+    fresh, by_images = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
+    return {
+        **commands,
+        "fresh_mr2ag": [*ask, "", *f"{fresh} mr2ag controls".split()],
+        "fresh": [*ask, tuned, *f"{fresh} tuned_baselines mr2ag controls".split()],
+        "fresh_by_images": [*ask, tuned, *f"{by_images} tuned_baselines mr2ag --title_weight 0".split()],
+    }
 
 
 def written(name: str) -> dict[str, Any]:
@@ -246,16 +264,15 @@ def main() -> None:
     less = parser.add_mutually_exclusive_group()
     less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the shipped models")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
-    parser.add_argument("--fresh", action="store_true", help="also ask the test questions that were never asked")
+    less.add_argument("--fresh", action="store_true", help="ask the test questions that were never asked")
     parser.add_argument("--collect", action="store_true", help="run nothing: print the tables of the finished stages")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
     output = arguments.output.resolve() if arguments.output else None
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    commands = quick_stages() if arguments.quick else shipped_stages() if arguments.shipped else stages()
-    if arguments.fresh:
-        commands["fresh"] = evaluate_fresh(shipped=arguments.quick or arguments.shipped)
+    modes = {"shipped": shipped_stages, "quick": quick_stages, "fresh": fresh_stages}
+    commands = next((modes[mode] for mode in modes if getattr(arguments, mode)), stages)()
     minutes = finished(RUN, commands)
     if not arguments.collect:
         left = [name for name in commands if name not in minutes]
@@ -268,15 +285,30 @@ def main() -> None:
             least = forecast(left, NEEDS, estimates, arguments.lanes)
             print(f"{to_do}: at least {least:.0f} minutes in {arguments.lanes} lanes with an idle core each")
             minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes, estimates)
-    folders = ("quick",) if arguments.quick else ("evaluation", "evaluation_mmkb")
-    looked, mr2ag = written("looked.json"), written(f"{folders[0]}/metrics.json")
-    mmkb = {} if arguments.quick else written("evaluation_mmkb/metrics.json")
     minutes = {name: minutes[name] for name in commands if name in minutes}
-    text = report(marks(looked, mr2ag, mmkb), mr2ag, mmkb, minutes)
+    text, reports = fresh_text(minutes) if arguments.fresh else marks_text(minutes, quick=arguments.quick)
     print(text)
-    print("reports:", *(RUN / folder / "report.html" for folder in folders))
+    print("reports:", *(RUN / folder / "report.html" for folder in reports))
     if output:
         output.write_text(text, encoding="utf-8")
+
+
+def marks_text(minutes: Mapping[str, float], *, quick: bool) -> tuple[str, Sequence[str]]:
+    """Return the tables of marks as Markdown, and the folders of the evaluations."""
+    folders = ("quick",) if quick else ("evaluation", "evaluation_mmkb")
+    looked, mr2ag = written("looked.json"), written(f"{folders[0]}/metrics.json")
+    mmkb = {} if quick else written("evaluation_mmkb/metrics.json")
+    return report(marks(looked, mr2ag, mmkb), mr2ag, mmkb, minutes), folders
+
+
+def fresh_text(minutes: Mapping[str, float]) -> tuple[str, Sequence[str]]:
+    """Return the tables of the fresh test as Markdown, and the folders of the evaluations."""
+    lines = []
+    for folder in FRESH_RUNS:
+        if metrics := written(f"{folder}/metrics.json"):
+            lines += [f"## {folder}", "", f"In brackets: 95 % intervals over {metrics['resampled']}.", ""]
+            lines += [*pipeline_table(metrics), ""]
+    return "\n".join([*lines, *minutes_table(minutes)]), FRESH_RUNS
 
 
 if __name__ == "__main__":

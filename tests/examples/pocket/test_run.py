@@ -24,7 +24,7 @@ LIMIT = 4
 
 
 def test_each_stage_is_a_command_and_has_its_minutes() -> None:
-    stages = {**run.stages(), **run.quick_stages(LIMIT), "fresh": run.evaluate_fresh(shipped=False)}
+    stages = {**run.stages(), **run.quick_stages(LIMIT), **run.fresh_stages()}
     assert set(run.NEEDS) | set(run.MINUTES) <= set(stages)
     for command in stages.values():
         assert command[1] == "-m"
@@ -35,8 +35,7 @@ def test_each_stage_is_a_command_and_has_its_minutes() -> None:
 
 def test_each_stage_reads_outputs_of_earlier_stages() -> None:
     """Every folder below the run that a recipe reads is the output of a stage that it needs."""
-    for commands in (run.stages(), run.shipped_stages(), run.quick_stages(LIMIT)):
-        commands["fresh"] = run.evaluate_fresh(shipped="mr2ag" not in commands)
+    for commands in (run.stages(), run.shipped_stages(), run.quick_stages(LIMIT), run.fresh_stages()):
         for name in commands:
             needed = [other for other in commands if other in needs(run.NEEDS, name)]
             check_inputs({stage: commands[stage] for stage in (*needed, name)}, run.RUN)
@@ -119,6 +118,7 @@ def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
     for command in commands.values():
         words = command[next((i for i, word in enumerate(command) if word.startswith("--")), len(command)) :]
         given = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
+        given = {name: json.loads(value) if value.startswith("{") else value for name, value in given.items()}
         options = given
         if "config" in given:
             options = yaml.safe_load(Path(given["config"]).read_text()) | given
