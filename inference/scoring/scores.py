@@ -15,7 +15,7 @@ from reflectune.inference.trace import Trace
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting import breakdown as tables
 from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score
-from reflectune.metrics.scoring.registry import has_truth
+from reflectune.metrics.scoring.registry import has_truth, is_scored, is_two_hop
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 
 Traces = Mapping[str, Mapping[str, Trace]]
@@ -110,13 +110,7 @@ class TraceScorer:
 
     def official(self, questions: Iterable[Question]) -> list[Question]:
         """Return the questions of the official score: those not known as visual; of InfoSeek without two-hop ones."""
-        return [
-            q
-            for q in questions
-            if q.is_knowledge_based is not False
-            and self.has_truth(q)
-            and not (self.metric == "infoseek" and is_two_hop(q))
-        ]
+        return [question for question in questions if is_scored(question, self.metric)]
 
     def visual(self, questions: Iterable[Question]) -> list[Question]:
         """Return the visual questions."""
@@ -200,8 +194,3 @@ def check_scorable(questions: Iterable[Question], metric: Metric) -> None:
     compared: Metric = "evqa_exact" if metric == "evqa" else metric
     answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if has_truth(q, metric)]
     score_answers(answers, compared, "official", None, too_long="wrong")
-
-
-def is_two_hop(question: Question) -> bool:
-    """Return True if the data set marks the answer as two articles away."""
-    return question.meta.get("two_hop") == "yes"

@@ -8,7 +8,7 @@ Self-RAG's lenient test, in which case counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from reflectune.core.errors import UserError
@@ -53,12 +53,21 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
         if question.range is None:
             raise UserError(f"question {question.id} is numerical but has no range; its data set must give one")
         if mode == "strict":
-            return float(infoseek.numerical(plain_numbers(prediction), question.range))
+            return number_agrees(prediction, question.range)
         low, high = question.range
         return float(any(low <= float(number) <= high for number in _NUMBER.findall(prediction)))
     if not question.answers:
         raise UserError(f"question {question.id} has no answers; leave it out of the scores")
     return float(any(_covers(prediction, answer, mode) for answer in question.answers))
+
+
+def number_agrees(text: str, answer_range: Sequence[float]) -> float:
+    """1.0 if the first number or range of a text agrees with [lowest, highest] by InfoSeek's rule, else 0.0.
+
+    Numbers are read in any notation (`plain_numbers`). A text without one is wrong; officially it reads as [0, 0].
+    """
+    plain = plain_numbers(text)
+    return float(any(map(str.isdigit, plain)) and infoseek.numerical(plain, answer_range))
 
 
 def spaced_tokens(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import Bem
@@ -46,12 +47,16 @@ def score_files(
         report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
     if touched:
-        splits = {question.split for question, _ in join(files[0].rows, questions, "official").pairs}
+        splits = {question.split for question, _ in join(files[0].rows, questions, "official", metric).pairs}
         questions = [question for question in questions if question.split in splits]
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
     for path, file in zip(paths, files, strict=True):
-        joined = join(file.rows, questions, mode)
+        joined = join(file.rows, questions, mode, metric)
+        if joined.left_out and not joined.pairs:
+            raise UserError(
+                f"{path}: {metric} scores none of its questions: they have no answers that it compares with"
+            )
         run: dict[str, Any] = {
             "predictions": str(path),
             "layout": file.layout,
@@ -88,7 +93,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"  coverage {_percent(counts['coverage'])}: {counts['questions']} questions, {counts['missing']} missing, "
             f"{counts['doubled']} doubled, {counts['unknown']} of no known question, {counts['left_out']} left out "
-            "(they need no retrieval)"
+            "(visual, two-hop in InfoSeek, or without answers to compare with)"
         )
         if "resampled" in run:
             yield f"  in brackets 95 % intervals over {run['resampled']}"

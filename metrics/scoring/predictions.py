@@ -85,6 +85,8 @@ def read_predictions(path: str | Path) -> PredictionFile:
     if not rows:
         raise UserError(f"{path} holds no predictions")
     layout = _layout(*rows[0])
+    if layout == "traces" and len(names := sorted({str(row.get("pipeline")) for _, row in rows})) > 1:
+        raise UserError(f"{path} has traces of {', '.join(names)}; give the file of one of them")
     read = _LAYOUTS[layout][1]
     return PredictionFile(path, layout, tuple(_read(read, where, row) for where, row in rows))
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.tokens import plain_numbers
 from reflectune.core.types import METRICS, Metric, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
-from reflectune.metrics.judging.cover import cover_one
+from reflectune.metrics.judging.cover import cover_one, number_agrees
 from reflectune.metrics.judging.rouge import rouge_l
 from reflectune.metrics.official import evqa, hotpotqa, infoseek, mrag_bench, vqa
 
@@ -89,6 +88,21 @@ def has_truth(question: Question, metric: Metric) -> bool:
     return bool(question.answers)
 
 
+def is_scored(question: Question, metric: Metric) -> bool:
+    """Return True if the official score has the question: not known as visual, and with the metric's references.
+
+    InfoSeek's halves have no two-hop questions.
+    """
+    if question.is_knowledge_based is False or (metric == "infoseek" and is_two_hop(question)):
+        return False
+    return has_truth(question, metric)
+
+
+def is_two_hop(question: Question) -> bool:
+    """Return True if the data set marks the answer as two articles away."""
+    return question.meta.get("two_hop") == "yes"
+
+
 def metric_problems(metric: str, bem: str) -> list[str]:
     """Return the missing requirements of a metric, one sentence each; nothing is loaded.
 
@@ -131,7 +145,7 @@ NEEDS_BEM = (
 def exact_match(answer: str, question: Question) -> float:
     """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
-    A number, in any notation (`plain_numbers`), must lie in the question's range, where it has one. A list
+    A number (`number_agrees`) must lie in the question's range, where it has one. A list
     (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
     list of one.
 
@@ -139,7 +153,7 @@ def exact_match(answer: str, question: Question) -> float:
         UserError: The question has no answers, and no range.
     """
     if question.answer_type == "numerical" and question.range is not None:
-        return float(infoseek.numerical(plain_numbers(answer), question.range))
+        return number_agrees(answer, question.range)
     if question.answer_type == "multi_answer":
         readings = [_normalized(items) for items in evqa.answer_readings(answer)]
         return float(any(_normalized(reference.split("&&")) in readings for reference in references(question)))
@@ -150,7 +164,7 @@ def evqa_type(question: Question) -> str:
     """Return E-VQA's question type from `meta["question_type"]`, else from the question's other fields."""
     if (said := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
         return str(said)
-    if question.meta.get("two_hop") == "yes":
+    if is_two_hop(question):
         return "2_hop"
     return "multi_answer" if question.answer_type == "multi_answer" else "templated"
 

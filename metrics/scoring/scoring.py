@@ -26,6 +26,7 @@ from reflectune.metrics.scoring.registry import (
     evqa_candidate,
     evqa_score,
     evqa_type,
+    is_scored,
     metric_of_one,
     never,
 )
@@ -43,7 +44,7 @@ class Joined:
         missing: Questions without a prediction.
         unknown: Predictions whose question is not in the data set.
         doubled: Predictions whose question an earlier one has answered; they are in `pairs` too.
-        left_out: Predictions for questions that need no retrieval: official scores are over the others.
+        left_out: Predictions for questions that the score leaves out (`is_scored`).
     """
 
     pairs: tuple[tuple[Question, Prediction], ...]
@@ -87,11 +88,19 @@ class Scored:
     too_long: tuple[str, ...] = ()
 
 
-def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode: Mode) -> Joined:
+def join(
+    predictions: Sequence[Prediction], questions: Iterable[Question], mode: Mode, metric: Metric | None = None
+) -> Joined:
     """Find each prediction's question: by id, by EchoSight's row number, or by its text and references.
 
     EchoSight calls the n-th row of E-VQA's CSV `E-VQA_n`, from 0: it is the question whose `meta["row"]` is n or, where
     a data set has no such field, whose id ends in the number n.
+
+    Args:
+        predictions: The predictions.
+        questions: The data set's questions.
+        mode: `official` or `strict`.
+        metric: Leaves out questions that its score does not have; None: those that are known as visual.
 
     Raises:
         UserError: Two questions share an id, or EchoSight's row number is of several splits; in `strict` mode also an
@@ -99,11 +108,15 @@ def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode:
     """
     questions_by_id = infoseek.by_id(questions)
     find = _finder(questions_by_id)
+
+    def counts(question: Question) -> bool:
+        return question.is_knowledge_based is not False if metric is None else is_scored(question, metric)
+
     matches = [(find(prediction), prediction) for prediction in predictions]
     seen: dict[str, Prediction] = {}
     doubled = []
     for question, prediction in matches:
-        if question is not None and seen.setdefault(question.id, prediction) is not prediction and _counts(question):
+        if question is not None and seen.setdefault(question.id, prediction) is not prediction and counts(question):
             doubled.append(prediction)
             if mode == "strict":
                 first = seen[question.id].where
@@ -116,13 +129,13 @@ def join(predictions: Sequence[Prediction], questions: Iterable[Question], mode:
             "file of another data set or split? `mode: official` leaves them out"
         )
     scored = [(question, prediction) for question, prediction in matches if question is not None]
-    missing = [question for key, question in questions_by_id.items() if key not in seen and _counts(question)]
+    missing = [question for key, question in questions_by_id.items() if key not in seen and counts(question)]
     return Joined(
-        pairs=tuple(pair for pair in scored if _counts(pair[0])),
+        pairs=tuple(pair for pair in scored if counts(pair[0])),
         missing=tuple(missing),
         unknown=tuple(unknown),
         doubled=tuple(doubled),
-        left_out=tuple(prediction for question, prediction in scored if not _counts(question)),
+        left_out=tuple(prediction for question, prediction in scored if not counts(question)),
     )
 
 
@@ -149,10 +162,6 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
         values = np.concatenate([values, np.zeros(len(joined.missing))])
     questions = [question for question, _ in joined.pairs] + (list(joined.missing) if mode == "strict" else [])
     return Scored(metric, mode, tuple(questions), values, too_long)
-
-
-def _counts(question: Question) -> bool:
-    return question.is_knowledge_based is not False
 
 
 def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Question | None]:

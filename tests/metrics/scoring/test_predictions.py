@@ -126,6 +126,15 @@ def test_our_own_traces(tmp_path: Path) -> None:
     assert [(row.ids, row.answer, row.retrieved) for row in file.rows] == [(("q1",), "red", ("e1",))]
 
 
+def test_traces_of_several_pipelines_are_refused(tmp_path: Path) -> None:
+    for name in ("closed_book", "mr2ag"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"question_id": "q", "pipeline": name, "answer": "a"}) + "\n"
+        )
+    with pytest.raises(UserError, match="has traces of closed_book, mr2ag; give the file of one of them"):
+        read_predictions(tmp_path)
+
+
 def test_our_own_traces_in_parquet(tmp_path: Path) -> None:
     answered = {"answer": "red", "hits": [{"entry_id": "e1", "rank": 1}], "gate": 0.5}
     unanswered = {"answer": "", "hits": [], "gate": None}

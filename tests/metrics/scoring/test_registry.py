@@ -109,6 +109,18 @@ def test_an_empty_answer_is_wrong(metric: str, answer: str) -> None:
     assert find_metric(metric)(answer, around_zero) == 0.0
 
 
+@pytest.mark.parametrize("answer", ["", "I don't know", "four"])
+def test_an_answer_without_a_number_is_no_zero(answer: str) -> None:
+    around_zero = Question("q", "i", "How cold?", ("0",), range=(-1.0, 1.0), answer_type="numerical")
+    assert (
+        metric_of_one("exact_match")(answer, around_zero)
+        == metric_of_one("cover_match", "strict")(answer, around_zero)
+        == 0
+    )
+    assert metric_of_one("exact_match")("½ degree", around_zero) == 1
+    assert metric_of_one("infoseek")(answer, around_zero) == 1  # officially it reads as [0, 0]
+
+
 @pytest.mark.parametrize("metric", [metric for metric in METRICS if metric not in ("evqa", "rouge_l")])
 def test_an_answer_in_sentences_is_no_wrong_answer(metric: str) -> None:
     told = Question("q", "i", "What is it?", ("It is an oak.",), answer_type="free_form")

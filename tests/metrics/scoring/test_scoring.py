@@ -6,6 +6,7 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.mmkb.run import score_by_metric
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.metrics.judging.bem import TooLongError
 from reflectune.metrics.official import evqa
 from reflectune.metrics.scoring.predictions import Prediction
@@ -69,6 +70,17 @@ def test_questions_that_need_no_retrieval_are_left_out() -> None:
     joined = join(rows, [*QUESTIONS[:1], visual], "strict")
     assert [question.id for question, _ in joined.pairs] == ["q0"]
     assert (joined.counts["left_out"], joined.counts["missing"], joined.counts["coverage"]) == (2, 0, 1.0)
+
+
+def test_the_score_has_the_questions_of_an_evaluation() -> None:
+    two_hop = Question("h", "", "Who?", answers=("Ann",), split="val_unseen_entity", meta={"two_hop": "yes"})
+    bare, free = Question("b", "", "Who?"), Question("f", "", "Why?", answers=("So.",), answer_type="free_form")
+    questions = [*QUESTIONS, two_hop, bare, free]
+    rows = predictions(*((question.id, "x") for question in questions))
+    joined = join(rows, questions, "strict", "infoseek")
+    assert [q.id for q, _ in joined.pairs] == [q.id for q in TraceScorer("infoseek").official(questions)]
+    assert (joined.counts["left_out"], joined.counts["missing"]) == (3, 0)
+    assert "h" in [q.id for q, _ in join(rows, questions, "strict", "exact_match").pairs]
 
 
 def test_the_second_name_of_a_row_is_tried() -> None:
