@@ -26,7 +26,9 @@ class BudgetSettings(Settings):
         0, "iterative: tokens, read and generated, after which a question is answered from its records; 0: any", ge=0
     )
     run_tokens: int = setting(
-        0, "iterative: the same for all replies of the server's model; a higher limit resumes the run", ge=0
+        0,
+        "iterative: the same for all of the server's replies to a process; a higher limit resumes the run",
+        ge=0,
     )
     run_cost: float = setting(
         0.0, "iterative: the same in money, by llm_input_price and llm_output_price; 0: no limit", ge=0

@@ -13,6 +13,7 @@ the model gives no probabilities, the three count as equally likely.
 
 from __future__ import annotations
 
+import contextlib
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import Form, SearchReply, WriteReply, Writing
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
@@ -72,10 +74,28 @@ class Iba:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
+        best, identified = list[Passage](), list[str]()
+        with contextlib.suppress(BudgetSpent):
+            yield from self._identify(question, best, identified)
+        answer = yield from write(
+            "answer",
+            0,
+            ANSWER + answer_instruction(question, detailed=False),
+            {"question": question.text},
+            documents=texts_of(best),
+            max_tokens=self.settings.max_new_tokens,
+            model="answerer",
+        )
+        ended = f"identified {', '.join(identified)}" if identified else "nothing identified"
+        return TrajectoryResult(answer.text, ended, answer.score, tuple(best[: answer.shown]))
+
+    def _identify(self, question: Question, best: list[Passage], identified: list[str]) -> Steps[None]:
+        """Fill `best` with the passages to read, in the order of the search until they are ranked, and the titles."""
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.settings.candidates]})
         passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
         titles = {passage.entry_id: passage.title for passage in passages}
+        best += passages[: self.settings.passages]
         names = list(titles)[: len(string.ascii_uppercase)]
 
         def choose(operator: Writing, template: str, options: Sequence[str], form: Form) -> Steps[WriteReply]:
@@ -85,22 +105,12 @@ class Iba:
         reply = yield from choose("rerank", IDENTIFY, names, "letters")
         picked = [names[place] for place in parsing.letters(reply.text, len(names))]
         picked = list(dict.fromkeys([*picked, *names]))[:PICKS]
+        identified += [titles[name] for name in picked]
         reply = yield from choose("verify", PROBABILITIES, picked, "shares")
         likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
         scores = (yield from rerank_scores(0, question.text, opened)).scores
-        best = self._best(opened, dict(zip(picked, likely, strict=True)), similarities(found), scaled(scores))
-        answer = yield from write(
-            "answer",
-            0,
-            ANSWER + answer_instruction(question, detailed=False),
-            asked,
-            documents=texts_of(best),
-            max_tokens=self.settings.max_new_tokens,
-            model="answerer",
-        )
-        named = ", ".join(titles[name] for name in picked)
-        return TrajectoryResult(answer.text, f"identified {named}", answer.score, tuple(best[: answer.shown]))
+        best[:] = self._best(opened, dict(zip(picked, likely, strict=True)), similarities(found), scaled(scores))
 
     def _best(
         self,

@@ -6,6 +6,7 @@ one in the paper's recipe. Its unified agent (§6) is `mrag_agent`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +157,8 @@ class Mrag:
         """Generate the steps."""
         ranked: tuple[Passage, ...] = ()
         if self.settings.answer_from == "retrieved":
-            ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
+            with contextlib.suppress(BudgetSpent):  # before the search
+                ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
         elif self.settings.answer_from == "gold":
             ranked = self.gold(question)
         given = ranked[: self.settings.answer_documents]

@@ -9,11 +9,13 @@ trace's `ended` has those words.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import Reranking, paragraphs, relevance
 from reflectune.inference.operators.trajectory import TrajectoryResult
@@ -57,15 +59,16 @@ class MragAgent:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
-        answers = dict[int, WriteReply]()
-        for place, document in enumerate(ranked):
-            if (yield from relevance(place, question.text, document)) <= 0.5:
-                continue
-            answer = answers[place] = yield from generate(place, question, [document], self.settings)
-            if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
-                ended = f"valid answer from document {place + 1} of {len(ranked)}"
-                return TrajectoryResult(answer.text, ended, answer.score, ranked, chosen=place, used=(place,))
+        ranked, answers = tuple[Passage, ...](), dict[int, WriteReply]()
+        with contextlib.suppress(BudgetSpent):
+            ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
+            for place, document in enumerate(ranked):
+                if (yield from relevance(place, question.text, document)) <= 0.5:
+                    continue
+                answer = answers[place] = yield from generate(place, question, [document], self.settings)
+                if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
+                    ended = f"valid answer from document {place + 1} of {len(ranked)}"
+                    return TrajectoryResult(answer.text, ended, answer.score, ranked, chosen=place, used=(place,))
         if self.settings.agent_fallback == "abstain" or not ranked:
             return TrajectoryResult("", FAILS, passages=ranked, fallback="abstain")
         first = answers.get(0) or (yield from generate(0, question, ranked[:1], self.settings))

@@ -12,9 +12,11 @@ as in all indexes here (theirs is of Wikipedia's text); that the question is the
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
-from reflectune.core.types import Question
+from reflectune.core.types import Passage, Question
+from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
@@ -62,19 +64,21 @@ class WikiSeeker:
         """Generate the steps."""
         asked = {"question": question.text}
         longest = self.settings.query_tokens
-        refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
-        query = next(iter(read_queries(refined.text, 1)), question.text)
-        passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
-        texts = texts_of(passages)
-        inspected = yield from judge(0, INSPECT, asked, documents=texts)
-        if inspected.share > 0.5:
+        passages, passed = list[Passage](), False
+        with contextlib.suppress(BudgetSpent):
+            refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
+            query = next(iter(read_queries(refined.text, 1)), question.text)
+            passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
+            passed = bool(passages)  # also without the budget to inspect them
+            passed = (yield from judge(0, INSPECT, asked, documents=texts_of(passages))).share > 0.5
+        if passed:
             template = ANSWER + answer_instruction(question, detailed=False)
             answer = yield from write(
                 "answer",
                 0,
                 template,
                 asked,
-                documents=texts,
+                documents=texts_of(passages),
                 max_tokens=self.settings.max_new_tokens,
                 model="answerer",
                 picture=False,

@@ -84,5 +84,7 @@ def _read(trace: Trace) -> set[int]:
     """Return the positions of the passages that the answer was read from."""
     if trace.chosen is not None:
         return {trace.chosen}
+    if trace.fallback == "abstain":
+        return set()
     is_judged = bool(trace.kept) or any(read.s_rel is not None for read in trace.passages)
     return set(trace.used) if trace.used or is_judged else set(range(len(trace.passages)))

@@ -1,5 +1,6 @@
 """Models that write nonsense, searches that find nothing, bases that are away: a trajectory ends all the same."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
+from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -140,6 +142,21 @@ def test_a_search_that_finds_nothing_leaves_an_answer_without_passages(name: str
         "iba",
         "promsa",
     )
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("tokens", [1, 60, 200])
+def test_a_spent_budget_leaves_an_answer_from_the_records(name: str, tokens: int, scripting: type[Any]) -> None:
+    script = scripting(
+        say=lambda prompt: "##Best Answer: Paris" if "##Best Answer:" in prompt else "Paris",
+        find=lambda query, base: ["oak", "elm"],
+        probability=lambda prompt: 0.9,
+    )
+    trace = run(name, dataclasses.replace(script.tools, budget=Budget(question_tokens=tokens)))
+    if name == "mrag_agent" and trace.limit:
+        assert (trace.answer, trace.fallback) == ("", "abstain")
+    else:
+        assert trace.answer == "Paris"
 
 
 # Knowledge bases that are away.
