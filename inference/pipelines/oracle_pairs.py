@@ -81,4 +81,4 @@ _RECIPES = iterative_recipe(
     pair_text="summary",
     has_own_depth=True,
 )
-RECIPES = {name: dataclasses.replace(recipe, takes=with_evidence) for name, recipe in _RECIPES.items()}
+RECIPES = {name: dataclasses.replace(recipe, takes=with_evidence, reads_gold=True) for name, recipe in _RECIPES.items()}

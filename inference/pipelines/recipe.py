@@ -137,6 +137,7 @@ class Recipe(Generic[PipelineSettings]):
             `base_model`, or None.
         requires: The other parts that it needs.
         takes: Returns True for a question that it answers.
+        reads_gold: True if it reads the entries of a question's truth; all must be in the knowledge base.
         uses: Returns the models that it uses under a command's config; None: `model` alone.
         title: Its plain name in reports, with settings in braces: `Naive RAG, {top_n} articles`; "" for a stage.
         form: The name in a config that selects it, perhaps with others; "" for a stage.
@@ -157,6 +158,7 @@ class Recipe(Generic[PipelineSettings]):
     settings: type[PipelineSettings]
     model: ModelRole | None
     takes: Callable[[Question], bool]
+    reads_gold: bool = False
     requires: tuple[Requirement, ...] = ()
     uses: Callable[[Settings], ModelUse] | None = None
     title: str = ""

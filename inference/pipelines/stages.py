@@ -99,5 +99,5 @@ def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relev
 
 RECIPES = {
     "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,), takes_pictures=True),
-    "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, requires=(PROBES,)),
+    "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, reads_gold=True, requires=(PROBES,)),
 }

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSetti
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
+from reflectune.inference.pipelines.oracle import gold_entries
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
 from reflectune.inference.report.page import write_report
@@ -67,6 +68,7 @@ class PlannedPipeline:
         settings: Its settings.
         use: The models that it uses.
         questions: The questions that it takes.
+        absent: Number of further ones, left out since the knowledge base lacks an entry of their truth.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PlannedPipeline:
     settings: Settings
     use: ModelUse
     questions: Sequence[Question]
+    absent: int = 0
 
 
 Plan = Mapping[str, PlannedPipeline]
@@ -98,7 +101,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
     calibration = _open_calibration(config, dataset)
-    planned = plan(config, questions)
+    planned = plan(config, questions, dataset.knowledge)
     require_models(model_names(planned, models))
     recipes = [pipeline.recipe for pipeline in planned.values()]
     remote, pages = any(it.use.is_served for it in planned.values()), any(it.needs("pages") for it in recipes)
@@ -139,7 +142,10 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         metrics=metrics,
         title=f"reflectune on {data_set_name(dataset)}",
         facts=run_facts(config, dataset, loaded, settings),
-        notices=notices(questions, traces, metrics, dataset.manifest, loaded, measure),
+        notices=[
+            *_absent_sentences(planned),
+            *notices(questions, traces, metrics, dataset.manifest, loaded, measure),
+        ],
         choice=ChoiceSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None,
         most=config.report_questions,
         **scored_by,
@@ -197,8 +203,13 @@ def _drawn(questions: list[Question], limit: int | None, seed: str) -> list[Ques
     return questions if limit is None or len(questions) <= limit else random.Random(seed).sample(questions, limit)
 
 
-def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
+def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Container[str]) -> Plan:
     """Return the pipelines and stages to run, in order, without those that take none of the questions.
+
+    Args:
+        config: Names the pipelines.
+        questions: The questions.
+        knowledge: Ids of the knowledge base's entries.
 
     Raises:
         UserError: A question has several pictures, and a pipeline reads one.
@@ -207,11 +218,13 @@ def plan(config: EvaluateConfig, questions: Sequence[Question]) -> Plan:
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
     for name in stages_for(config.forms()):
         recipe = find_recipe(name)
-        taken = [question for question in questions if recipe.takes(question)]
+        of_form = [question for question in questions if recipe.takes(question)]
+        taken = [q for q in of_form if not recipe.reads_gold or all(entry in knowledge for entry in gold_entries(q))]
         if taken and (recipe.takes_texts or not recipe.needs("entries") or not only_texts):
             for question in taken if not recipe.takes_pictures and config.on_error == "stop" else ():
                 check_one_picture(question, f"the pipeline {name}")
-            planned[name] = PlannedPipeline(name, recipe, recipe.settings_of(config), recipe.models(config), taken)
+            settings, use, absent = recipe.settings_of(config), recipe.models(config), len(of_form) - len(taken)
+            planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent)
     return planned
 
 
@@ -221,7 +234,7 @@ def describe(config: EvaluateConfig) -> str:
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     measure = TraceScorer(config.scored_by(config.dataset))
     record_of(measure.official(questions), {}, config.groups, measure)
-    planned = plan(config, questions)
+    planned = plan(config, questions, dataset.knowledge)
     require_models(model_names(planned, models))
     find_device(config.device)
     lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
@@ -237,8 +250,16 @@ def describe(config: EvaluateConfig) -> str:
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
         lines += describe_cost(config, dataset, pipeline.recipe, use, pipeline.questions)
+    lines += _absent_sentences(planned)
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
+
+
+def _absent_sentences(planned: Plan) -> list[str]:
+    """Return the number of questions that the oracles leave out, if there are any."""
+    count = max((pipeline.absent for pipeline in planned.values()), default=0)
+    left_out = "pipelines that read the right entry leave them out"
+    return [f"The knowledge base lacks the entry of {count} questions: {left_out}."] if count else []
 
 
 def model_names(planned: Plan, models: ModelSettings) -> list[str]:

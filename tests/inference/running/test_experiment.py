@@ -12,6 +12,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import minutes
 from reflectune.models.schemes.examples import ReflectionExample
 
+ENTRIES = {"e1", "e7"}
 SPLITS = ["val_unseen_question", "val_unseen_entity"]
 
 
@@ -59,22 +60,37 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     no_evidence, bare = make.question(1, entity_ids=("e1",)), make.question(2)
     visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
     config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
-    planned = experiment.plan(config, [known, no_evidence, bare, visual])
+    planned = experiment.plan(config, [known, no_evidence, bare, visual], ENTRIES)
     forms = ("article", "articles", "passage", "passages")
     naive = dict.fromkeys((f"naive_rag_{form}" for form in forms), "012")
     oracles = {"retrieval": "01", "oracle_article": "01", "oracle_articles": "01", "oracle_passage": "0"}
     assert taken(planned) == {**naive, **oracles, "closed_book": "0123", "mr2ag": "0123", "relevance": "0"}
 
 
+def test_an_oracle_leaves_out_questions_whose_entry_the_knowledge_base_lacks(make) -> None:
+    questions = [make.question(number, entity_ids=(name,)) for number, name in enumerate(("e1", "e404", "e7"))]
+    planned = experiment.plan(EvaluateConfig(pipelines=["oracle", "naive_rag_article"]), questions, ENTRIES)
+    assert taken(planned) == {
+        "retrieval": "012",
+        "oracle_article": "02",
+        "oracle_articles": "02",
+        "naive_rag_article": "012",
+    }
+    assert {name: pipeline.absent for name, pipeline in planned.items() if pipeline.absent} == {
+        "oracle_article": 1,
+        "oracle_articles": 1,
+    }
+
+
 def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
     known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
-    planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual])
+    planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual], ENTRIES)
     assert taken(planned) == {"retrieval": "0", "closed_book": "01", "mmkb_rag": "01", "reflection": "01"}
 
 
 def test_what_has_no_question_is_left_out(make) -> None:
     config = EvaluateConfig(pipelines=["mr2ag", "oracle"])
-    assert list(experiment.plan(config, [make.question(0)])) == ["mr2ag"]
+    assert list(experiment.plan(config, [make.question(0)], ENTRIES)) == ["mr2ag"]
 
 
 def test_minutes_add_up_over_questions_and_steps(make) -> None:
