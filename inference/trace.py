@@ -127,6 +127,7 @@ class Trace:
         retrieved: True if entries were retrieved.
         hits: The retrieved entries, best first.
         passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
+        relevant_shift: mR²AG: added to the log-odds of [Relevant] in `passages`.
         chosen: Position in `passages` of the source of the answer; None unless it is a single one.
         kept: MMKB-RAG: positions in `passages` of the documents that SRT kept (or the first k), best first.
         used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading. Iterative pipelines:
@@ -149,6 +150,7 @@ class Trace:
     retrieved: bool = False
     hits: tuple[Hit, ...] = ()
     passages: tuple[PassageTrace, ...] = ()
+    relevant_shift: float = 0.0
     chosen: int | None = None
     kept: tuple[int, ...] = ()
     used: tuple[int, ...] = ()

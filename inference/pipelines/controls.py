@@ -23,6 +23,7 @@ from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import with_texts
 from reflectune.retrieval.contexts import ContextBuilder
 
 
@@ -50,7 +51,8 @@ class TextScored(MR2AG):
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
         """Return one trace per question, in order: from `answered`, or like `MR2AG`."""
-        answered = [self.answered[question.id] for question in questions if question.id in self.answered]
+        stored = with_texts(self.answered, [question.id for question in questions])
+        answered = [stored[question.id] for question in questions if question.id in stored]
         if len(answered) < len(questions):
             return super().run(questions, images)
         passages = self._passages(questions, images, [trace.hits for trace in answered])

@@ -115,6 +115,10 @@ def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decis
     if isinstance(settings, ChoiceSettings):
         return _choose(asked, controls, settings, hits)
     used, fallback = _documents(opened, controls, settings, hits)
+    if fallback == "closed_book":
+        return Decision(True, closed.answer, closed.confidence, hits, fallback=fallback)
+    if fallback == "abstain":
+        return Decision(True, "", None, hits, fallback=fallback)
     is_same = used == (opened.kept or opened.used)
     return Decision(
         True,
@@ -180,5 +184,9 @@ def _documents(
         (k, passage.s_rel, passage.s_irr or 0.0) for k, passage in enumerate(passages) if passage.s_rel is not None
     ]
     relevant = tuple(k for k, yes, no in judged if yes * (1.0 - controls.threshold) > no * controls.threshold)
-    best = max(judged, key=lambda row: row[1])[:1] if judged else ()
-    return (relevant, "") if relevant else (best, "best_product")
+    fallback = getattr(settings, "fallback", "best_product")
+    if relevant or fallback in ("closed_book", "abstain"):
+        return relevant, "" if relevant else fallback
+    if opened.fallback == "random" and {*opened.used} <= {k for k, _, _ in judged}:
+        return opened.used, "random"
+    return max(judged, key=lambda row: row[1])[:1] if judged else (), "best_product"

@@ -73,6 +73,7 @@ class MR2AG(GatedPipeline):
                 dataclasses.replace(
                     trace,
                     passages=tuple(reads[i]),
+                    relevant_shift=self._settings.relevant_shift,
                     fallback=fallbacks.get(i, ""),
                     tokens={**trace.tokens, **gated.opened.usage.of(i)},
                     seconds=seconds,
@@ -159,13 +160,13 @@ def choose_again(
         The choice; None without a candidate.
     """
     s_ret = entry_scores(trace.hits if hits is None else hits, settings.s_ret_temperature)
-    passages = trace.passages
+    passages, shift = trace.passages, settings.relevant_shift - trace.relevant_shift
     answered = [
         k
         for k, passage in enumerate(passages)
         if passage.answer is not None and passage.passage.entry_id in s_ret and k not in without
     ]
-    weight = math.exp(settings.relevant_shift) * (1.0 - threshold)
+    weight = math.exp(shift) * (1.0 - threshold)
     relevant = [
         k
         for k in answered
@@ -174,7 +175,7 @@ def choose_again(
     scores = {}
     for k in relevant or answered:
         passage = passages[k]
-        s_rel, _ = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
+        s_rel, _ = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, shift)
         scores[k] = PassageScores(s_ret[passage.passage.entry_id], s_rel, passage.s_ans or 0.0)
     if not scores:
         return None
@@ -190,7 +191,7 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
     and `fallback: best_product`. Passages without an answer can't be chosen.
 
     Args:
-        trace: A trace of equation 3's S_ret and of an unshifted S_rel.
+        trace: A trace of mR²AG or a control.
         settings: The settings.
         judging: See `MR2AG`.
     """
@@ -198,12 +199,20 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
     if choice is None:
         return trace
     s_ret, passages = entry_scores(trace.hits, settings.s_ret_temperature), list(trace.passages)
+    shift = settings.relevant_shift - trace.relevant_shift
     for k, passage in enumerate(passages):
-        s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, settings.relevant_shift)
+        s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, shift)
         scored = dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr)
         passages[k] = scored if k in choice.scores else dataclasses.replace(scored, answer=None, s_ans=None)
     answer, fallback = passages[choice.chosen].answer or "", choice.fallback
-    return dataclasses.replace(trace, passages=tuple(passages), fallback=fallback, answer=answer, chosen=choice.chosen)
+    return dataclasses.replace(
+        trace,
+        passages=tuple(passages),
+        relevant_shift=settings.relevant_shift,
+        fallback=fallback,
+        answer=answer,
+        chosen=choice.chosen,
+    )
 
 
 def choose(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
@@ -263,6 +272,7 @@ RECIPES = {
         Mr2agSettings,
         "model",
         with_entry,
+        reads_gold=True,
         title="mR²AG, right entry given",
         form="mr2ag_oracle",
         scheme="mr2ag",

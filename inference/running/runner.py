@@ -60,7 +60,8 @@ def run_pipeline(
     """Answer all unanswered questions; return all traces, by question id.
 
     Questions are sorted by id and cut into batches that all processes share. An interrupted run, or one on another
-    number of processes, ends with the same traces except for timings (see `run_batches`).
+    number of processes, ends with the same traces except for timings (see `run_batches`). A later run tries failed
+    questions again.
 
     Args:
         name: The pipeline's name, used in file names.

@@ -40,7 +40,7 @@ class ChatBody(BaseModel):
 
     model: str
     messages: list[_ChatMessage]
-    stream: bool = False
+    stream: bool | None = None
     n: int | None = None
 
     def question(self) -> AnswerBody:

@@ -202,11 +202,20 @@ def _sliders(questions: PageQuestions) -> dict[str, gr.Slider]:
 
 
 def find_examples(dataset: Dataset, each: int = 2) -> list[Question]:
-    """Return the first questions of a data set about different pictures: to look up, and to answer by looking."""
+    """Return the first questions about different readable pictures: to look up, and to answer by looking."""
     names = sorted(splits(dataset.root), key=lambda name: (not name.startswith("val"), name))
     found: dict[tuple[bool, str], Question] = {}
     for question in islice((question for name in names[:2] for question in dataset.stream(name)), 5000):
         kind = bool(question.is_knowledge_based)
-        if len(question.images) == 1 and sum(known == kind for known, _ in found) < each:
-            found.setdefault((kind, question.image), question)
+        wanted = sum(known == kind for known, _ in found) < each and (kind, question.image) not in found
+        if wanted and len(question.images) == 1 and _is_readable(question, dataset):
+            found[kind, question.image] = question
     return [found[key] for key in sorted(found, reverse=True)]
+
+
+def _is_readable(question: Question, dataset: Dataset) -> bool:
+    try:
+        load_image(question.image, root=dataset.image_roots)
+    except UserError:
+        return False
+    return True

@@ -14,6 +14,7 @@ from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
+from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
@@ -57,6 +58,8 @@ def run(config: SweepConfig) -> dict[str, Any]:
     fitted, stats = None, CacheStats()
     if config.traces:
         stored = by_question(read_traces(Path(config.traces)))
+        if others := {it.pipeline for it in stored.values() if find_recipe(it.pipeline).scheme != config.pipeline}:
+            raise UserError(f"{config.traces} is of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged")
         questions = [question for question in questions if question.id in stored]
         if not questions:
             raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were asked")

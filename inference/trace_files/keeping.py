@@ -56,7 +56,7 @@ class TraceStore:
         *,
         reopen: Reopen = lambda limit: False,
     ) -> Mapping[str, Trace]:
-        """Compute the missing traces (see `run_batches`), merge them, and return all.
+        """Compute the missing and the failed traces (see `run_batches`), merge them, and return all.
 
         Args:
             questions: In order of their ids, which must be unique.
@@ -72,8 +72,8 @@ class TraceStore:
             UserError: Two questions share an id, or a file is damaged or of other settings.
         """
         ids = unique_ids(questions)
-        logged = self._places(self._logs.paths(), reopen)
-        done = {*logged, *self._places(self._lines, reopen), *self._tabled(reopen)}
+        logged = self._places(self._logs.paths(), reopen, failed=False)
+        done = {*logged, *self._places(self._lines, reopen, failed=False), *self._tabled(reopen, failed=False)}
         if self._logs.paths() or not done.issuperset(ids):
             size = batch_questions or 1
             batches = [questions[start : start + size] for start in range(0, len(questions), size)]
@@ -108,20 +108,29 @@ class TraceStore:
     def _table(self) -> Path:
         return self.folder / f"{self.name}.parquet"
 
-    def _places(self, paths: Iterable[Path], reopen: Reopen = lambda limit: False) -> dict[str, Place]:
-        """Return the places of finished rows in JSONL files, by question id; the last one counts."""
+    def _places(
+        self, paths: Iterable[Path], reopen: Reopen = lambda limit: False, *, failed: bool = True
+    ) -> dict[str, Place]:
+        """Return the places of rows in JSONL files, by question id; the last one counts.
+
+        Args:
+            paths: The files.
+            reopen: Selects rows that don't count.
+            failed: Count questions that could not be answered.
+        """
         return {
             row["id"]: (path, begin)
             for path in paths
             for begin, _, row in scan_rows(path, self.fingerprint)
-            if not reopen(row.get("limit", {}))
+            if not reopen(row.get("limit", {})) and (failed or not row.get("error"))
         }
 
-    def _tabled(self, reopen: Reopen) -> list[str]:
-        """Return the questions that have a finished trace in Parquet."""
+    def _tabled(self, reopen: Reopen, *, failed: bool = True) -> list[str]:
+        """Return the questions that have a trace in Parquet; see `_places`."""
         if not self._table.exists():
             return []
-        return [key for key, limit in TraceFile(self._table, self.fingerprint).limits() if not reopen(limit)]
+        rows = TraceFile(self._table, self.fingerprint).endings()
+        return [key for key, limit, error in rows if not reopen(limit) and (failed or not error)]
 
     def _merge(self, ids: Sequence[str], reopen: Reopen) -> None:
         """Merge the processes' logs with the merged file, and delete the logs."""

@@ -1,14 +1,17 @@
 """mR²AG's own reader without its verdicts, and its choice under other settings."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from reflectune.inference.pipelines.controls import FirstPassage, TextScored
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, decide_again
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.columns import TraceColumns
+from reflectune.inference.trace_files.layout import write_traces
+from reflectune.inference.trace_files.reading import TraceFile
 from reflectune.retrieval.rerankers.words import WordReranker
 
 ASKED = "What does the owl eat?"
@@ -52,11 +55,16 @@ def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, a
     assert ask(kind, gate=0.1).answer == "by heart"
 
 
-def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monkeypatch) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monkeypatch, tmp_path, on_disk) -> None:
     own, stored = ([ask(kind, gate) for gate in (0.9, 0.1)] for kind in (TextScored, Unjudged))
     monkeypatch.setattr(MR2AG, "run", None)
     for gate, trace, answered in zip((0.9, 0.1), own, stored, strict=True):
-        monkeypatch.setattr(TextScored, "answered", {trace.question_id: answered})
+        traces: Mapping[str, Trace] = {trace.question_id: answered}
+        if on_disk:
+            write_traces(tmp_path / "unjudged.parquet", "f", [to_row(answered)])
+            traces = TraceColumns(TraceFile(tmp_path / "unjudged.parquet"), [*traces])
+        monkeypatch.setattr(TextScored, "answered", traces)
         assert dataclasses.replace(ask(TextScored, gate), seconds=trace.seconds) == trace
 
 
@@ -73,7 +81,11 @@ def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monk
     ],
 )
 def test_settings_of_the_choice_decide_the_same_asked_again_or_from_a_stored_trace(ask, settings, answer) -> None:
-    asked, stored = ask(**settings), ask(Unjudged)
-    again = decide_again(stored, Mr2agSettings(**settings))
-    assert again.answer.lower().strip("!") == asked.answer.lower().strip("!") == answer
-    assert (again.chosen, again.fallback, again.passages) == (asked.chosen, asked.fallback, asked.passages)
+    asked = ask(**settings)
+    for shift in (0.0, -1.5):
+        again = decide_again(ask(Unjudged, relevant_shift=shift), Mr2agSettings(**settings))
+        assert again.answer.lower().strip("!") == asked.answer.lower().strip("!") == answer
+        assert (again.chosen, again.fallback) == (asked.chosen, asked.fallback)
+        for first, second in zip(again.passages, asked.passages, strict=True):
+            assert first.s_rel == pytest.approx(second.s_rel)
+            assert dataclasses.replace(first, s_rel=0, s_irr=0) == dataclasses.replace(second, s_rel=0, s_irr=0)

@@ -5,11 +5,14 @@ import time
 
 import pytest
 
+from reflectune.core.types import Passage
+from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.decisions import Alternatives, Controls, closed_settings, decide, opened_settings
 from reflectune.inference.pipelines.documents import DocumentFinder
+from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import PassageTrace, Trace
 
 RELEVANCE = {"a#0.0": 0.2, "a#1.0": 0.3, "b#0.0": 0.9, "b#1.0": 0.6, "c#0.0": 0.1, "c#1.0": 0.95}
 ANSWERS = {"a#0.0": ("a0", 0.95), "b#0.0": ("b0", 0.7), "b#1.0": ("b1", 0.9), "c#1.0": ("c1", 0.9)}
@@ -94,6 +97,24 @@ def test_the_weight_of_titles_orders_the_judged_entries(alternatives) -> None:
     assert [(hit.entry_id, hit.rank, hit.score) for hit in found.hits] == [("c", 1, 0.95)]
     assert found.answer == "c1"
     assert decide(asked, Controls(title_weight=0.0, entries=2), Mr2agSettings()).answer == "b0"
+
+
+@pytest.mark.parametrize(
+    ("fallback", "used", "answer"),
+    [
+        ("closed_book", (), "by heart"),
+        ("abstain", (), ""),
+        ("random", (1,), "from the second"),
+        ("best_product", (0,), "from the first"),
+    ],
+)
+def test_reflectivas_fallback_is_the_pipelines(fallback, used, answer) -> None:
+    passages = tuple(PassageTrace(Passage("a", 0, k, "", "", "", ""), 0.5, 0.2 - k / 10, 0.8) for k in range(2))
+    closed = Trace("q", "reflectiva", answer="by heart", gate=0.9)
+    hits = (Hit("a", 0.5, 1),)
+    opened = Trace("q", "reflectiva", answer, None, 0.9, True, hits, passages, used=used, fallback=fallback)
+    found = decide(Alternatives(opened, closed, "reflectiva"), Controls(), GatedSettings(fallback=fallback))
+    assert (found.answer, found.used, found.fallback) == (answer, used, fallback)
 
 
 @pytest.mark.parametrize("controls", [{}, {"threshold": 0.95}, {"documents": 1}, {"threshold": 0.15}, {"gamma": 0.7}])

@@ -2,6 +2,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -36,8 +37,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, pipeline: Counter, questions: list[Question], fingerprint: str = "f", on_error: str = "stop"):
-    keys = {"image_root": root, "folder": root / "traces", "fingerprint": fingerprint, "on_error": on_error}
+def run(root: Path, pipeline: Counter, questions: list[Question], fingerprint: str = "f", **keys: Any):
+    keys = {"image_root": root, "folder": root / "traces", "fingerprint": fingerprint, "on_error": "stop", **keys}
     return run_pipeline("counter", lambda: pipeline, questions, batch_questions=3, **keys)
 
 
@@ -106,6 +107,22 @@ def test_a_bad_question_stops_or_is_listed(make, root: Path, fields: dict[str, s
     traces = run(root, Counter(), questions, on_error="skip")
     assert [bool(trace.error) for trace in traces.values()] == [False, True, False]
     assert traces["q001"].answer == ""
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_failed_question_is_tried_again_by_the_next_run(make, root: Path, form) -> None:
+    questions = [make.question(0), make.question(1, image="images/late.png"), make.question(2)]
+    run(root, Counter(), questions, on_error="skip", form=form)
+    with pytest.raises(UserError, match="image not found"):
+        run(root, Counter(), questions, form=form)
+    shutil.copy(root / "images/a.png", root / "images/late.png")
+    pipeline = Counter()
+    traces = run(root, pipeline, questions, form=form)
+    assert pipeline.batches == [["q000", "q001", "q002"]]
+    assert [trace.error for trace in traces.values()] == ["", "", ""]
+    again = Counter()
+    run(root, again, questions, form=form)
+    assert again.batches == []
 
 
 class Picky(Counter):
