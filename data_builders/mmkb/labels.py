@@ -88,6 +88,8 @@ class LabelSettings(Rule, MixingSettings):
     @cross_check
     def pair_problems(self) -> Iterator[str]:
         """Yield the problem of balancing what is paired."""
+        if self.soft and self.labeller == "string":
+            yield "`soft` weighs changes of the accepted answer, which `labeller: string` doesn't measure; drop one"
         if self.pairs and self.srt_balance:
             yield "`pairs` takes one label of each kind per question; leave out `srt_balance`"
         if self.answer_documents and self.answer_model != "shared":

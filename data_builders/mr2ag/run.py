@@ -31,6 +31,7 @@ from reflectune.formats.reflection_data import (
     MANIFEST,
     Manifest,
     add_statistics,
+    earlier_manifest,
     read_manifest,
     write_examples,
     write_manifest,
@@ -120,7 +121,7 @@ def build_split(
         roots = image_roots(dataset, QuestionSettings.of(config), output)
         write_page(page, built.examples, page_article, roots, title, count=config.proofread)
     _record(config, dataset, key, numbers)
-    for log_path in output.glob(f".{split}.*.jsonl"):  # also those of abandoned builds
+    for log_path in output.glob(f".{split}.{'?' * len(key)}.*.jsonl"):  # also those of abandoned builds
         log_path.unlink()
     print(summary(output / f"{split}.parquet", numbers))
 
@@ -169,6 +170,7 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
         raise UserError(
             f"{output} holds data of {manifest.image_root}, not of {dataset.root}; choose a different `output`"
         )
+    earlier_manifest(output, "mr2ag", dataset.root)  # refuses another scheme's
     return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 

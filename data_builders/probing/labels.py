@@ -99,11 +99,9 @@ def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
 
 
 def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
-    """Label all documents by the annotator `string`: `[Rel]` if the document states an accepted answer."""
-    return [
-        SrtLabel(probe.question_id, document, annotate_by_string(question, document.passage).label == "relevant", None)
-        for document in probe.documents
-    ]
+    """Label documents by the annotator `string`: `[Rel]` if one states an accepted answer; none that it can't judge."""
+    judged = [(document, annotate_by_string(question, document.passage)) for document in probe.documents]
+    return [SrtLabel(probe.question_id, it, note.relevant, None) for it, note in judged if note.label != "unclear"]
 
 
 def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:

@@ -168,10 +168,15 @@ def try_image_processor(image_processor: Any) -> None:
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
 
 
-def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Have a model's configs say what its weights are to be, and cast the matrices that new tokens get rows in."""
+def set_config_dtype(network: Any, dtype: torch.dtype) -> None:
+    """Have a model's config, and those of its parts, give this dtype."""
     for config in (network.config, *(getattr(network.config, name) for name in network.config.sub_configs)):
         config.dtype = dtype
+
+
+def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Have a model's configs say what its weights are to be, and cast the matrices that new tokens get rows in."""
+    set_config_dtype(network, dtype)
     layers: list[Any] = [network.get_input_embeddings(), network.get_output_embeddings()]
     for layer in layers:
         layer.weight.data = layer.weight.data.to(dtype)

@@ -35,6 +35,7 @@ from reflectune.train.gate_rewards.run import GateTraining, chosen_questions
 from reflectune.train.gate_rewards.trees import Costs, rewards_of
 from reflectune.train.grpo import GrpoConfig, grpo
 from reflectune.train.runs.skeleton import run
+from reflectune.train.weights.checkpoints import recorded_settings
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
@@ -428,6 +429,10 @@ def test_an_adapter_is_continued(config, tuned, weights) -> None:
     assert weights(settings.output_dir).keys() == weights(settings.model).keys()
     assert logged(settings.output_dir, "kl")[0] == pytest.approx(0.0, abs=1e-6)
     assert max(moved(settings)) < -1.0
+    rank = json.loads(Path(settings.output_dir, "adapter_config.json").read_text())["r"]
+    assert recorded_settings(Path(settings.output_dir))["lora_r"] == rank
+    with pytest.raises(UserError, match="continued as it is: `lora_r` is 64, the adapter's"):
+        grpo(config("other", model=settings.model, method="lora", lora_r=64))
 
 
 @pytest.mark.slow

@@ -50,7 +50,9 @@ class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig, ConnectionKeys):
 
     @cross_check
     def method_problems(self) -> Iterator[str]:
-        """Yield the problem of adapters that TRL can't train."""
+        """Yield the problems of adapters and rates that TRL can't train."""
+        if self.projector_learning_rate is not None:
+            yield "`projector_learning_rate` is for sft and grpo: TRL's optimiser has one rate"
         if self.method == "qlora":
             yield "`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full"
 

@@ -20,11 +20,11 @@ from reflectune.core.images import load_image, read_header
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.formats.reflection_data import StoredExamples, bad_rows, image_roots, read_manifest, stream_examples
 from reflectune.models.attention.collation import TreeCollator
-from reflectune.models.attention.tree import Segment, Tree, independent_rows
+from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.untrusted import common_prefix
 from reflectune.models.schemes.base import Scheme
-from reflectune.models.schemes.examples import TrainingExample
+from reflectune.models.schemes.examples import Branch, TrainingExample
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.mixture import DataSource
 
@@ -158,7 +158,8 @@ class EncodedExamples(Dataset[EncodedExample]):
             tree = self.scheme.encode(self._renderer, example, image)
             if self._answer_weight is None:
                 return tree
-            replies = [branch.reply for branch in example.branches]
+            later = [round.answer for round in example.follow_ups]
+            replies = [(branch.reply, *later) for branch in example.branches]
             return weigh_answers(tree, replies, self._renderer, self._answer_weight)
         except (UserError, ValueError) as error:  # of the processor, e.g. about a picture of one row
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
@@ -183,7 +184,12 @@ class LengthBound:
     def __call__(self, example: Any) -> int:
         """Return an upper bound."""
         parts = [replace(example, branches=(branch,)) for branch in example.branches] or [example]
-        return self._fixed + max(sum(len(text.encode()) for text in self._scheme.texts(part)) for part in parts)
+        return self._fixed + max(sum(len(text.encode()) for text in self._texts(part)) for part in parts)
+
+    def _texts(self, example: Any) -> Iterator[str]:
+        """Yield all texts, also answers from passages, which the order of the data leaves out."""
+        yield from self._scheme.texts(example)
+        yield from (branch.answer for branch in example.branches if isinstance(branch, Branch))
 
 
 def blank_image(example: TrainingExample, roots: Roots) -> Image.Image:
@@ -352,18 +358,24 @@ def weigh_answers(tree: Tree, replies: Sequence[str], renderer: Renderer, answer
         answer_weight: α, in [0, 1].
     """
     branches = [
-        _weighed(segment, reply, renderer, answer_weight) if ANSWER_MARK in reply else segment
-        for segment, reply in zip(tree.branches, replies, strict=True)
+        _weighed(segment, (said,) if isinstance(said, str) else said, renderer, answer_weight)
+        for segment, said in zip(tree.branches, replies, strict=True)
     ]
     return replace(tree, branches=tuple(branches))
 
 
-def _weighed(segment: Segment, reply: str, renderer: Renderer, answer_weight: float) -> Segment:
-    thoughts = reply[: reply.index(ANSWER_MARK)]
-    if not thoughts.strip():
-        return segment
-    ids = renderer.reply_ids(reply)
-    border = len(common_prefix([ids, renderer.reply_ids(thoughts)]))  # a token across it is the answer's
-    count, answer = len(ids), len(ids) - border
-    weights = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
-    return replace(segment, weights=(*segment.weights[:-count], *weights))
+def _weighed(segment: Segment, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Segment:
+    weights, end = list(segment.weights), len(segment.ids)
+    for reply in reversed(replies):
+        while end and segment.labels[end - 1] == IGNORE:  # a tool's result behind it
+            end -= 1
+        ids = renderer.reply_ids(reply)
+        start, end = end - len(ids), end - len(ids)
+        thoughts = reply.partition(ANSWER_MARK)[0]
+        if ANSWER_MARK not in reply or not thoughts.strip():
+            continue
+        border = len(common_prefix([ids, renderer.reply_ids(thoughts)]))  # a token across it is the answer's
+        count, answer = len(ids), len(ids) - border
+        part = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
+        weights[start : start + count] = part
+    return replace(segment, weights=tuple(weights))

@@ -20,7 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from reflectune.core.launching import ending_together
-from reflectune.models.loading import Loaded, save_checkpoint
+from reflectune.models.loading import Loaded, adapter_folder, save_checkpoint
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import cast_buffers
@@ -50,7 +50,7 @@ from reflectune.train.weights.checkpoints import (
     recorded_settings,
     refuse_occupied,
 )
-from reflectune.train.weights.loading import Sharding, load_base, load_tuned, prepare_model
+from reflectune.train.weights.loading import Sharding, adapter_settings, load_base, load_tuned, prepare_model
 from reflectune.train.weights.model_card import publish, write_card
 from reflectune.train.weights.parameters import parameter_table, recompute_layers
 
@@ -122,8 +122,11 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     loaded, adapted = _load(config, method, args, divided)
     batch = global_batch(args)
     fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
+    continued = adapter_folder(config.model) if adapted else None
+    own = adapter_settings(continued) if continued else {}
     settings = {
         **config.hashed(),
+        **{name: value for name, value in own.items() if name != "projector"},
         "device": args.device.type,
         **method.fingerprints(),
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from reflectune.core.errors import UserError
 from reflectune.core.launching import any_process
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import GateBrier, loss_terms
@@ -282,8 +283,13 @@ class ReflectionTrainer(CheckpointedTrainer):
         return metrics
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        is_better = super()._determine_best_metric(metrics, trial)
         name, step = self.args.metric_for_best_model, self.state.global_step
+        if name and f"eval_{name}" not in metrics:
+            raise UserError(
+                f"`best_metric: {name}` cannot be computed: the validation data that fit into `max_tokens` lack one of "
+                "its labels; raise `max_tokens`, or choose another metric"
+            )
+        is_better = super()._determine_best_metric(metrics, trial)
         if is_better:
             partial = partial_path(self._folder / BEST, common=True)
             if self.args.should_save:

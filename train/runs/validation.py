@@ -153,7 +153,9 @@ class GateReader:
         losses = F.cross_entropy(logits, tokens, reduction="none") * token_weights
         readings = []
         for name, positive, negative in self._gates:
-            rows = (tokens == positive) | (tokens == negative)
+            rows = ((tokens == positive) | (tokens == negative)) & (
+                token_weights > 0
+            )  # not of an example in place of one
             if name == self._gates[0][0]:  # one gate a question, in a conversation of any length
                 rows &= first[:, 1:][targets]
             probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]

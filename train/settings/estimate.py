@@ -30,8 +30,10 @@ class EstimateConfig(SftConfig):
         return []
 
     @cross_check
-    def offload_problems(self) -> Iterator[str]:
-        """Yield the problem of offloading without a launch that does it."""
+    def sharding_problems(self) -> Iterator[str]:
+        """Yield the problems of a launch that doesn't exist, or is refused."""
+        if self.method != "full" and self.sharding in ("zero3", "fsdp"):
+            yield f"`method: {self.method}` under {self.sharding} is not supported; use zero2, or no `sharding`"
         if self.offload and not self.sharding:
             yield "`offload` needs `sharding`: DeepSpeed and FSDP alone offload"
 

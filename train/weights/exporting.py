@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,17 +28,14 @@ from reflectune.models.loading import (
     write_info,
 )
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.models.schemes.base import SCHEME_FILE, Scheme
-from reflectune.models.schemes.calibration import CALIBRATION_FILE, load_calibration
-from reflectune.models.schemes.decision import DECISION_FILE
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS, load_adapter, read_adapter
-from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
+from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, set_config_dtype, settle
 from reflectune.models.weights.quantization import Quantization, dequantized
 from reflectune.models.weights.reading import check_reading
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.checkpoints import refuse_full_disk
-from reflectune.train.weights.merging import plan_merge
+from reflectune.train.weights.merging import copy_calibration, plan_merge
 from reflectune.train.weights.parameters import adapters_of
 from reflectune.train.weights.serving import ADAPTER, BASE, Served, launch_line, readme
 
@@ -98,7 +93,7 @@ def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Rende
     is_adapter = (folder / ADAPTER_FILE).is_file()
     loaded = load(str(folder), dtype=torch.float32 if is_adapter else dtype)  # sums are rounded once
     model: Any = _plain_generation(loaded.model)
-    _set_dtype(model, dtype)
+    set_config_dtype(model, dtype)
     settle(model, torch.device("cpu"))
     _refuse_full_disk(output, model)
     assert loaded.scheme is not None  # the config was checked
@@ -106,9 +101,7 @@ def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Rende
     save_checkpoint(output, model, loaded.processor, loaded.scheme, info)
     _complete_processor(output, model.config.model_type)
     write_info(output, read_info(output))
-    _copy_calibration(folder, output, loaded.scheme)
-    if (folder / DECISION_FILE).is_file():
-        shutil.copyfile(folder / DECISION_FILE, output / DECISION_FILE)  # with its fitted temperatures
+    copy_calibration(folder, output, loaded.scheme)
     expected = _logits(model, loaded.renderer)
     del model, loaded  # memory holds one model at a time
     again = load(str(output), dtype=dtype)
@@ -127,14 +120,11 @@ def _write_split(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Render
             for factor in layer.lora_B.values():
                 factor.weight.zero_()  # merging then adds the rows, whole modules, and nothing else
     base: Any = _plain_generation(adapted.merge_and_unload())
-    _set_dtype(base, dtype)
+    set_config_dtype(base, dtype)
     _refuse_full_disk(output, base)
     base.save_pretrained(output / BASE)
     processor.save_pretrained(output / BASE)
     _complete_processor(output / BASE, base.config.model_type)
-    for name in (SCHEME_FILE, CALIBRATION_FILE):
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, output / name)
     del adapted, base
     network, read = load_pretrained(str(output / BASE), dtype, None, torch.device("cpu"))
     _compare(folder, _logits(load_adapter(network, output / ADAPTER), Renderer(renderer.scheme, read)), expected)
@@ -167,12 +157,6 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> tuple[PeftModel, Processo
     return load_adapter(network, folder), processor
 
 
-def _set_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Let a model's config, and those of its parts, say the dtype of the weights."""
-    for config in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
-        config.dtype = dtype
-
-
 def _plain_generation(model: Any) -> Any:
     """Leave the end tokens alone in `generation_config.json`: servers apply its penalties and temperatures."""
     config = model.generation_config
@@ -195,13 +179,6 @@ def _complete_processor(folder: Path, model_type: str) -> None:
     write_json(path, {**config, "processor_class": name, "video_processor": {**images, "video_processor_type": video}})
     tokenizer = read_json(folder / "tokenizer_config.json", "the tokenizer's config")
     write_json(folder / "tokenizer_config.json", {**tokenizer, "processor_class": name})
-
-
-def _copy_calibration(folder: Path, output: Path, scheme: Scheme) -> None:
-    """Copy a calibration; its record of the weights is that of the exported ones, which answer alike."""
-    if (folder / CALIBRATION_FILE).is_file():
-        calibration = load_calibration(folder, str(read_info(folder).get(SAVED, "")))
-        replace(calibration, weights=str(read_info(output)[SAVED])).save(output, scheme)
 
 
 def _refuse_full_disk(folder: Path, model: nn.Module) -> None:

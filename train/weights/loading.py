@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, set_seed
 
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.models.loading import ADAPTER_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
@@ -107,10 +110,39 @@ def load_tuned(
     if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
         raise UserError(f"{folder} was trained with other prompts than `prompts: {config.prompts or '(none)'}` names")
     check_reading(folder, loaded.processor, scheme)
+    refuse_other_adapter(config, folder)
     adapted = load_adapter(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
     files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
     return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
+
+
+def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
+    """Raise a `UserError` if settings ask for a different adapter than the one that training continues."""
+    own = adapter_settings(folder)
+    has_projector = own.pop("projector")
+    differing = [
+        f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
+        for name, value in own.items()
+        if name in config.model_fields_set and getattr(config, name) != value
+    ]
+    if config.train_towers and ("projector" in config.train_towers) != has_projector:
+        found = "a" if has_projector else "no"
+        differing.append(f"`train_towers` is {', '.join(config.train_towers)}, the adapter has {found} projector")
+    if differing:
+        raise UserError(f"{folder} is an adapter, which is continued as it is: {'; '.join(differing)}; leave these out")
+
+
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """Return the settings that an adapter was made with, and as `projector` if it has one."""
+    record = read_json(folder / ADAPTER_FILE, "the adapter's config")
+    names = {
+        "lora_r": "r",
+        "lora_alpha": "lora_alpha",
+        "lora_dropout": "lora_dropout",
+        "lora_targets": "target_modules",
+    }
+    return {key: record[name] for key, name in names.items()} | {"projector": bool(record.get("modules_to_save"))}
 
 
 def prepare_model(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
-from reflectune.models.loading import load, read_info, save_checkpoint, stored_dtype
+from reflectune.models.loading import SAVED, load, read_info, save_checkpoint, stored_dtype
 from reflectune.models.names import shipped_folder
+from reflectune.models.schemes.base import Scheme
+from reflectune.models.schemes.calibration import CALIBRATION_FILE, load_calibration
+from reflectune.models.schemes.decision import DECISION_FILE
 from reflectune.models.weights import assembly
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS
-from reflectune.models.weights.pretrained import as_dtype
+from reflectune.models.weights.pretrained import as_dtype, set_config_dtype
 from reflectune.train.settings.merge import ASSEMBLED, MergeConfig, PartsSettings
 from reflectune.train.weights.checkpoints import refuse_full_disk
 
@@ -79,13 +83,26 @@ def merge_adapter(checkpoint: str | Path, output: str | Path, planned: Merge) ->
     loaded = load(str(checkpoint))
     model: Any = loaded.model
     model = model.to(as_dtype(planned.dtype))
-    model.config.dtype = model.dtype
+    set_config_dtype(model, model.dtype)
     with writing(output) as partial:
         partial.mkdir()
         refuse_full_disk(partial, sum(p.numel() * p.element_size() for p in model.parameters()))
         info = {name: value for name, value in read_info(checkpoint).items() if name not in ("kind", "scheme")}
         assert loaded.scheme is not None  # an adapter without one is not loaded
         save_checkpoint(partial, model, loaded.processor, loaded.scheme, info | _record(checkpoint, planned))
+        copy_calibration(Path(checkpoint), partial, loaded.scheme)
+
+
+def copy_calibration(folder: Path, output: Path, scheme: Scheme) -> None:
+    """Copy a checkpoint's calibration and temperatures, if it has any, to the same weights in another form.
+
+    The calibration's record of the weights becomes that of the copy.
+    """
+    if (folder / CALIBRATION_FILE).is_file():
+        calibration = load_calibration(folder, str(read_info(folder).get(SAVED, "")))
+        replace(calibration, weights=str(read_info(output)[SAVED])).save(output, scheme)
+    if (folder / DECISION_FILE).is_file():
+        shutil.copyfile(folder / DECISION_FILE, output / DECISION_FILE)
 
 
 def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:

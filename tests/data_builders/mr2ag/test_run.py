@@ -21,7 +21,7 @@ from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
-from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
+from reflectune.formats.reflection_data import STATISTICS, Manifest, read_examples, read_manifest, write_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
 from .conftest import ENTITIES, knowledge_question
@@ -122,6 +122,12 @@ def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], fol
     folder.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"holds data of .*world, not of .*moved"):
         build(config(dataset=str(tmp_path / "moved")))
+
+
+def test_data_of_another_scheme_is_refused(config: Callable[..., BuildConfig], folder: Path) -> None:
+    write_manifest(Path(config().output), Manifest("plain", folder, {"train": "0"}))
+    with pytest.raises(UserError, match=r"holds other reflection data \(plain"):
+        build(config())
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_an_external_labeller_labels_every_document_by_its_text() -> None:
     question = Question("q", "i.png", "When?", ("1874",), answer_type="time")
     made = probe(replies(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
     assert [label.relevant for label in external_labels(made, question)] == [True, False]
+    question = Question("q", "i.png", "Is it green?", ("yes",))
+    assert external_labels(made, question) == []  # the words of a text can't tell
 
 
 @pytest.mark.parametrize("values", [{"right_from": 0.0}, {"margin": -1.0}, {"margin": math.nan}])

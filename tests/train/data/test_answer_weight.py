@@ -1,14 +1,17 @@
 """α weighs an answer against the thoughts before it; a reply counts as much as it did."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
+from reflectune.core.types import FollowUp
 from reflectune.inference.operators import parsing
 from reflectune.inference.pipelines.reag import ANSWER, THINK_SYSTEM
 from reflectune.models.attention.collation import collate, loss_terms
+from reflectune.models.attention.tree import IGNORE
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
@@ -58,6 +61,25 @@ def test_other_replies_stay_as_they_are(loaded: Loaded) -> None:
     assert weighed.branches[:2] == tree.branches[:2]
     assert weighed.branches[2].weights != tree.branches[2].weights
     assert weighed.branches[2].labels == tree.branches[2].labels
+
+
+def test_each_reply_of_a_conversation_is_weighed_in_its_place(loaded: Loaded) -> None:
+    image, call = Image.new("RGB", (64, 64), "red"), "<think>I owe an <answer> later.</think><search>tower</search>"
+    alone = PLAIN.encode(loaded.renderer, example(THOUGHTS + ANSWERED), image).branches[0]
+    (expected,) = weigh_answers(
+        PLAIN.encode(loaded.renderer, example(THOUGHTS + ANSWERED), image),
+        [(THOUGHTS + ANSWERED,)],
+        loaded.renderer,
+        0.8,
+    ).branches
+    talk = dataclasses.replace(example(call), follow_ups=(FollowUp("Found: 1603.", THOUGHTS + ANSWERED),))
+    tree = PLAIN.encode(loaded.renderer, talk, image)
+    (weighed,) = weigh_answers(tree, [(call, THOUGHTS + ANSWERED)], loaded.renderer, 0.8).branches
+    count = len(alone.ids)
+    assert weighed.weights[-count:] == expected.weights[-count:] != alone.weights[-count:]
+    first = [weight for weight, label in zip(weighed.weights, weighed.labels, strict=True) if label != IGNORE][:-count]
+    assert len({*first}) == 2
+    assert sum(first) == pytest.approx(len(first))
 
 
 def test_the_trainers_examples_are_weighed_if_the_config_says_so(loaded: Loaded, data_folder: Path) -> None:

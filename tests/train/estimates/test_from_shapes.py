@@ -90,6 +90,8 @@ def test_a_large_picture_of_each_family() -> None:
 def test_only_what_a_launch_offloads_is_left_out() -> None:
     (problem,) = EstimateConfig(offload=True).problems()
     assert "`offload` needs `sharding`" in problem
+    (problem,) = EstimateConfig(method="lora", sharding="zero3").problems()
+    assert "`method: lora` under zero3 is not supported" in problem
     path = SHAPES / "llava15_7b.json"
     parts = {
         (kind, offload): forecast_from_shapes(EstimateConfig(sharding=kind, processes=8, offload=offload), path).parts()

@@ -234,6 +234,29 @@ def test_patience_counts_validations_since_the_best() -> None:
     assert is_patience_exhausted(rows, "loss", 2, 2)
 
 
+def test_an_example_that_does_not_fit_counts_nowhere(base_model, data_folder, examples) -> None:
+    loaded, root = load(str(base_model("llava")), scheme="mr2ag"), data_folder / "images"
+    long = dataclasses.replace(examples[0], id="long", question="which " * 400)
+    alone, sums = read(reader(loaded, examples[:2], root), loaded.model)
+    for place in range(3):
+        data = EncodedExamples([*examples[:place], long, *examples[place:2]], loaded.renderer, root, max_tokens=600)
+        readings, others = read(GateReader(data, Collator(loaded.model), loaded.renderer, 3), loaded.model)
+        assert gate_metrics(readings, others) == pytest.approx(gate_metrics(alone, sums), abs=1e-5)
+
+
+def test_a_metric_that_the_data_loses_by_its_length_is_a_sentence(config, examples) -> None:
+    example = next(it for it in examples if {branch.relevant for branch in it.branches} == {True, False})
+    branches = tuple(
+        dataclasses.replace(branch, passage=dataclasses.replace(branch.passage, text="long " * 400 * branch.relevant))
+        for branch in example.branches
+    )
+    run = config(best_metric="relevance_auroc", max_tokens=500)
+    write_examples(run.eval_source().file, [dataclasses.replace(example, branches=branches)])
+    message = "`best_metric: relevance_auroc` cannot be computed: the validation data that fit"
+    with pytest.raises(UserError, match=message):
+        fine_tune(run)
+
+
 def test_a_metric_that_the_data_cannot_give_is_refused_before_training(config, examples) -> None:
     run = config(best_metric="retrieve_auroc")
     write_examples(run.eval_source().file, examples[:5])  # all with retrieval

@@ -13,7 +13,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model
-from reflectune.models.loading import Loaded, load, read_info
+from reflectune.models.loading import SAVED, Loaded, load, read_info
+from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
@@ -102,6 +103,17 @@ def test_the_precision_is_the_bases_own_unless_asked_for(base_model, tmp_path: P
     assert config["dtype"] == "float16"
     plain = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged")
     assert {parameter.dtype for parameter in plain.parameters()} == {torch.float16}
+
+
+def test_a_calibration_is_kept(base_model, tmp_path: Path, adapter) -> None:
+    adapter(base_model("llava"), tmp_path / "adapter")
+    saved = str(read_info(tmp_path / "adapter")[SAVED])
+    Calibration({"retrieve": GateScaling(0.5, 0.5)}, saved).save(tmp_path / "adapter", MR2AG)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged", plan_merge(tmp_path / "adapter", "bfloat16"))
+    now = str(read_info(tmp_path / "merged")[SAVED])
+    assert load_calibration(tmp_path / "merged", now).gates == {"retrieve": GateScaling(0.5, 0.5)}
+    config = json.loads((tmp_path / "merged/config.json").read_text())
+    assert {config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]} == {"bfloat16"}
 
 
 def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path) -> None:
