@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ BY_HAND = ("runs/bem/bem.json", "models/echosight/reranker.pth", "models/reflect
 
 
 UNREAD = {
-    "evaluate_closed": ("index", "model"),
+    "evaluate_closed": ("model",),
     "evaluate_without_nq": ("plain_model",),
     "evaluate_untuned": ("model",),
     "evaluate_echosight": ("model",),
@@ -192,7 +192,7 @@ def undeclared(stage: Stage) -> list[str]:
     """Return the folders of runs/ and checkpoints/ that a stage's settings name and its dependencies don't."""
     values = settings(stage)
     named = [values.get(key) for key in ("dataset", "index", "reflection", "probes", "ranked_entities", "model")]
-    named += [values.get(key) for key in ("base_model", "plain_model", "answerer", "bem")]
+    named += [values.get(key) for key in ("base_model", "plain_model", "answerer", "bem", "visual_dataset")]
     train_data = values.get("train_data")
     if isinstance(train_data, str) and train_data.startswith("{"):
         train_data = json.loads(train_data)
@@ -306,31 +306,80 @@ def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
     assert (data["reranker"], data["reranker_model"]) == (probes["reranker"], probes["reranker_model"])
 
 
+CLIP = "openai/clip-vit-large-patch14-336@ce19dc912ca5cd21c8a653c79e251e808ccabcd1"
+EVA = "BAAI/EVA-CLIP-8B@feabc73833cf6198fa5b76a067651ab363a24d65"
 GIVEN_MR2AG = {
-    "train.yaml": {"learning_rate": 2e-5, "epochs": 1, "gradient_accumulation_steps": None},
-    "evaluate.yaml": {"top_n": 5, "gamma": 0.5, "fallback": None},
+    "index.yaml": {"encoder": CLIP},
+    "train.yaml": {
+        "method": "full",
+        "freeze_vision": None,
+        "learning_rate": 2e-5,
+        "epochs": 1,
+        "gradient_accumulation_steps": None,
+    },
+    "evaluate.yaml": {"encoder": CLIP, "top_n": 5, "title_weight": 0.5, "gamma": 0.5, "fallback": None},
     "infoseek_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "llm_model": "GPT-4", "limit": None},
-    "evaluate_evqa.yaml": {"ranked_scores": None, "top_n": 5},
+    "evaluate_evqa.yaml": {"ranked_scores": None, "top_n": 5, "gamma": 0.5},
     "evqa_data.yaml": {"negatives_retrieved": 0, "negatives_random": 0, "two_hop": False},
-    "plain_data.yaml": {"evidence": None, "context_words": None},
+    "sweep": {"encoder": CLIP, "top_n": 5, "title_weight": 0.5},
+    "plain_data.yaml": {"encoder": CLIP, "top_n": 5, "evidence": None, "context_words": None},
     "sfr_data": {"evidence": None},
     "nq_it": {"limit": None, "without_image": None, "positives": None, "negatives_random": None},
 }
 GIVEN_MMKB = {
-    "evaluate.yaml": {"top_n": 5, "k": "auto", "threshold": 0.5, "gamma": 0.5, "title_weight": 0, "documents": None},
-    "probe.yaml": {"top_n": 5, "title_weight": 0, "limit": 93405, "documents": None},
-    "derive_labels.yaml": {"rule": "paper", "noise": "no_rel", "tau": None, "srt_limit": None},
-    "configs/recipes/mmkb_lora.yaml": {"lora_r": None, "learning_rate": None, "max_steps": None},
+    "index.yaml": {"encoder": EVA},
+    "evaluate.yaml": {"encoder": EVA, "top_n": 5, "k": "auto", "threshold": 0.5, "gamma": 0.5, "title_weight": 0},
+    "evaluate": {"documents": None, "mct": "merge", "reranker": "embedding", "reranker_model": None},
+    "sweep.yaml": {"encoder": EVA, "top_n": 5, "title_weight": 0, "threshold": 0.5, "gamma": 0.5},
+    "probe.yaml": {"encoder": EVA, "top_n": 5, "title_weight": 0, "limit": 93405, "documents": None},
+    "derive_labels.yaml": {"tau": None},
+    "infoseek_labels": {"rule": "paper", "noise": "no_rel", "srt_limit": None},
+    "configs/recipes/mmkb_lora.yaml": {
+        "method": "lora",
+        "lora_r": None,
+        "lora_alpha": None,
+        "learning_rate": None,
+        "max_pixels": None,
+        "max_steps": None,
+        "gradient_accumulation_steps": None,
+    },
+    "train_plain.yaml": {"epochs": None, "gradient_accumulation_steps": None},
     "evqa_probes": {"limit": None},
 }
-"""The papers' own values by file or stage; None where a paper gives none."""
+"""The papers' own values by stage, or by file with all stages that read it; None where a paper gives none."""
 
 
-def _values(paper: str, place: str) -> dict[str, Any]:
-    if not place.endswith(".yaml"):
-        return settings(next(stage for stage in stages(paper) if stage.name == place))
-    folder = ROOT if "/" in place else ROOT / "configs/papers" / paper
-    return yaml.safe_load((folder / place).read_text())
+def path_of(paper: str, file: str) -> Path:
+    return (ROOT if "/" in file else ROOT / "configs/papers" / paper) / file
+
+
+def values_of(paper: str, place: str, key: str) -> dict[str, Any]:
+    """Return a key's value in a file and in the stages that read it, or in one stage, by place."""
+    file = path_of(paper, place).relative_to(ROOT).as_posix()
+    read = {stage.name: stage for stage in stages(paper) if stage.name == place or file in stage.params}
+    made = {name: settings(stage) for name, stage in read.items()}
+    if place.endswith(".yaml"):
+        made[place] = yaml.safe_load(path_of(paper, place).read_text())
+    default = config_class(next(iter(read.values())).script).model_fields[key].default
+    return {name: typed(values.get(key, default)) for name, values in made.items()}
+
+
+def typed(value: Any) -> Any:
+    return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def departures(paper: str, given: dict[str, dict[str, Any]], listed: Collection[tuple[str, str]]) -> dict[str, Any]:
+    """Return the values that are neither the paper's nor in the table, which names a stage or a file for its stages."""
+    stage_keys = {(place.partition("@")[0], key) for place, key in listed}
+    found = {}
+    for place, keys in given.items():
+        for key, own in keys.items():
+            files = [file for file, k in listed if k == key and file.endswith(".yaml")]
+            known = [own, *(table_value(paper, file, key) for file in files)]
+            for name, value in values_of(paper, place, key).items():
+                if value not in known and (name.partition("@")[0], key) not in stage_keys:
+                    found[f"{name}: {key}"] = value
+    return found
 
 
 @pytest.mark.parametrize(
@@ -343,7 +392,13 @@ def test_the_departures_are_those_of_the_table(paper: str, title: str, own: dict
         place, *pairs = re.findall(r"`([^`]+)`", row.split(" | ")[3])
         for pair in pairs:
             key, value = re.split(r": | ", pair.removeprefix("--"), maxsplit=1)
-            assert str(_values(paper, place)[key]) == str(yaml.safe_load(value)), row
+            assert str(typed(table_value(paper, place, key))) == str(typed(value)), row
             listed.add((place, key))
-    differ = {(p, k) for p, given in own.items() for k, v in given.items() if _values(paper, p)[k] != v}
-    assert differ - listed == set()
+    assert departures(paper, own, listed) == {}
+
+
+def table_value(paper: str, place: str, key: str) -> Any:
+    """Return the value that a row of the table is about."""
+    if place.endswith(".yaml"):
+        return yaml.safe_load(path_of(paper, place).read_text())[key]
+    return settings(next(stage for stage in stages(paper) if stage.name == place))[key]
