@@ -19,6 +19,7 @@ LARGEST_NUMBER: Final = 2**53
 """Above it numbers aren't exact in JSON."""
 
 LONGEST_NAME: Final = 100
+SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
 """Characters of a split's name, which becomes part of file names."""
 
 _LONGEST_PART: Final = 255
@@ -73,8 +74,8 @@ def split_problem(value: str) -> str:
         return ""
     if len(value) > LONGEST_NAME or len(value.encode()) > 2 * LONGEST_NAME:
         return f"must be at most {LONGEST_NAME} characters long, found {len(value)}"
-    if value in (".", "..") or not value.isprintable() or set(value) & set('/\\:*?"<>|') or value != value.strip():
-        return f"must be a file name without slashes, found {short(value)!r}"
+    if not SPLIT_NAME.fullmatch(value):
+        return f"must consist of letters, digits, `_`, `-` and `.`, found {short(value)!r}"
     return ""
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Final, get_args
 
 from reflectune.core.errors import UnusableInput
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import AnswerType, Question
+from reflectune.core.values import LONGEST_NAME, SPLIT_NAME
 
 ANSWER_TYPES: Final = get_args(AnswerType)
-_SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
-_LONGEST_SPLIT: Final = 100
-"""Letters of a split's name, which is part of file names."""
 
 Problem = tuple[str, str, str]
 """Field, finding and fix."""
@@ -54,10 +51,10 @@ def unusable(question: Question) -> Problem | None:
         return problem
     if not question.text.strip():
         return "text", "is empty", "give the row a question"
-    if not _SPLIT_NAME.fullmatch(question.split):
+    if not SPLIT_NAME.fullmatch(question.split):
         return "split", f"is {question.split!r}", "a split's name consists of letters, digits, `_`, `-` and `.`"
-    if len(question.split) > _LONGEST_SPLIT:
-        return "split", f"has {len(question.split)} letters", f"a split's name has at most {_LONGEST_SPLIT}"
+    if len(question.split) > LONGEST_NAME:
+        return "split", f"has {len(question.split)} letters", f"a split's name has at most {LONGEST_NAME}"
     return None
 
 

@@ -174,6 +174,10 @@ def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
             "delete it"
         )
     check_unchanged(manifest["sources"], f"{output / MANIFEST} was written")
+    listed = {source["path"] for source in manifest["sources"]}
+    now = [path for path in list_files(_source_paths(config)) if output.absolute() not in path.absolute().parents]
+    if added := [path for path in now if str(path) not in listed]:
+        raise UserError(f"{added[0]} is new since {output / MANIFEST} was written; choose another `output`")
     shutil.rmtree(output / _JOURNAL, ignore_errors=True)
     return manifest
 

@@ -23,7 +23,7 @@ from reflectune.retrieval.indexes.entry_index import (
     files_of,
     read_positions,
 )
-from reflectune.retrieval.indexes.writing import write_array
+from reflectune.retrieval.indexes.writing import clear_rows, write_array
 from reflectune.retrieval.stores.exact import ExactStore
 
 
@@ -79,12 +79,13 @@ def reopen_index(
             write_array(paths(number)[part], array)
         write_json(paths(number)["rejected"], [row for position, row in rejected if first <= position < last])
     (folder / MANIFEST).unlink()
+    clear_rows(folder)  # rows that are encoded again may be as many as before
 
 
 def _rejected(folder: Path, kb: KnowledgeBase) -> list[tuple[int, dict[str, Any]]]:
     """Return the rows that the index left out, each with its entry's position."""
     if not (folder / REJECTED).is_file():
         return []
-    rows = [json.loads(line) for line in (folder / REJECTED).read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (folder / REJECTED).read_bytes().splitlines()]
     positions = {entry_id: position for position, entry_id in enumerate(kb.ids)}
     return [(positions[row["id"]], row) for row in rows]

@@ -32,7 +32,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 
 BITS: Final = 64
 """Bits of a hash: signs of an 8 × 8 block of a picture's cosine transform."""
-HASHES: Final = "hashes.jsonl"
+HASHES: Final = "hashes"
 LIST: Final = "near_duplicates.jsonl"
 
 Hashes = npt.NDArray[np.uint8]
@@ -168,10 +168,12 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
     """
     pictures: set[tuple[str, str]] = set()
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read: {error}; build_index makes it of `test_pictures`") from error
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = from_row(NearDuplicate, json.loads(line))
         except ValueError as error:
@@ -187,7 +189,8 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
 
 def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
     """Hash the pictures that the log lacks; yield a row for several entries, of `[entry, image, hash or null]`."""
-    logs = Logs(folder, HASHES, fingerprint([kb.fingerprint, BITS, _ENTRIES]))
+    key = fingerprint([kb.fingerprint, BITS, _ENTRIES])
+    logs = Logs(folder, f"{HASHES}.{key}.jsonl", key)  # a knowledge base that has grown has a log of its own
     hash_one = partial(_hash_of, root=(kb.image_root, kb.folder.parent))
 
     def make(numbers: Sequence[int]) -> Row:

@@ -18,16 +18,16 @@ def test_no_device_is_called(value: str) -> None:
     assert "must be auto, cpu, cuda or cuda:0" in values.device_problem(value)
 
 
-@pytest.mark.parametrize("value", ["", "train", "val_unseen_entity", "test-2.1", "Prüfung", "a b", "x" * 100])
+@pytest.mark.parametrize("value", ["", "train", "val_unseen_entity", "test-2.1", "Prüfung", "x" * 100])
 def test_a_split_may_be_called(value: str) -> None:
     assert values.split_problem(value) == ""
 
 
 @pytest.mark.parametrize(
-    "value", [".", "..", "a/b", "a\\b", "/", "a\0", "a\n", " a", "a ", "x" * 101, "🦉" * 60, "a:b"]
+    "value", [".", "..", "a/b", "a\\b", "/", "a\0", "a\n", " a", "a ", "a b", "x" * 101, "🦉" * 60, "a:b"]
 )
 def test_no_split_is_called(value: str) -> None:
-    assert values.split_problem(value).startswith("must be ")
+    assert values.split_problem(value).startswith("must ")
     assert "\n" not in values.split_problem(value)
 
 

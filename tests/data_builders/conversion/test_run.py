@@ -187,6 +187,23 @@ def test_a_second_run_has_nothing_to_do_and_a_changed_source_is_refused(source: 
         convert(config(source, limit=3))
 
 
+def test_a_file_that_a_source_folder_got_since_is_refused(tmp_path: Path) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.md").write_text("# An oak\n\nIt is old.\n")
+    settings = {
+        "questions": "",
+        "knowledge": "own_folder",
+        "knowledge_source": str(texts),
+        "output": str(tmp_path / "out"),
+    }
+    assert convert(ConvertConfig(**settings))[1]
+    assert not convert(ConvertConfig(**settings))[1]
+    (texts / "b.md").write_text("# An elm\n\nIt is young.\n")
+    with pytest.raises(UserError, match=r"b.md is new since .*dataset.json was written"):
+        convert(ConvertConfig(**settings))
+
+
 def test_a_folder_with_other_data_is_not_touched(source: Path) -> None:
     (source.parent / "out" / "questions").mkdir(parents=True)
     with pytest.raises(UserError, match="holds questions and no"):
