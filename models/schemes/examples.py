@@ -22,6 +22,11 @@ class TrainingExample(StoredExample, Protocol):
         """Branches of image and question; each is read by itself."""
         ...
 
+    @property
+    def follow_ups(self) -> Sequence[FollowUp]:
+        """Later rounds of a conversation."""
+        ...
+
 
 @dataclass(frozen=True)
 class Branch:

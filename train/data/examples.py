@@ -345,7 +345,7 @@ ANSWER_MARK: Final = "<answer>"
 """The tag that begins a reply's answer, after its thoughts. ReAG's prompt asks for it."""
 
 
-def weigh_answers(tree: Tree, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Tree:
+def weigh_answers(tree: Tree, replies: Sequence[Sequence[str]], renderer: Renderer, answer_weight: float) -> Tree:
     """Return a tree in which a reply's loss is α · (mean over its answer) + (1 - α) · (mean over its thoughts).
 
     A reply's weights still add up to the number of its tokens. The answer is everything from `<answer>` on, with the
@@ -353,13 +353,12 @@ def weigh_answers(tree: Tree, replies: Sequence[str], renderer: Renderer, answer
 
     Args:
         tree: An encoded example, whose branches end with their replies.
-        replies: The text of each branch's reply; "" for a reflection token.
+        replies: The texts of each branch's replies, in order; "" for a reflection token.
         renderer: The renderer that encoded it.
         answer_weight: α, in [0, 1].
     """
     branches = [
-        _weighed(segment, (said,) if isinstance(said, str) else said, renderer, answer_weight)
-        for segment, said in zip(tree.branches, replies, strict=True)
+        _weighed(segment, texts, renderer, answer_weight) for segment, texts in zip(tree.branches, replies, strict=True)
     ]
     return replace(tree, branches=tuple(branches))
 

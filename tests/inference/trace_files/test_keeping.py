@@ -74,7 +74,6 @@ def trace(question_id: str, pipeline: str = "mr2ag") -> Trace:
         steps=drawn.choice([(), (Step("search", 0, queries=("a", "b"), found=(found,), each=(0.5, 0.25)),)]),
         seconds={"read": drawn.random()},
         tokens={"generated": 4},
-        error=drawn.choice(["", "no image"]),
     )
 
 

@@ -37,7 +37,7 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
     """α · mean over the answer's tokens + (1 - α) · mean over the thoughts', from log-probabilities read apart."""
     image, asked = Image.new("RGB", (64, 64), "red"), example(THOUGHTS + ANSWERED)
     tree = PLAIN.encode(loaded.renderer, asked, image)
-    weighed = weigh_answers(tree, [THOUGHTS + ANSWERED], loaded.renderer, answer_weight)
+    weighed = weigh_answers(tree, [(THOUGHTS + ANSWERED,)], loaded.renderer, answer_weight)
     summed, weight = loss_terms(loaded.model, collate([weighed], loaded.model))
 
     ids = tree.branches[0].ids
@@ -57,7 +57,7 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
 def test_other_replies_stay_as_they_are(loaded: Loaded) -> None:
     image, replies = Image.new("RGB", (64, 64), "red"), ("1603", ANSWERED, THOUGHTS + ANSWERED)
     tree = PLAIN.encode(loaded.renderer, example(*replies), image)
-    weighed = weigh_answers(tree, replies, loaded.renderer, 0.8)
+    weighed = weigh_answers(tree, [(reply,) for reply in replies], loaded.renderer, 0.8)
     assert weighed.branches[:2] == tree.branches[:2]
     assert weighed.branches[2].weights != tree.branches[2].weights
     assert weighed.branches[2].labels == tree.branches[2].labels
