@@ -19,8 +19,8 @@ LARGEST_NUMBER: Final = 2**53
 """Above it numbers aren't exact in JSON."""
 
 LONGEST_NAME: Final = 100
-SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
 """Characters of a split's name, which becomes part of file names."""
+SPLIT_NAME: Final = re.compile(r"\w[\w.-]*")
 
 _LONGEST_PART: Final = 255
 """Bytes of a file's name."""

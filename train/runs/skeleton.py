@@ -123,10 +123,9 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     batch = global_batch(args)
     fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
     continued = adapter_folder(config.model) if adapted else None
-    own = adapter_settings(continued) if continued else {}
     settings = {
         **config.hashed(),
-        **{name: value for name, value in own.items() if name != "projector"},
+        **(adapter_settings(continued) if continued else {}),
         "device": args.device.type,
         **method.fingerprints(),
         "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme

@@ -151,11 +151,9 @@ class GateReader:
         logits = model(**batch, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
         tokens, token_weights = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
         losses = F.cross_entropy(logits, tokens, reduction="none") * token_weights
-        readings = []
+        readings, is_own = [], token_weights > 0  # not of an example in place of one that doesn't fit
         for name, positive, negative in self._gates:
-            rows = ((tokens == positive) | (tokens == negative)) & (
-                token_weights > 0
-            )  # not of an example in place of one
+            rows = ((tokens == positive) | (tokens == negative)) & is_own
             if name == self._gates[0][0]:  # one gate a question, in a conversation of any length
                 rows &= first[:, 1:][targets]
             probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]

@@ -119,11 +119,10 @@ def load_tuned(
 
 def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
     """Raise a `UserError` if settings ask for a different adapter than the one that training continues."""
-    own = adapter_settings(folder)
-    has_projector = own.pop("projector")
+    has_projector = bool(_adapter_record(folder).get("modules_to_save"))
     differing = [
         f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
-        for name, value in own.items()
+        for name, value in adapter_settings(folder).items()
         if name in config.model_fields_set and getattr(config, name) != value
     ]
     if config.train_towers and ("projector" in config.train_towers) != has_projector:
@@ -134,15 +133,15 @@ def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that an adapter was made with, and as `projector` if it has one."""
-    record = read_json(folder / ADAPTER_FILE, "the adapter's config")
-    names = {
-        "lora_r": "r",
-        "lora_alpha": "lora_alpha",
-        "lora_dropout": "lora_dropout",
-        "lora_targets": "target_modules",
-    }
-    return {key: record[name] for key, name in names.items()} | {"projector": bool(record.get("modules_to_save"))}
+    """Return the settings that an adapter was made with."""
+    record = _adapter_record(folder)
+    names = {"lora_r": "r", "lora_targets": "target_modules"}
+    return {key: record[names.get(key, key)] for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets")}
+
+
+def _adapter_record(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = read_json(folder / ADAPTER_FILE, "the adapter's config")
+    return record
 
 
 def prepare_model(
