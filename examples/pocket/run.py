@@ -7,8 +7,8 @@
 
 Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
 finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models and trains
-MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models; `--fresh` tunes two more readers, and asks
-the test questions that were never asked. Each of these needs a folder of its own (`--run`).
+MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models; `--fresh` tunes two more readers and
+MMKB-RAG, and asks the test questions that were never asked. Each of these needs a folder of its own (`--run`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.pocket.marks import marks, minutes_table, pipeline_table, report
+from reflectune.examples.pocket.switches import PROBES
 from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
@@ -36,8 +37,10 @@ Two contexts have no reader of their own: none at all, and five whole articles, 
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
-FRESH_RUNS = ("fresh", "fresh_by_images")
-"""Folders of the fresh test's evaluations: with equation 3's search, and with one by images alone."""
+FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one")
+"""Folders of the fresh test's evaluations: with equation 3's search; with one by images alone; MMKB-RAG's two."""
+MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
+"""MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 EVERY = 1000
 """More questions than a split has."""
 QUESTIONS = 40
@@ -62,7 +65,12 @@ MINUTES = {
     "evaluate": 160,
     "fresh_mr2ag": 120,
     "fresh": 60,
-    "fresh_by_images": 90,
+    "fresh_by_images": 60,
+    "fresh_reader": 1,
+    "fresh_probes": 45,
+    "fresh_labels": 1,
+    "fresh_mmkb_tuned": 60,
+    **dict.fromkeys(FRESH_RUNS[2:], 30),
     "reader": 1,
     "probe": 75,
     "labels": 1,
@@ -92,6 +100,11 @@ NEEDS = {
     "fresh_mr2ag": ("index",),
     "fresh": ("fresh_mr2ag", *(f"{name}_tuned" for name in READERS)),
     "fresh_by_images": ("index", *(f"{name}_tuned" for name in READERS)),
+    "fresh_reader": ("gold_tuned",),
+    "fresh_probes": ("fresh_reader", "index"),
+    "fresh_labels": ("fresh_probes",),
+    "fresh_mmkb_tuned": ("fresh_labels",),
+    **dict.fromkeys(FRESH_RUNS[2:], ("fresh_mmkb_tuned",)),
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -234,19 +247,41 @@ def evaluate_trained(
 def fresh_stages() -> dict[str, list[str]]:
     """Return the commands of the fresh test, by the shipped models and by a reader tuned on each further context.
 
-    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first.
+    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first. MMKB-RAG is taught on
+    probes of the stating passage's reader.
     """
     kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS)
     commands = {name: command for name, command in stages().items() if name in kept}
     readers = {"article": f"{RUN}/article_tuned", "passage": f"{RUN}/gold_tuned", "passages": "pocket/plain"}
     flags = f"--model pocket/mr2ag {FRESH} --limit {EVERY} --plain_model".split()
     ask, tuned = [*recipe("inference.evaluate", "evaluate"), *flags], json.dumps(readers)
-    fresh, by_images = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
+    fresh, by_images, mmkb, one = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
+    taught = f"--model {RUN}/fresh_mmkb_tuned --base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
+    ask_mmkb = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split(), ""]
     return {
         **commands,
         "fresh_mr2ag": [*ask, "", *f"{fresh} mr2ag controls".split()],
         "fresh": [*ask, tuned, *f"{fresh} tuned_baselines mr2ag controls".split()],
         "fresh_by_images": [*ask, tuned, *f"{by_images} tuned_baselines mr2ag --title_weight 0".split()],
+        "fresh_reader": [
+            *program("train.merge"),
+            *f"--checkpoint {RUN}/gold_tuned --output {RUN}/fresh_reader".split(),
+        ],
+        "fresh_probes": [
+            *(*recipe("data_builders.probe", "probe"), "--trained_on", "", *PROBES.split()),
+            *f"--documents_random 0 --limit 800 --model {RUN}/fresh_reader --output {RUN}/fresh_probes".split(),
+        ],
+        "fresh_labels": [
+            *program("data_builders.derive_labels"),
+            *f"--probes {RUN}/fresh_probes --dataset {RUN}/gallery --output {RUN}/fresh_labels".split(),
+            *"--rule outcome --srt_balance 4 --answer_model shared".split(),
+        ],
+        "fresh_mmkb_tuned": [
+            *(*recipe("train.sft", "lora"), "--scheme", "mmkb_rag", "--model", f"{RUN}/fresh_reader"),
+            *f"--train_data {RUN}/fresh_labels --output_dir {RUN}/fresh_mmkb_tuned".split(),
+        ],
+        "fresh_mmkb": [*ask_mmkb, *f"{taught} --answer_model tuned {mmkb} mmkb_rag".split()],
+        "fresh_mmkb_one": [*ask_mmkb, *f"{taught} {MMKB_ONE} {one} mmkb_rag".split()],
     }
 
 
