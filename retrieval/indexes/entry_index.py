@@ -124,11 +124,9 @@ def load_index(
     choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, manifest["fields"], by_section), verify=verify)
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
-    store = open_store(choice, folder, manifest["fields"], collection=collection_of(manifest), creates=resend)
-    sizes, expected = (
-        (len(store), len(owner), len(entries)),
-        tuple(manifest[name] for name in ("rows", "rows", "entries")),
-    )
+    search, collection = manifest.get("search"), collection_of(manifest)
+    store = open_store(choice, folder, manifest["fields"], collection=collection, creates=resend, search=search)
+    sizes, expected = [len(store), len(owner), len(entries)], [manifest[name] for name in ("rows", "rows", "entries")]
     articles, sections = (
         (read_positions(folder / name) for name in (SECTION_ENTRIES, SECTIONS)) if by_section else (None, None)
     )

@@ -170,8 +170,8 @@ def load_text_index(
     choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), _files(choice), verify=False)
     counts = read_positions(folder / COUNTS)
-    fields, collection = {FIELD: encoder.dimensions}, collection_of(manifest)
-    opened = open_store(choice, folder, fields, collection=collection, creates=resend)
+    fields, search = {FIELD: encoder.dimensions}, manifest.get("search")
+    opened = open_store(choice, folder, fields, collection=collection_of(manifest), creates=resend, search=search)
     if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
         raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
     check_server(opened, resend=resend)

@@ -7,7 +7,6 @@ candidates are scored again from the vectors of an `ExactStore`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,16 +16,14 @@ from typing import Any, Final
 import faiss
 import numpy as np
 
-from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.retrieval.stores.base import Found, Rows, Vectors, checked_query, joined, rescored
 from reflectune.retrieval.stores.exact import ExactStore
 
 CODES: Final = "codes.faiss"
-CALIBRATION: Final = "calibration.json"
 _CENTRES: Final = "centres.faiss"
-MADE_OF_ROWS: Final = (CODES, CALIBRATION, _CENTRES)
+MADE_OF_ROWS: Final = (CODES, _CENTRES)
 """Files to rebuild when the rows change."""
 _ADVICE: Final = "delete it and build the index again"
 
@@ -66,16 +63,24 @@ class FaissStore:
         rows: The vectors, which also score candidates.
         cells: Cells of the index; `cells_for` its rows by default.
         seed: Seed of k-means and of its sample.
+        search: Record of `calibrate`, whose parameters it is searched with.
         progress: Called with the number of rows put into the index.
     """
 
     def __init__(
-        self, folder: str | Path, rows: ExactStore, *, cells: int | None = None, seed: int = 0, progress: Any = None
+        self,
+        folder: str | Path,
+        rows: ExactStore,
+        *,
+        cells: int | None = None,
+        seed: int = 0,
+        search: Mapping[str, Any] | None = None,
+        progress: Any = None,
     ) -> None:
         self.folder, self.rows, self.fields = Path(folder), rows, rows.fields
         self._cells, self._seed, self._progress = cells, seed, progress
         self._index: Any = None
-        self._settings = Search()
+        self._settings = Search(search["cells"], search["candidates"]) if search else Search()
         if (self.folder / CODES).is_file():
             self._open()
 
@@ -127,7 +132,7 @@ class FaissStore:
         return rescored(vectors, self, candidates, top)
 
     def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, wanted: float = 0.995) -> dict[str, Any]:
-        """Set the fewest cells that find enough of an exact search's results, and write them down.
+        """Set the fewest cells that find enough of an exact search's results.
 
         Args:
             query: Sample of queries, shape (queries, dimensions) of each field.
@@ -135,7 +140,7 @@ class FaissStore:
             wanted: Share of them to find; if no number of cells suffices, all are used.
 
         Returns:
-            The parameters, and their recall.
+            The parameters and their recall, for the index's manifest.
         """
         truth = self.rows.search(query, top)
         record: dict[str, Any] = {}
@@ -147,7 +152,6 @@ class FaissStore:
             if recall >= wanted or cells >= self._index.nlist:
                 break
             cells *= 2
-        write_atomically(self.folder / CALIBRATION, json.dumps({**record, "queries": len(truth.rows)}))
         self._settings = Search(record["cells"], record["candidates"])
         return record
 
@@ -181,18 +185,12 @@ class FaissStore:
         return index
 
     def _open(self) -> None:
-        """Map the index, and take the settings that were written down for it."""
+        """Map the index."""
         self._index = self._read(CODES, mapped=True)
         if self._index.ntotal > len(self):
             raise UserError(
                 f"{self.folder / CODES} holds {self._index.ntotal:,} rows, its vectors are {len(self):,}; {_ADVICE}"
             )
-        if (self.folder / CALIBRATION).is_file():
-            record = read_json(self.folder / CALIBRATION, "how the index is searched")
-            try:
-                self._settings = Search(int(record["cells"]), int(record["candidates"]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{self.folder / CALIBRATION} is damaged; {_ADVICE}") from error
 
 
 def overlap(found: Rows, truth: Rows) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from reflectune.retrieval.stores.base import Fields, VectorStore
 from reflectune.retrieval.stores.exact import ExactStore, Precision
@@ -78,6 +78,7 @@ def open_store(
     *,
     collection: str,
     creates: bool = True,
+    search: Mapping[str, Any] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> VectorStore:
     """Open a store, or create one.
@@ -88,6 +89,7 @@ def open_store(
         fields: Dimensions of each field.
         collection: Name of its collection on a server.
         creates: Create a file of Milvus Lite that doesn't exist.
+        search: Parameters that FAISS was calibrated to, of the index's manifest.
         progress: Called with the number of rows put into an approximate index.
 
     Raises:
@@ -97,7 +99,7 @@ def open_store(
     if choice.kind == "faiss":
         from reflectune.retrieval.stores.ivf import FaissStore
 
-        return FaissStore(folder, rows, progress=progress)
+        return FaissStore(folder, rows, search=search, progress=progress)
     if choice.kind == "milvus":
         from reflectune.retrieval.stores.milvus import MilvusStore
 

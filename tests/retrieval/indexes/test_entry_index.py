@@ -17,7 +17,7 @@ from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.checksums import check_files, checksums
 from reflectune.retrieval.indexes.entry_index import Index, left_out, load_index, open_encoder
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.stores.ivf import FaissStore
+from reflectune.retrieval.stores.ivf import FaissStore, Search
 
 from .conftest import Counting, files, two_processes, vectors
 
@@ -479,8 +479,8 @@ def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypat
             check_files(tmp_path, recorded, [path.name], verify=False)
 
 
-def test_an_approximate_store_is_tried_with_pictures_alone(kb, encoder, tmp_path, monkeypatch) -> None:
-    """Not with what stands in the place of one."""
+def test_an_approximate_store_is_calibrated_with_pictures_alone(kb, encoder, tmp_path, monkeypatch) -> None:
+    """The mean image in place of a missing picture is no query. A loaded index has the calibrated parameters."""
     queries = []
     calibrate = FaissStore.calibrate
     monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))
@@ -488,6 +488,9 @@ def test_an_approximate_store_is_tried_with_pictures_alone(kb, encoder, tmp_path
     (query,) = queries
     weights = np.linspace(0, 1, 10)
     np.testing.assert_allclose(np.linalg.norm(query["image"], axis=1), 1 - weights, atol=2e-3)
+    index = load_index(tmp_path / "index", kb, encoder)
+    assert isinstance(index.store, FaissStore)
+    assert index.store.settings == Search(index.manifest["search"]["cells"], 200) != Search()
 
 
 def grown(entries, tmp_path, count: int, name: str) -> KnowledgeBase:
