@@ -134,6 +134,8 @@ def run_to_file(
     fingerprint: str,
     batch_size: int,
     processes: Processes = ALONE,
+    *,
+    is_failed: Callable[[Row], bool] = lambda row: False,
 ) -> tuple[dict[str, Row], int]:
     """Compute the rows of items that have none (see `run_batches`), and merge all into one JSONL file, sorted by id.
 
@@ -144,9 +146,10 @@ def run_to_file(
         fingerprint: Hash of everything that determines a row.
         batch_size: Items in a batch.
         processes: Processes of the launch.
+        is_failed: Returns True for a row of the file that is computed again.
 
     Returns:
-        All rows of the file by id, and the number of items that had none.
+        All rows of the file by id, and the number of items that were computed.
 
     Raises:
         UserError: Two items share an id, or the file or a log is of other settings.
@@ -154,7 +157,7 @@ def run_to_file(
     ids = unique_ids(items)
     logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
     merged, logged = _read(path, fingerprint), logs.places()
-    done = {*merged, *logged}
+    done = {*(row_id for row_id, row in merged.items() if not is_failed(row)), *logged}
     left = sum(row_id not in done for row_id in ids)
     if not logged and not left:
         return merged, 0

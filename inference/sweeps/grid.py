@@ -51,6 +51,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
     """Run the unfinished questions through all points, divided among the processes.
 
     Batches are the same on any number of processes, so an interrupted run ends with the same rows (see `run_batches`).
+    Questions that failed are asked again.
 
     Args:
         grid_run: The points, their scorer, and the log.
@@ -70,6 +71,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
         grid_run.fingerprint,
         grid_run.batch_questions,
         launch_processes(),
+        is_failed=lambda row: "error" in row,
     )
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
@@ -90,7 +92,7 @@ def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> l
 
 def _failed_row(grid_run: GridRun, problem: str) -> dict[str, Any]:
     outcome_of_all = PointOutcome(0.0, retrieved=False, read=0, answer="", problem=problem)
-    return to_row({point.name: outcome_of_all for point in grid_run.points}, [])
+    return {**to_row({point.name: outcome_of_all for point in grid_run.points}, []), "error": problem}
 
 
 def _made(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> dict[str, dict[str, Any]]:

@@ -96,6 +96,15 @@ def test_more_items_join_a_finished_file_and_fewer_read_it(tmp_path: Path) -> No
     assert path.stat().st_mtime_ns == written
 
 
+def test_failed_rows_of_a_finished_file_are_computed_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    run_to_file(path, ITEMS, lambda batch: ((item.id, {"error": item.id in ("q1", "q5")}) for item in batch), "f", 3)
+    rows, made = run_to_file(path, ITEMS, company, "f", 3, is_failed=lambda row: row.get("error", False))
+    assert made == 2
+    assert [row_id for row_id, row in rows.items() if "with" in row] == ["q1", "q5"]
+    assert list(rows) == [item.id for item in ITEMS]
+
+
 @pytest.mark.parametrize("where", ["rows.jsonl", "parts/rows.4.jsonl"])
 def test_rows_of_other_settings_are_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "parts").mkdir()
