@@ -30,7 +30,10 @@ def convert(config: ConvertConfig) -> int | None:
         print(table(numbers))
         print(f"written to {config.output}" if new else f"nothing to do: {config.output} is converted")
         if numbers["dropped"]:
-            print(f"rows left out are listed in {config.output}/rejected.jsonl")
+            print(
+                f"rows left out are listed in {config.output}/rejected.jsonl; once they are fixed, delete the folder "
+                "and convert again"
+            )
     if numbers["dropped"]:
         return ROWS_LEFT_OUT
     return None

@@ -116,8 +116,11 @@ class ConvertConfig(Settings):
         return list(dict.fromkeys((file if file.is_dir() else file.parent).resolve() for file in files))
 
     def question_paths(self) -> list[Path]:
-        """Return the files and folders of all chosen splits."""
-        return [path for split in self.chosen() for path in self.question_files(split)]
+        """Return the files and folders of all chosen splits, and those that `datasets` loads, unless from the Hub."""
+        sources = [self.source(split) for split in self.chosen()]
+        loaded = [Path(str(source.get("load_dataset", ""))) for source in sources if isinstance(source, dict)]
+        files = [path for split in self.chosen() for path in self.question_files(split)]
+        return files + [path for path in loaded if path.name and path.exists()]
 
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that determine the output."""

@@ -62,7 +62,7 @@ class LabelSettings(Rule, MixingSettings):
     labeller: Literal["probes", "string"] = setting(
         "probes", "labeller of documents: the model's own answers, or string (the document states an accepted answer)"
     )
-    srt_visual: bool = setting(True, "label the documents of visual-dependent questions too; they are all [NoRel]")
+    srt_visual: bool = setting(True, "label the documents of visual-dependent questions too")
     ret_balance: float | None = setting(None, "RET: most labels of the frequent kind per rare one", ge=1)
     srt_balance: float | None = setting(None, "SRT: most labels of the frequent kind per rare one", ge=1)
     ret_limit: int | None = setting(None, "RET: most examples, drawn by seed", ge=1)

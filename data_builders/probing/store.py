@@ -60,6 +60,8 @@ def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
 def answered(folder: str | Path) -> set[str]:
     """Return the ids of the questions that a folder has a probe of, sealed or in a log.
 
+    Sealed questions that couldn't be asked are left out: they are asked again.
+
     Raises:
         UserError: A file is missing or damaged.
     """
@@ -82,7 +84,9 @@ def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size:
     fresh = sorted(logs.places().keys() - known)
     if fresh or not (folder / MANIFEST).is_file():
         added = (from_row(Probe, row) for row in logs.rows(fresh))
-        merged = heapq.merge(_sealed(folder), added, key=attrgetter("question_id"))
+        replaced = set(fresh)
+        kept = (probe for probe in _sealed(folder) if probe.question_id not in replaced)
+        merged = heapq.merge(kept, added, key=attrgetter("question_id"))
         _write_generation(folder, merged, dict(about or {}), shard_size)
     current = set(_parts(folder))
     for path in folder.glob("part-*.parquet"):
@@ -157,10 +161,10 @@ def _logs(folder: Path) -> Logs:
 
 def _sealed_ids(folder: Path) -> set[str]:
     question_ids: set[str] = set()
-    column = pa.schema([("question_id", pa.string())])
+    columns = pa.schema([("question_id", pa.string()), ("problem", pa.string())])
     for path in _parts(folder):
         with open_parquet(path, "copy it again, or probe again") as file:
-            question_ids.update(row["question_id"] for row in stream_rows(file, column))
+            question_ids.update(row["question_id"] for row in stream_rows(file, columns) if not row["problem"])
     return question_ids
 
 

@@ -63,7 +63,7 @@ def questions(
             files. `evqa_lens` reads the role `lens`.
         images: Folder with both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
         images_per_question: Make a question of each of a row's first images; the ids of the second and later ones end
-            in `-2`, `-3`, …. The official scores are over the first.
+            in `-2`, `-3`, …, and have it as `meta["row_picture"]`. The official scores are over the first.
 
     Raises:
         UserError: A role is unknown or missing, or `inaturalist` has no `images`.
@@ -137,7 +137,8 @@ def _questions(
     if not image_ids:
         raise row.bad("dataset_image_ids", "is empty", "a question has an image: leave the row out")
     entities = tuple(_parts(text(row, "wikipedia_url"))) if kind == "2_hop" else (text(row, "wikipedia_url"),)
-    meta = {name: value for name in _CARRIED if (value := text(row, name, default=""))}
+    carried = {name: value for name in _CARRIED if (value := text(row, name, default=""))}
+    meta = {"row": str(row["row"]), **carried, **({"two_hop": "yes"} if kind == "2_hop" else {})}
     common: dict[str, Any] = {
         "text": text(row, "question"),
         "answers": tuple(answer for answer in text(row, "answer").split(_SEPARATOR) if answer.strip()),
@@ -146,11 +147,13 @@ def _questions(
         "requires_retrieval": True,
         "entity_ids": entities,
         "evidence": _evidence(row, entities),
-        "meta": {"row": str(row["row"]), **meta, **({"two_hop": "yes"} if kind == "2_hop" else {})},
     }
     return [
         Question(
-            id=row.id if number == 1 else f"{row.id}-{number}", image=picture(row, image_id, images, names), **common
+            id=row.id if number == 1 else f"{row.id}-{number}",
+            image=picture(row, image_id, images, names),
+            meta=meta if number == 1 else {**meta, "row_picture": str(number)},
+            **common,
         )
         for number, image_id in enumerate(image_ids, 1)
     ]

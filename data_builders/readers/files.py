@@ -50,7 +50,8 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
     A record with more or fewer values than the header has names goes to `reject`.
 
     Raises:
-        UserError: The file is missing or has no header row, or that is not UTF-8 or has a name twice.
+        UserError: The file is missing or has no header row, or that is not UTF-8 or has a name twice; or a quote that
+            isn't closed makes one record of several lines.
     """
     with open_source(path) as file:
         lines = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -68,6 +69,11 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
                 except StopIteration:
                     return
                 except csv.Error as error:
+                    if reader.line_num > start:
+                        raise UserError(
+                            f"{path}: lines {start:,} to {reader.line_num:,} are one record that is not CSV ({error}): "
+                            f"a quote isn't closed; fix line {start:,}"
+                        ) from error
                     reject(BadRow(path, start, "", "", f"is not a CSV record ({error})", "fix the quotes of the line"))
                     continue
                 problem = _not_utf8(values)
@@ -217,24 +223,21 @@ def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_l
         UserError: The file is missing, or its compression is damaged.
     """
     with open_source(path) as file:
-        try:
-            if offset:
-                file.seek(offset)  # a packed file is unpacked up to there
-            rest = b""
-            while chunk := file.read(size - len(rest)):
-                data = rest + chunk
-                end = data.rfind(b"\n") + 1
-                if not end:
-                    data += file.readline()
-                    end = len(data)
-                yield LineBlock(path, first_line, offset, data[:end])
-                first_line += data.count(b"\n", 0, end)
-                offset += end
-                rest = data[end:]
-            if rest:
-                yield LineBlock(path, first_line, offset, rest)
-        except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
-            raise damaged(path, first_line - 1, error) from error
+        if offset:
+            file.seek(offset)  # a packed file is unpacked up to there
+        rest = b""
+        while chunk := file.read(size - len(rest)):
+            data = rest + chunk
+            end = data.rfind(b"\n") + 1
+            if not end:
+                data += file.readline()
+                end = len(data)
+            yield LineBlock(path, first_line, offset, data[:end])
+            first_line += data.count(b"\n", 0, end)
+            offset += end
+            rest = data[end:]
+        if rest:
+            yield LineBlock(path, first_line, offset, rest)
 
 
 def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
@@ -293,19 +296,22 @@ def open_source(path: Path, *, counted: bool = True) -> Iterator[BinaryIO]:
         counted: False leaves the file out of the progress.
 
     Raises:
-        UserError: The file is missing, or the zip file is damaged or holds several files.
+        UserError: The file is missing, its compression is damaged, or the zip file holds several files.
     """
     if not path.is_file():
         raise UserError(f"source file not found: {path}; check the path, or download it")
-    with io.BufferedReader(_Counted(path, counted), buffer_size=1 << 20) as raw:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(raw) as file:
-                yield cast(BinaryIO, file)
-        elif path.suffix.lower() == ".zip":
-            with _zip_member(path, raw) as file:
-                yield file
-        else:
-            yield raw
+    try:
+        with io.BufferedReader(_Counted(path, counted), buffer_size=1 << 20) as raw:
+            if path.suffix.lower() == ".gz":
+                with gzip.open(raw) as file:
+                    yield cast(BinaryIO, file)
+            elif path.suffix.lower() == ".zip":
+                with _zip_member(path, raw) as file:
+                    yield file
+            else:
+                yield raw
+    except (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} can't be unpacked: {error}; download it again") from error
 
 
 class _Counted(io.FileIO):
@@ -325,15 +331,12 @@ class _Counted(io.FileIO):
 @contextmanager
 def _zip_member(path: Path, raw: Any) -> Iterator[BinaryIO]:
     """Open the only file in a zip file as a stream. Nothing is unpacked to the disk."""
-    try:
-        with zipfile.ZipFile(raw) as archive:
-            members = [info for info in archive.infolist() if not info.is_dir() and "__MACOSX" not in info.filename]
-            if len(members) != 1:
-                raise UserError(f"{path} holds {len(members)} files; unpack it and name the one to read")
-            with archive.open(members[0]) as file:
-                yield cast(BinaryIO, file)
-    except zipfile.BadZipFile as error:
-        raise UserError(f"{path} is not a readable zip file: {error}; download it again") from error
+    with zipfile.ZipFile(raw) as archive:
+        members = [info for info in archive.infolist() if not info.is_dir() and "__MACOSX" not in info.filename]
+        if len(members) != 1:
+            raise UserError(f"{path} holds {len(members)} files; unpack it and name the one to read")
+        with archive.open(members[0]) as file:
+            yield cast(BinaryIO, file)
 
 
 def _not_utf8(values: Sequence[str]) -> str:

@@ -70,7 +70,7 @@ def questions(
         columns: The user's column for each of `FIELDS`; the default is the field's name.
         meta: Further columns for `Question.meta`.
         constants: Values of fields without a column, e.g. for captions `{answer_type: free_form}`.
-        number_rows: Make ids of the file's name and the row's number.
+        number_rows: Make ids of the split, the file's name and the row's number.
 
     Raises:
         UserError: `columns` or `constants` has an unknown key, no row has a column of `meta`, the source is of an
@@ -88,7 +88,7 @@ def questions(
 
     def make(row: SourceRow) -> Question:
         found.update(column for column in meta if column in row)
-        _complete(row, columns or {}, constants or {}, number_rows=number_rows)
+        _complete(row, split, columns or {}, constants or {}, number_rows=number_rows)
         return read(row)
 
     return _with_all(meta, found, placed(_rows(source, images, reject), make, reject), source)
@@ -154,10 +154,13 @@ def _with_bytes(row: SourceRow, column: str, images: ImageFolder) -> Any:
     return [opened(item) for item in value] if isinstance(value, list) else opened(value)
 
 
-def _complete(row: SourceRow, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool) -> None:
+def _complete(
+    row: SourceRow, split: str, columns: Mapping[str, str], constants: Mapping[str, Any], *, number_rows: bool
+) -> None:
     """Add to a row the fields without a column: an id by its number, and constants."""
     row.id_field = columns.get("id", "id")
-    numbered = {"id": f"{Path(str(row.file)).name.split('.')[0]}-{row.line}"} if number_rows else {}
+    file_name = Path(str(row.file)).name.removesuffix(".gz")
+    numbered = {"id": f"{split}-{Path(file_name).stem}-{row.line}"} if number_rows else {}
     for field, value in {**numbered, **constants}.items():
         column = columns.get(field, field)
         if column in row:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import Reject, stop
@@ -126,7 +129,14 @@ def option_problems(name: str, options: Mapping[str, Any]) -> list[str]:
     given = {"source", "split", "images", "reject"}
     valid = [option for option in inspect.signature(question_reader(name)).parameters if option not in given]
     known = ", ".join(valid) or "none"
-    return [f"`options`: the reader {name} has no `{key}`; it has {known}" for key in options if key not in valid]
+    issues = [f"`options`: the reader {name} has no `{key}`; it has {known}" for key in options if key not in valid]
+    hints = typing.get_type_hints(question_reader(name))
+    for option in (option for option in valid if option in options):
+        try:
+            TypeAdapter(hints[option]).validate_python(options[option], strict=True)
+        except ValidationError as error:
+            issues.append(f"`options`: `{option}` is {options[option]!r}: {error.errors()[0]['msg']}")
+    return issues
 
 
 def _module(name: str, names: Mapping[str, str], kind: str) -> ModuleType:

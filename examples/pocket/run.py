@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.pocket.marks import marks, minutes_table, pipeline_table, report
-from reflectune.examples.pocket.switches import PROBES
 from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
@@ -268,8 +267,9 @@ def fresh_stages() -> dict[str, list[str]]:
             *f"--checkpoint {RUN}/gold_tuned --output {RUN}/fresh_reader".split(),
         ],
         "fresh_probes": [
-            *(*recipe("data_builders.probe", "probe"), "--trained_on", "", *PROBES.split()),
-            *f"--documents_random 0 --limit 800 --model {RUN}/fresh_reader --output {RUN}/fresh_probes".split(),
+            *(*recipe("data_builders.probe", "probe"), "--trained_on", "", "--limit", "800"),
+            *f"--documents_of retrieved --documents 10 --documents_random 0 --index {RUN}/index".split(),
+            *f"--encoder pocket/clip --title_weight 0 --model {RUN}/fresh_reader --output {RUN}/fresh_probes".split(),
         ],
         "fresh_labels": [
             *program("data_builders.derive_labels"),

@@ -168,11 +168,13 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
     by_row: dict[int, Question] = {}
     in_several: dict[int, Question] = {}
     by_text: dict[tuple[str, tuple[str, ...]], deque[Question]] = defaultdict(deque)
+    splits_by_text: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
     for question in questions_by_id.values():
         said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
         if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
             in_several[int(said)] = question
         by_text[question.text, question.answers].append(question)
+        splits_by_text[question.text, question.answers].add(question.split)
 
     def find(prediction: Prediction) -> Question | None:
         for name in prediction.ids:
@@ -185,6 +187,9 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
                 return by_row.get(int(row[1]))
         if prediction.ids:
             return None
+        if len(splits := splits_by_text.get((prediction.question, prediction.references), ())) > 1:
+            named = " and ".join(sorted(splits))
+            raise UserError(f"{prediction.where}: {prediction.question!r} is in {named}; set `splits` to one of them")
         # Questions with the same text and answers differ in the image alone, so mixing them up changes no score.
         same = by_text.get((prediction.question, prediction.references))
         return same.popleft() if same else None

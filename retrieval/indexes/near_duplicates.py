@@ -146,14 +146,20 @@ def list_near_duplicates(
     """Write `LIST` into a folder, the near-duplicates of the pictures of a data set's splits, and print how many.
 
     Raises:
-        UserError: See `find_near_duplicates`.
+        UserError: See `find_near_duplicates`; or the folder has another list, which an index there depends on.
     """
     pictures = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
     duplicates, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
-    write_atomically(folder / LIST, as_lines(duplicates))
+    path, lines = folder / LIST, as_lines(duplicates)
+    if path.is_file() and path.read_text(encoding="utf-8") != lines:
+        raise UserError(
+            f"{path} lists other near-duplicates than are found now: the knowledge base, the test pictures or "
+            "`distance` changed; build the index in another folder"
+        )
+    write_atomically(path, lines)
     tested, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
     print(
-        f"{folder / LIST}: {len(duplicates):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
+        f"{path}: {len(duplicates):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
         f"{distance} bits of {tested:,} of {counts['test_pictures']:,} test pictures"
     )
     if counts["unreadable"]:

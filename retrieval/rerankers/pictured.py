@@ -23,6 +23,8 @@ from reflectune.retrieval.stores.base import inner
 
 WORDS: Final = 512
 """Words of a passage that are read, as by EchoSight's Q-Former."""
+_BLOCK: Final = 64
+"""Passages encoded at once."""
 
 
 class EncoderReranker:
@@ -75,7 +77,10 @@ class EncoderReranker:
         distinct = places_of(texts)
         if not distinct:
             return [[] for _ in questions]
-        of_passages, of_questions = self._encoder.encode_texts(list(distinct)), self._encode(questions, images)
+        read = list(distinct)
+        blocks = [read[start : start + _BLOCK] for start in range(0, len(read), _BLOCK)]
+        of_passages = np.concatenate([self._encoder.encode_texts(block) for block in blocks])
+        of_questions = self._encode(questions, images)
         ranked = []
         for vector, choice, own_texts in zip(of_questions, passages, texts, strict=True):
             scores = inner(of_passages[[distinct[text] for text in own_texts]], vector).tolist()

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,11 @@ def test_equal_content_has_an_equal_fingerprint() -> None:
     assert fingerprint({"a": 1, "b": (1, 2)}) == fingerprint({"b": [1, 2], "a": 1})
     assert fingerprint(Section("a", "b")) == fingerprint({"title": "a", "text": "b"})
     assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+def test_a_path_that_is_not_utf8_has_a_fingerprint() -> None:
+    path, other = (Path(os.fsdecode(name)) for name in (b"Z\xfcrich.md", b"Z\xf6rich.md"))
+    assert fingerprint([path]) != fingerprint([other])
 
 
 def test_a_value_without_a_stable_text_is_refused() -> None:

@@ -104,6 +104,18 @@ def test_a_converted_data_set_is_read(source: Path) -> None:
     assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
 
 
+def test_a_folder_that_datasets_loads_is_a_source(source: Path) -> None:
+    (source.parent / "hub").mkdir()
+    write(source.parent / "hub/train.jsonl", [question(n) for n in range(5)])
+    hub = {"train": {"load_dataset": str(source.parent / "hub")}}
+    settings = config(source, splits=hub, images=str(source), knowledge="", knowledge_source="")
+    manifest, _ = convert(settings)
+    assert [Path(s["path"]).name for s in manifest["sources"]] == ["train.jsonl"]
+    write(source.parent / "hub/train.jsonl", [question(n) for n in range(6)])
+    with pytest.raises(UserError, match=r"train\.jsonl"):
+        convert(settings)
+
+
 def test_the_manifest_names_the_metric(source: Path) -> None:
     manifest, _ = convert(config(source))
     assert manifest["metric"] == Dataset(source.parent / "out").metric == "exact_match"

@@ -57,6 +57,17 @@ def test_answered_questions_are_known_from_every_log_and_from_sealed_files(tmp_p
     assert answered(tmp_path) == {"q001", "q002", "q003"}
 
 
+def test_a_question_that_could_not_be_asked_is_asked_again(tmp_path: Path) -> None:
+    with begin(tmp_path, SETTINGS).open(0) as log:
+        log.append("q001", to_row(Probe("q001", problem="no picture")))
+        log.append("q002", to_row(probe(2)))
+    seal(tmp_path)
+    assert answered(tmp_path) == {"q002"}
+    fill(tmp_path, [1, 2])
+    assert seal(tmp_path) == 2
+    assert list(stream_probes(tmp_path)) == [probe(1), probe(2)]
+
+
 def test_a_second_seal_changes_nothing_and_more_probes_join(tmp_path: Path) -> None:
     fill(tmp_path, [1, 5])
     seal(tmp_path, {"model": "name"})

@@ -109,6 +109,13 @@ def test_every_image_of_a_row_on_demand(folder: Path) -> None:
         ("evqa_test_00000001", f"inaturalist/{PLANT}"),
     ]
     assert {q.meta["row"] for q in by_image[:2]} == {"0"}
+    joined = join(
+        [Prediction("x:1", ("E-VQA_0",), "red"), Prediction("x:2", ("E-VQA_1",), "red")],
+        by_image,
+        "strict",
+        "evqa_exact",
+    )
+    assert (len(joined.pairs), joined.counts["missing"], joined.counts["coverage"]) == (2, 0, 1.0)
     with pytest.raises(UserError, match="must be 1 or more"):
         read(folder, ROWS[0], images_per_question=0)
 

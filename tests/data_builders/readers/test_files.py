@@ -168,8 +168,13 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),
         ("a.json", b'{"x": {"a": 1}, "y": {', read_json_dict, "damaged after record 1"),
         ("a.parquet", b"PAR1nothing", read_parquet, "damaged"),
-        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-12], read_jsonl, "damaged"),
-        ("a.zip", b"PK nothing", read_jsonl, "not a readable zip"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-12], read_jsonl, "can't be unpacked"),
+        ("a.csv.gz", gzip.compress(b"id,text\n" + b"1,a\n" * 999, mtime=0)[:-12], read_csv, "can't be unpacked"),
+        ("a.json.gz", gzip.compress(b'[{"a": 1}]', mtime=0)[:-12], read_json_array, "can't be unpacked"),
+        ("a.json.gz", gzip.compress(b'{"a": 1}', mtime=0)[:-12], read_json_dict, "can't be unpacked"),
+        ("a.zip", b"PK nothing", read_jsonl, "can't be unpacked"),
+        ("a.csv", b'id,text\n1,"a\n2,b\n3,c\n', read_csv, "lines 2 to 4 are one record .*; fix line 2"),
+        ("a.csv", b'id,text\n1,"a\n2,b\n3,"c\n', read_csv, "lines 2 to 4 are one record .*; fix line 2"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, name, content, read, problem) -> None:

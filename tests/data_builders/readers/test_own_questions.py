@@ -238,7 +238,7 @@ CAPTIONS: dict[str, Any] = {
 def test_captions_need_neither_ids_nor_columns_that_say_the_same_in_every_row(folder: Path) -> None:
     path = jsonl(folder / "captions.jsonl", CAPTION, {**CAPTION, "answer": "A gold tower."})
     first, second = read(path, folder, **CAPTIONS)
-    assert [first.id, second.id] == ["captions-1", "captions-2"]
+    assert [first.id, second.id] == ["train-captions-1", "train-captions-2"]
     assert (first.image, second.answers) == ("images/1.png", ("A gold tower.",))
     assert first.answer_type == second.answer_type == "free_form"
     assert first.requires_retrieval is second.requires_retrieval is False

@@ -62,3 +62,19 @@ def test_options_are_those_of_the_reader() -> None:
     assert option_problems("own", {"colums": {}}) == [
         "`options`: the reader own has no `colums`; it has columns, meta, constants, number_rows"
     ]
+
+
+@pytest.mark.parametrize(
+    ("reader", "options"),
+    [
+        ("own", {"meta": "topic"}),
+        ("own", {"columns": ["question"]}),
+        ("okvqa", {"raw_answers": "false"}),
+        ("evqa", {"images_per_question": "2"}),
+        ("m2kr", {"gold": "articles?"}),
+    ],
+)
+def test_a_value_of_an_options_wrong_type_is_refused(reader: str, options: dict[str, object]) -> None:
+    ((name, value),) = options.items()
+    (issue,) = option_problems(reader, options)
+    assert issue.startswith(f"`options`: `{name}` is {value!r}: Input should be")

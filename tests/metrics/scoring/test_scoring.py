@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,17 @@ def test_rows_without_ids_are_found_by_text_and_references_each_once() -> None:
     assert [question.id for question, _ in joined.pairs] == ["q0", "q1"]
     assert len(joined.unknown) == 1
     assert [question.id for question in joined.missing] == ["z"]
+    twin = Question("v", "", "Q?", answers=("a", "b"), split="val")
+    with pytest.raises(UserError, match=r"p:0: 'Q\?' is in test and val; set `splits`"):
+        join(rows, [*(dataclasses.replace(question, split="test") for question in questions), twin], "official")
+
+
+def test_a_difficult_direct_answer_of_aokvqa_is_not_scored() -> None:
+    difficult = Question("d", "", "Why?", answers=("red",), meta={"difficult_direct_answer": "true"})
+    easy = Question("e", "", "Why?", answers=("red",), meta={"difficult_direct_answer": "false"})
+    rows = predictions(("d", "red"), ("e", "red"))
+    assert [question.id for question, _ in join(rows, [difficult, easy], "strict", "vqa").pairs] == ["e"]
+    assert len(join(rows, [difficult, easy], "strict", "choice").pairs) == 2
 
 
 @pytest.mark.parametrize(

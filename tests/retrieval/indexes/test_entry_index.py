@@ -480,7 +480,7 @@ def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypat
 
 
 def test_an_approximate_store_is_calibrated_with_pictures_alone(kb, encoder, tmp_path, monkeypatch) -> None:
-    """The mean image in place of a missing picture is no query. A loaded index has the calibrated parameters."""
+    """The mean image in place of a missing picture is not a query. A loaded index has the calibrated parameters."""
     queries = []
     calibrate = FaissStore.calibrate
     monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))

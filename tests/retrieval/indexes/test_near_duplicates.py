@@ -11,7 +11,8 @@ import pytest
 from PIL import Image, ImageFilter
 
 from reflectune.core.errors import UserError
-from reflectune.core.types import Entry
+from reflectune.core.types import Entry, Question
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import build_index as build_command
@@ -19,10 +20,12 @@ from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import collection_of
 from reflectune.retrieval.indexes.near_duplicates import (
     HASHES,
+    LIST,
     NearDuplicate,
     Omission,
     as_lines,
     find_near_duplicates,
+    list_near_duplicates,
     perceptual_hash,
     read_omission,
 )
@@ -72,6 +75,21 @@ def test_near_duplicates_are_listed_with_the_nearest_test_picture(photos: Knowle
     assert found[1].distance == 0
     assert all(each.distance <= 6 for each in found)
     assert counts == {"pictures": 4, "unreadable": 1, "test_pictures": 3}
+
+
+def test_another_list_does_not_replace_that_of_an_index(photos: KnowledgeBase, tmp_path: Path) -> None:
+    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
+    asked = [Question(name, name, "What?", answers=("a",), split="test") for name in TESTED]
+    write_questions(tmp_path / "asked", "test", asked)
+    record = {"name": "asked", "fingerprint": "f" * 16, "counts": {}, "image_root": ".."}
+    (tmp_path / "asked/dataset.json").write_text(json.dumps(record))
+    dataset, folder = Dataset(tmp_path / "asked"), tmp_path / "out"
+    for _ in range(2):
+        list_near_duplicates(photos, dataset, ["test"], folder, 6)
+    before = (folder / LIST).read_bytes()
+    with pytest.raises(UserError, match=f"{LIST} lists other near-duplicates than are found now"):
+        list_near_duplicates(photos, dataset, ["test"], folder, 0)
+    assert (folder / LIST).read_bytes() == before
 
 
 def test_a_run_that_was_cut_off_goes_on_and_hashes_are_kept(photos: KnowledgeBase, tmp_path: Path) -> None:
