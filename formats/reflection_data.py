@@ -242,8 +242,10 @@ def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
     if not (folder / MANIFEST).is_file():
         return Manifest(scheme, image_root, {})
     manifest = read_manifest(folder)
-    if manifest.scheme != scheme or manifest.image_root != image_root.resolve():
-        raise UserError(f"`output`: {folder} holds other reflection data ({manifest.scheme}); choose another folder")
+    found, expected = (manifest.scheme, manifest.image_root), (scheme, image_root.resolve())
+    if found != expected:
+        of, now = (f"{scheme} with the images of {root}" for scheme, root in (found, expected))
+        raise UserError(f"`output`: {folder} holds reflection data of {of}, not of {now}; choose another folder")
     return manifest
 
 

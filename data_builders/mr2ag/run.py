@@ -28,11 +28,9 @@ from reflectune.data_builders.mr2ag.report import page_article, statistics, summ
 from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import (
-    MANIFEST,
     Manifest,
     add_statistics,
     earlier_manifest,
-    read_manifest,
     write_examples,
     write_manifest,
 )
@@ -161,16 +159,9 @@ def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
         key: Hash of everything that determines the split.
 
     Raises:
-        UserError: The folder has splits of a different data set.
+        UserError: The folder has splits of a different data set or scheme.
     """
-    if not (output / MANIFEST).is_file():
-        return False
-    manifest = read_manifest(output)
-    if manifest.image_root != dataset.root.resolve():
-        raise UserError(
-            f"{output} holds data of {manifest.image_root}, not of {dataset.root}; choose a different `output`"
-        )
-    earlier_manifest(output, "mr2ag", dataset.root)  # refuses another scheme's
+    manifest = earlier_manifest(output, "mr2ag", dataset.root)
     return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 
@@ -242,7 +233,7 @@ def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, 
     """Write the split's statistics, then the manifest, which makes the split count."""
     output, split = Path(config.output), config.split
     add_statistics(output, split, numbers)
-    earlier = read_manifest(output) if (output / MANIFEST).is_file() else Manifest("mr2ag", dataset.root, {})
+    earlier = earlier_manifest(output, "mr2ag", dataset.root)
     visual = config.open_visual()
     folders = {str(folder.resolve()) for folder in visual.image_roots} if visual else set()
     image_folders = tuple(sorted({*earlier.image_folders, *folders}))

@@ -120,13 +120,13 @@ def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., Buil
 def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], folder: Path, tmp_path: Path) -> None:
     build(config())
     folder.rename(tmp_path / "moved")
-    with pytest.raises(UserError, match=r"holds data of .*world, not of .*moved"):
+    with pytest.raises(UserError, match=r"holds reflection data of .*world, not of .*moved"):
         build(config(dataset=str(tmp_path / "moved")))
 
 
 def test_data_of_another_scheme_is_refused(config: Callable[..., BuildConfig], folder: Path) -> None:
     write_manifest(Path(config().output), Manifest("plain", folder, {"train": "0"}))
-    with pytest.raises(UserError, match=r"holds other reflection data \(plain"):
+    with pytest.raises(UserError, match=r"holds reflection data of plain with"):
         build(config())
 
 
