@@ -153,7 +153,8 @@ class PackedReader:
         limit = self.forward.fitting_tokens(self._budget)
         self._ahead.clear()
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())  # weights may have been written just now
+            current = torch.cuda.current_stream(self.forward.device)
+            self._stream.wait_stream(current)  # weights may have been written just now
         groups: list[list[TreePart]] = []
         for part in parts:
             if groups and sum(map(self._cost, groups[-1])) + self._cost(part) <= limit:
@@ -287,7 +288,7 @@ class PackedReader:
         if self._stream is None:
             yield None
             return
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(self.forward.device)
         with torch.cuda.stream(self._stream):
             yield current
         current.wait_stream(self._stream)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ class Architecture:
             vision_width=vision_width,
             vision_layers=vision.get("depth") or vision["num_hidden_layers"],
             vision_hidden=vision.get("intermediate_size") or int(vision_width * vision["mlp_ratio"]),
-            patch_size=vision["patch_size"],
+            patch_size=_side(vision["patch_size"]),
             linear=LinearAttention.of(text),
         )
 
@@ -100,7 +100,10 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
         return (max_pixels or _MEGAPIXEL) // side**2
     if model.model_type == "gemma3":
         return int(model.mm_tokens_per_image)
-    return (vision.image_size // vision.patch_size) ** 2 * (_TILES if model.model_type == "llava_next" else 1)
+    squares = (_side(vision.image_size) // _side(vision.patch_size)) ** 2
+    if ratio := getattr(model, "downsample_ratio", None):  # InternVL's
+        return int(squares * ratio**2)
+    return squares * (_TILES if model.model_type == "llava_next" else 1)
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:
@@ -108,7 +111,14 @@ def image_patches(model: PreTrainedConfig, tokens: int) -> int:
     vision = model.vision_config
     if model.model_type == "gemma3":  # which averages patches to tokens
         return tokens * (vision.image_size // vision.patch_size) ** 2 // int(model.mm_tokens_per_image)
+    if ratio := getattr(model, "downsample_ratio", None):
+        return int(tokens / ratio**2)
     return tokens * (vision.spatial_merge_size**2 if is_qwen(model) else 1)
+
+
+def _side(size: int | Sequence[int]) -> int:
+    """Return the side of a square; InternVL's config gives both."""
+    return size if isinstance(size, int) else size[0]
 
 
 def is_qwen(model: PreTrainedConfig) -> bool:

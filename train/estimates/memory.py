@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -216,15 +217,15 @@ def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -
     """Count the weights that a run would train, from its base model.
 
     Args:
-        model: The base model, which may be on `meta`. Towers are frozen in place.
+        model: The base model, which may be on `meta`. Towers are frozen in place. Its config has the stored precision:
+            frozen weights of a full training keep it if it is `dtype`, and else are held in float32.
         config: The weights that train.
         dtype: Precision of the forward pass.
     """
     if config.method == "full":
         freeze_all_but(model, config.trained_towers)
-        weights = weights_of(model, double=False)
-        in_half = bool(config.train_towers) and dtype == "bfloat16"
-        return replace(weights, frozen_bytes=2) if in_half else weights
+        in_half = bool(config.train_towers) and dtype == "bfloat16" and model.config.dtype == torch.bfloat16
+        return replace(weights_of(model, double=False), frozen_bytes=2 if in_half else 4)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
     adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)

@@ -21,6 +21,9 @@ from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 from reflectune.train.weights.checkpoints import records_of
 
+_AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
+"""Values of accelerate's `mixed_precision` by `dtype`."""
+
 
 def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if the launch asks for something that can't be done, or silently wouldn't be done."""
@@ -30,6 +33,12 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
     if config.device == "cuda" and _is_true(environment, "ACCELERATE_USE_CPU"):
         raise UserError(
             "`device` is cuda, and this launch computes on the CPU; launch with configs/accelerate/gpu.yaml"
+        )
+    autocast = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    if autocast not in ("", "no", _AUTOCAST.get(config.dtype)):
+        raise UserError(
+            f"this launch's config has `mixed_precision: {autocast}`, and `dtype` is {config.dtype}; set "
+            "`mixed_precision: no` there, since `dtype` decides"
         )
     kind = sharding(environment)
     if kind.startswith("zero") and find_spec("deepspeed") is None:

@@ -113,7 +113,8 @@ class SupervisedFineTuning(Method):
         gates = answers = None
         if self._validation:
             held_out = encoded_examples(*self._validation, loaded, config, config.cache_mib * 2**20)
-            gates = GateReader(held_out, collator, loaded.renderer, batch_size)
+            at_once = 1 if config.tokens_per_device else batch_size  # a pass of several may be beyond the budget
+            gates = GateReader(held_out, collator, loaded.renderer, at_once)
         if self._validation and config.eval_answers:
             answers = AnswerReader(
                 loaded, *self._validation, count=config.eval_answers, seed=config.seed, batch_size=batch_size

@@ -19,7 +19,7 @@ def needed_operations(layers: nn.Module) -> int:
     Forward 2 per weight, the gradient of activations 2, and 2 for each weight that trains. Attention's scores, the
     vision tower and recomputation are not counted.
     """
-    matrices = [parameter for parameter in layers.parameters() if parameter.dim() >= 2]
+    matrices = [it for it in layers.parameters() if len(getattr(it, "ds_shape", it.shape)) >= 2]  # ZeRO-3's are empty
     return sum(parameter_count(matrix) * (6 if matrix.requires_grad else 4) for matrix in matrices)
 
 

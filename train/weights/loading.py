@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, set_seed
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.loading import ADAPTER_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
+from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
@@ -105,7 +105,15 @@ def load_tuned(
     scheme = load_scheme(folder)
     if scheme.name != config.scheme:
         raise UserError(f"{folder} was trained with scheme {scheme.name}, and `scheme` is {config.scheme}")
-    base = config.model_copy(update={"model": str(info["base_model"]), "seed": int(info["seed"])})
+    changes: dict[str, Any] = {"model": str(info["base_model"]), "seed": int(info["seed"])}
+    if quantization := Quantization.recorded(info, folder / INFO_FILE):
+        if "double_quantization" in config.model_fields_set and config.double_quantization != quantization.double:
+            raise UserError(
+                f"`double_quantization` is {config.double_quantization}, the base of {folder} was quantized with "
+                f"{quantization.double}; leave it out"
+            )
+        changes["double_quantization"] = quantization.double
+    base = config.model_copy(update=changes)
     loaded = load_base(base, device, sharding)
     if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
         raise UserError(f"{folder} was trained with other prompts than `prompts: {config.prompts or '(none)'}` names")

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, InternVLConfig
 
 from reflectune.core.errors import UserError
 from reflectune.train import estimate
-from reflectune.train.estimates.architecture import Architecture
+from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens
 from reflectune.train.estimates.from_shapes import forecast_from_shapes, long_batch
 from reflectune.train.settings.estimate import EstimateConfig
 
@@ -85,6 +85,13 @@ def test_a_large_picture_of_each_family() -> None:
     assert batch.patches == 64**2  # Gemma-3's tower averages 16 of them to a token
     of_qwen = {"qwen2_vl_7b": 1275, "qwen3_vl_4b": 976}
     assert tokens == {"llava15_7b": 576, "llava_next_7b": 2880, **of_qwen, "gemma3_4b": 256}
+
+
+def test_internvls_squares_have_two_sides_and_its_patches_are_joined() -> None:
+    config = InternVLConfig()
+    assert Architecture.of(config).patch_size == 14
+    assert image_tokens(config) == config.image_seq_length == 256
+    assert image_patches(config, 256) == (448 // 14) ** 2
 
 
 def test_only_what_a_launch_offloads_is_left_out() -> None:

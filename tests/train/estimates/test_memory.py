@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.loading import load
@@ -120,6 +121,16 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
     assert real.quantized == planned.quantized
     assert real.trained + real.frozen == planned.trained + planned.frozen + new_rows
     assert real.trained == planned.trained + (new_rows if method == "full" else 0)
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("towers", [[], ["projector"]])
+def test_frozen_weights_of_a_full_training_keep_half_precision_if_stored_in_it(base_model, stored, towers) -> None:
+    model = load(str(base_model("llava", size="base"))).model.to(getattr(torch, stored))
+    model.config.dtype = getattr(torch, stored)
+    config = SftConfig(method="full", freeze_vision=not towers, train_towers=towers, dtype="bfloat16")
+    keeps_half = towers and stored == "bfloat16"
+    assert planned_weights(model, config, config.dtype).frozen_bytes == (2 if keeps_half else 4)
 
 
 def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:

@@ -2,6 +2,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(
 
     assert_equal_weights(straight(method).output_dir, resumed.output_dir)
     assert losses(straight(method).output_dir) == losses(resumed.output_dir)
+
+
+def test_a_step_in_which_no_example_fits_changes_nothing(config, examples, losses) -> None:
+    run = config(per_device_train_batch_size=1, gradient_accumulation_steps=1, max_tokens=600, max_steps=3)
+    long = replace(examples[1], id="long", question="which " * 400)
+    write_examples(run.sources()[0].file, [examples[0], long, examples[2]])
+    fine_tune(run)
+    assert sorted(loss > 0 for loss in losses(run.output_dir)) == [False, True, True]
 
 
 def test_a_run_whose_last_checkpoint_was_cut_resumes_from_the_one_before(

@@ -64,6 +64,15 @@ def test_a_launch_of_one_process_instead_of_several_is_refused(environment: dict
         refuse_bad_launch(SftConfig(), environment)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "precision", "refused"),
+    [("float32", "no", False), ("float32", "bf16", True), ("bfloat16", "bf16", False), ("bfloat16", "fp16", True)],
+)
+def test_a_launch_computes_in_no_other_precision_than_dtype(dtype: Any, precision: str, refused: bool) -> None:
+    with refusal(f"`mixed_precision: {precision}`, and `dtype` is {dtype}" if refused else ""):
+        refuse_bad_launch(SftConfig(dtype=dtype), {"ACCELERATE_MIXED_PRECISION": precision})
+
+
 def test_the_kind_of_sharding_is_the_launchers(tmp_path: Path) -> None:
     deepspeed_file = tmp_path / "deepspeed.json"
     deepspeed_file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))

@@ -17,6 +17,9 @@ def test_operations_are_two_a_weight_in_each_of_its_products() -> None:
     packed = nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
     packed.quant_state = SimpleNamespace(shape=(4, 4))
     assert needed_operations(nn.ParameterList([packed])) == 4 * 16
+    divided = nn.Parameter(torch.zeros(0))  # as ZeRO-3 leaves it
+    divided.ds_shape, divided.ds_numel = torch.Size((3, 5)), 15
+    assert needed_operations(nn.ParameterList([divided])) == 6 * 15
 
 
 def test_a_rate_is_operations_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
