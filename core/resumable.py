@@ -146,7 +146,7 @@ def run_to_file(
         fingerprint: Hash of everything that determines a row.
         batch_size: Items in a batch.
         processes: Processes of the launch.
-        is_failed: Returns True for a row of the file that is computed again.
+        is_failed: Returns True for a row that is computed again.
 
     Returns:
         All rows of the file by id, and the number of items that were computed.
@@ -156,14 +156,14 @@ def run_to_file(
     """
     ids = unique_ids(items)
     logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
-    merged, logged = _read(path, fingerprint), logs.places()
-    done = {*(row_id for row_id, row in merged.items() if not is_failed(row)), *logged}
+    merged, logged = _read(path, fingerprint), _logged(logs, is_failed)
+    done = {row_id for row_id, row in (*merged.items(), *logged.items()) if not is_failed(row)}
     left = sum(row_id not in done for row_id in ids)
     if not logged and not left:
         return merged, 0
 
     def merge() -> None:
-        rows = {**_read(path, fingerprint), **{row["id"]: row for row in logs.rows()}}
+        rows = {**_read(path, fingerprint), **_logged(logs, is_failed)}
         if missing := [row_id for row_id in ids if row_id not in rows]:
             raise RuntimeError(f"{path}: no row of {len(missing)} items, the first being {missing[0]}")
         write_rows(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
@@ -215,6 +215,16 @@ def run_chunks(
     done = logs.places()
     run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}")
     return logs.rows(map(str, starts))
+
+
+def _logged(logs: Logs, is_failed: Callable[[Row], bool]) -> dict[str, Row]:
+    """Return the rows of logs by id; where processes logged several, one that did not fail."""
+    rows: dict[str, Row] = {}
+    for path in logs.paths():
+        for _, _, row in scan_rows(path, logs.fingerprint):
+            if row["id"] not in rows or not is_failed(row):
+                rows[row["id"]] = row
+    return rows
 
 
 def _read(path: Path, fingerprint: str) -> dict[str, Row]:

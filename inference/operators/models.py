@@ -299,7 +299,7 @@ class ServedModel:
                 f"{sum(likely):.2%}), so that their share says nothing; judge with a model that answers at once",
                 stacklevel=2,
             )
-        return JudgeReply(likely[0], likely[1], prompt.documents_shown)
+        return JudgeReply(likely[0], likely[1], prompt.documents_shown, reply.prompt_tokens)
 
     def _label(self, prompt: Prompt, conversation: Messages, yes: str, no: str) -> JudgeReply:
         """Judge by the word that the model writes."""

@@ -322,7 +322,7 @@ def _queries(image: Pictures, request: SearchRequest) -> list[Query]:
     first = first_picture(image)
     boxes = request.boxes or (None,) * len(request.queries)
     return [
-        Query(None if first is None else cropped(first, box), text)
+        Query(None if first is None else cropped(first, box), text, request.question)
         for text, box in zip(request.queries, boxes, strict=True)
     ]
 

@@ -204,7 +204,8 @@ class TrajectoryPipeline:
                 received = self._execute(group)
                 for (course, place), replies, seconds in pool.collect(wait=not group):
                     is_each = isinstance(course.waiting[place], JudgeEachRequest)
-                    reply = JudgeEachReply(tuple(replies)) if is_each else replies[0]
+                    read = sum(it.read for it in replies) if is_each else 0
+                    reply = JudgeEachReply(tuple(replies), read) if is_each else replies[0]
                     received.append((course, place, reply, seconds))
                 for course, place, reply, seconds in received:
                     course.receive(place, reply, seconds)

@@ -24,7 +24,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.spoken import spoken
 from reflectune.inference.operators.trajectory import TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, texts_of, write
+from reflectune.inference.operators.vocabulary import Steps, WriteReply, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
 from reflectune.metrics.judging.extraction import (
     SHOTS,
@@ -40,6 +40,8 @@ _POOL: Final = 1_000
 
 Shots = Callable[[Question], Sequence[Shot]]
 """Returns the examples of a question's prompt."""
+Shorten = Callable[[Question, int, str, Sequence[str]], Steps[WriteReply | None]]
+"""Shortens an iteration's detailed answer by its records; None if the reply can't be read."""
 
 
 class ExtractionSettings(Settings):
@@ -64,29 +66,42 @@ def with_extraction(
         max_tokens: Maximum length of the short answer.
     """
 
+    shorten = shortener(shots, max_tokens)
+
     def steps(question: Question) -> Steps[TrajectoryResult]:
         outcome = yield from trajectory(question)
-        if not outcome.answer.strip() and not outcome.records:
-            return outcome
+        reply = yield from shorten(question, max(len(outcome.records) - 1, 0), outcome.answer, outcome.records)
+        return outcome if reply is None else dataclasses.replace(outcome, answer=reply.text, confidence=reply.score)
+
+    return steps
+
+
+def shortener(shots: Shots, max_tokens: int) -> Shorten:
+    """Return the step `extract` of a detailed answer; see `with_extraction`."""
+
+    def shorten(question: Question, iteration: int, answer: str, records: Sequence[str]) -> Steps[WriteReply | None]:
+        if not answer.strip() and not records:
+            return None
         examples = shots(question)
-        template = extraction_template(len(examples)).replace("{context}", "{documents}")
-        texts = extraction_texts(Shot(question.text, ""), examples)
         reply = yield from write(
             "extract",
-            max(len(outcome.records) - 1, 0),
-            template,
-            texts,
-            documents=[outcome.answer, *outcome.records],
+            iteration,
+            extraction_template(len(examples)).replace("{context}", "{documents}"),
+            extraction_texts(Shot(question.text, ""), examples),
+            documents=[answer, *records],
             max_tokens=max_tokens,
             model="answerer",
             form="short",
         )
-        short = short_answer(spoken(reply.text))
-        if short is None:
-            return outcome
-        return dataclasses.replace(outcome, answer=short, confidence=reply.score)
+        short = extracted(reply.text)
+        return None if short is None else dataclasses.replace(reply, text=short)
 
-    return steps
+    return shorten
+
+
+def extracted(reply: str) -> str | None:
+    """Return the short answer in a reply of the step `extract`; None if it can't be read."""
+    return short_answer(spoken(reply))
 
 
 def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) -> Shots:

@@ -23,7 +23,14 @@ from reflectune.inference.operators.requests import SearchReply, WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import Trajectory, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
-from reflectune.inference.pipelines.extraction import ExtractionSettings, drawn_shots, with_extraction
+from reflectune.inference.pipelines.extraction import (
+    ExtractionSettings,
+    Shorten,
+    Shots,
+    drawn_shots,
+    shortener,
+    with_extraction,
+)
 from reflectune.inference.pipelines.iterative import (
     Budgets,
     PairSettings,
@@ -165,10 +172,12 @@ class RecordTrajectory(ABC):
     Attributes:
         settings: The settings; `iterations` is N, 4 in the papers.
         budgets: The most passages of an iteration, by knowledge base.
+        shorten: Shortens each answer, if every iteration has one.
     """
 
     settings: RecordSettings
     budgets: Budgets
+    shorten: Shorten | None = None
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
@@ -178,7 +187,7 @@ class RecordTrajectory(ABC):
         answer: WriteReply | None = None
         with contextlib.suppress(BudgetSpent):
             ended, answer = yield from self._progress(question, so_far, ended)
-        answer = answer or (yield from self._answer(question, max(len(so_far.records) - 1, 0), so_far))
+        answer = answer or (yield from self._shortened(question, max(len(so_far.records) - 1, 0), so_far))
         passages = tuple(so_far.judged or so_far.passages.values())
         return TrajectoryResult(
             answer.text,
@@ -216,7 +225,7 @@ class RecordTrajectory(ABC):
             record = yield from self._reason(iteration, question, documents, shifted, sizes)
             records += [record] if record.strip() else []
             if self.settings.answer_each:
-                answer = yield from self._answer(question, iteration, so_far)
+                answer = yield from self._shortened(question, iteration, so_far)
             least = self.settings.gate_stop if iteration < self.settings.iterations else 0
             if (yield from is_evidence(iteration, question, record, least)):
                 return SUPPORTED, answer
@@ -285,6 +294,13 @@ class RecordTrajectory(ABC):
         )
         return reply.text
 
+    def _shortened(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
+        """Answer, and shorten the answer if every iteration has one."""
+        answer = yield from self._answer(question, iteration, so_far)
+        if self.shorten is None:
+            return answer
+        return (yield from self.shorten(question, iteration, answer.text, so_far.records)) or answer
+
     def _answer(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
         """Answer from the records, or from the passages if there are none."""
         template = (ANSWER if question.image else ANSWER_TEXTS) + answer_instruction(
@@ -339,11 +355,14 @@ def with_options(
     """Add the options of `RecordSettings`: irrelevant passages among the records, a step that extracts an answer."""
 
     def made(settings: Kind, parts: PipelineParts) -> Trajectory:
-        trajectory: Trajectory = make(settings, parts)
+        one = make(settings, parts)
+        if settings.answer_each and settings.extract_answer:
+            one = dataclasses.replace(one, shorten=shortener(_shots(settings, parts), settings.max_new_tokens))
+        trajectory: Trajectory = one
         if settings.noise:
             drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
             trajectory = with_noise(trajectory, drawn, settings.noise_seed)
-        return extracting(trajectory, settings, parts)
+        return trajectory if one.shorten is not None else extracting(trajectory, settings, parts)
 
     return made
 
@@ -352,8 +371,11 @@ def extracting(trajectory: Trajectory, settings: DetailedSettings, parts: Pipeli
     """Add the step that shortens a detailed answer, if the settings have it."""
     if not settings.extract_answer:
         return trajectory
-    shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
-    return with_extraction(trajectory, shots, settings.max_new_tokens)
+    return with_extraction(trajectory, _shots(settings, parts), settings.max_new_tokens)
+
+
+def _shots(settings: DetailedSettings, parts: PipelineParts) -> Shots:
+    return drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
 
 
 RECIPES = iterative_recipe(

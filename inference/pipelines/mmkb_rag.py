@@ -160,7 +160,8 @@ class MMKBRAG:
         """Return the traces after MCT, which reads questions that kept two documents or more."""
         mode = self._settings.mct
         if mode == "entry":
-            return [dataclasses.replace(trace, used=tuple(_of_one_entry(trace))) for trace in traces]
+            share = bool(self._settings.s_ret_temperature)
+            return [dataclasses.replace(trace, used=tuple(_of_one_entry(trace, share))) for trace in traces]
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
         replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
@@ -183,10 +184,11 @@ class MMKBRAG:
         return dict(enumerate(made))
 
 
-def _of_one_entry(trace: Trace) -> list[int]:
+def _of_one_entry(trace: Trace, is_share: bool) -> list[int]:
     """Return the kept documents of the entry with the highest sum of Score_SRT, times S_ret where that is a share."""
     scores = [
-        (p.s_rel if p.s_rel is not None else 1.0) * (p.s_ret if p.s_ret is not None else 1.0) for p in trace.passages
+        (p.s_rel if p.s_rel is not None else 1.0) * (p.s_ret if is_share and p.s_ret is not None else 1.0)
+        for p in trace.passages
     ]
     return keep_entry(trace.kept, [p.passage.entry_id for p in trace.passages], scores)
 

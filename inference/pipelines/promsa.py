@@ -137,7 +137,7 @@ class Promsa:
             if dialogue.rounds:
                 said, result = dialogue.rounds[-1]
                 dialogue.rounds[-1] = (said, f"{result}\n\n{LAST}".strip())
-            reply = yield from self._reply(self.settings.turns, question, dialogue, "answer")
+            reply = yield from self._reply(len(dialogue.rounds), question, dialogue, "answer")
             action = read_action(reply.text) or Action()
             return self._result(dialogue, action.answer, str(spent), reply.score, "budget")
         return self._result(dialogue, "", f"no answer in {self.settings.turns} turns")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from reflectune.core.launching import launch_device, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings
+from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, write
 from reflectune.inference.pipelines.iterative import reading_models
@@ -38,7 +40,7 @@ def run(config: CaptionConfig) -> int:
     """Write the captions; an interrupted run resumes.
 
     Returns:
-        The number of pictures left out under `on_error: skip`.
+        The number of pictures left out, under `on_error: skip` or since a budget was spent.
 
     Raises:
         UserError: The knowledge base has no pictures, or one can't be used and `on_error` is `stop`.
@@ -58,7 +60,7 @@ def run(config: CaptionConfig) -> int:
     path = Path(config.output, CAPTION_FILE)
     rows = [{"entry_id": entry_id, "caption": caption} for entry_id, caption in captions.items() if caption]
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    left_out = [picture.id for picture in pictures if traces[picture.id].error]
+    left_out = [picture.id for picture in pictures if traces[picture.id].error or traces[picture.id].limit]
     print(f"{path}: {len(rows):,} captions of {len(kb):,} entries; {len(left_out):,} pictures were left out")
     return len(left_out)
 
@@ -93,4 +95,5 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, pictures: list[Question])
             batch_questions=None if is_served else config.batch_questions,
             on_error=config.on_error,
             form=config.traces,
+            reopen=functools.partial(outgrown, now=ready.budget.limits),
         )

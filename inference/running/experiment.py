@@ -24,7 +24,7 @@ from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.pipelines.gated import GatedSettings
-from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
+from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings, Mr2agSettings
 from reflectune.inference.pipelines.oracle import gold_entries
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
@@ -134,6 +134,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     write_json(Path(config.output, RECORD), record)
     if config.fit_calibration:
         _fit_calibration(config, dataset, metrics["calibration"])
+    reflecting = Mr2agSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None
     write_report(
         Path(config.output, "report.html"),
         dataset=dataset,
@@ -146,7 +147,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             *_absent_sentences(planned),
             *notices(questions, traces, metrics, dataset.manifest, loaded, measure),
         ],
-        choice=ChoiceSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None,
+        choice=ChoiceSettings.of(reflecting) if reflecting and reflecting.fallback == "best_product" else None,
         most=config.report_questions,
         **scored_by,
     )
@@ -212,7 +213,7 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
         knowledge: Ids of the knowledge base's entries.
 
     Raises:
-        UserError: A question has several pictures, and a pipeline reads one.
+        UserError: A question has several pictures, and a pipeline reads one; or no pipeline takes any question.
     """
     planned = {}
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
@@ -225,6 +226,11 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
                 check_one_picture(question, f"the pipeline {name}")
             settings, use, absent = recipe.settings_of(config), recipe.models(config), len(of_form) - len(taken)
             planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent)
+    if not planned.keys() & set(config.forms()):
+        raise UserError(
+            f"no pipeline of {', '.join(config.forms())} takes one of these {len(questions):,} questions: oracles need "
+            "their entry in the knowledge base, or evidence, and retrieval questions that may need it"
+        )
     return planned
 
 

@@ -116,7 +116,7 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
 def hash_server(config: Settings) -> tuple[Any, ...]:
     """Return everything that a server's replies depend on."""
     endpoint = _endpoint(config)
-    return endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context
+    return endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context, endpoint.guided
 
 
 def _endpoint(config: Settings) -> Endpoint:

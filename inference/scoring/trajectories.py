@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.step_log import DOCUMENTS_LEFT_OUT, NOTED, REPLIES
+from reflectune.inference.pipelines.extraction import extracted
 from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.mentions import mentions_by_iteration
@@ -187,22 +188,23 @@ def _asked(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int
     later = [(q, [step for step in traces[q.id].steps if step.operator == "search"][1:]) for q in questions]
     searching = [(q, searches) for q, searches in later if searches]
     shares = [
-        sum(_has_own_query(search, q, traces[q.id].steps) for search in searches) / len(searches)
-        for q, searches in searching
+        sum(_has_own_query(search, q, traces[q.id]) for search in searches) / len(searches) for q, searches in searching
     ]
     return mean([q for q, _ in searching], shares, seed)
 
 
-def _has_own_query(search: Step, question: Question, steps: Sequence[Step]) -> bool:
+def _has_own_query(search: Step, question: Question, trace: Trace) -> bool:
     """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
 
-    A condensed question is a reply of the same iteration to a prompt without documents. Only a first query can be.
+    A condensed question, of `pmsr_web`, is a reply of the same iteration to a prompt without documents. Only a first
+    query can be. A search with the picture alone has no query.
     """
-    if not search.queries:
+    if not any(search.queries):
         return False
     first, *others = search.queries
-    rewritten = [step for step in steps if step.operator == "rewrite" and step.iteration == search.iteration]
-    of_record = {question.text, *(condensed(step.text) for step in rewritten if not step.shown)}
+    rewritten = [step for step in trace.steps if step.operator == "rewrite" and step.iteration == search.iteration]
+    condenses = trace.pipeline == "pmsr_web"
+    of_record = {question.text, *(condensed(step.text) for step in rewritten if condenses and not step.shown)}
     return bool(others) or not (first in of_record or is_expanded(first, question.text))
 
 
@@ -231,6 +233,8 @@ def answers_right(
     right: dict[str, list[float]] = {}
     for question in questions:
         answers = {step.iteration: step.text for step in traces[question.id].steps if step.operator == "answer"}
+        shortened = {it.iteration: extracted(it.text) for it in traces[question.id].steps if it.operator == "extract"}
+        answers |= {iteration: short for iteration, short in shortened.items() if short is not None}
         recorded = {step.iteration for step in traces[question.id].steps if step.operator == "reason"}
         if not answers.keys() >= {0, *recorded}:
             return {}

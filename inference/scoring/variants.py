@@ -19,7 +19,9 @@ LEAST_SAVED, MOST_LOST = 0.4, 0.01
 UNAIDED = "closed_book"
 TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
 """Thresholds of the curve; no similarity reaches 2."""
-WRITTEN = ("caption", "rewrite", "reason", "answer")
+ANSWERING = ("answer", "extract")
+"""Operators of an answer: a detailed one, and its short form."""
+WRITTEN = ("caption", "rewrite", "reason", *ANSWERING)
 Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
 
@@ -113,9 +115,10 @@ def _before(trace: Trace, stop: int) -> list[Step]:
     made = [
         s for s in trace.steps if s.iteration < stop or (s.iteration == stop and s.operator in ("rewrite", "liken"))
     ]
-    answers = [step for step in trace.steps if step.operator == "answer"]
-    before = [step for step in answers if step.iteration < stop]
-    return [*(step for step in made if step.operator != "answer"), *(before or answers)[-1:]]
+    answers = [step.iteration for step in trace.steps if step.operator == "answer"]
+    last = max((iteration for iteration in answers if iteration < stop), default=max(answers, default=0))
+    answering = [step for step in trace.steps if step.operator in ANSWERING and step.iteration == last]
+    return [*(step for step in made if step.operator not in ANSWERING), *answering]
 
 
 def verdict(

@@ -14,7 +14,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.oracle import GoldRetriever
+from reflectune.inference.pipelines.oracle import GoldRetriever, gold_entries
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.pipelines.settings import LeadSettings
@@ -58,8 +58,12 @@ class GridRunner:
         """Return the traces of the questions that the point's pipeline answers, by id."""
         if point.run_key not in self._pipelines:
             self._pipelines[point.run_key] = self._build(point)
-        takes = self._recipe(point).takes
-        taken = [(q, image) for q, image in zip(questions, images, strict=True) if takes(q)]
+        takes, is_gold = self._recipe(point).takes, point.settings.get("entries") == "gold"
+        taken = [
+            (q, image)
+            for q, image in zip(questions, images, strict=True)
+            if takes(q) and not (is_gold and self._lacks_gold(q))
+        ]
         if not taken:
             return {}
         taken_questions, pictures = [q for q, _ in taken], [image for _, image in taken]
@@ -103,6 +107,10 @@ class GridRunner:
                 loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto"
             )
         return self._engines[role]
+
+    def _lacks_gold(self, question: Question) -> bool:
+        """Return True if the knowledge base lacks an entry that gold retrieval would find."""
+        return any(entry not in self._dataset.knowledge for entry in gold_entries(question))
 
     def _name(self, point: Point) -> str:
         name = str(point.settings.get("pipeline", self._pipeline))

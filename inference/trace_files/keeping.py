@@ -135,12 +135,13 @@ class TraceStore:
     def _merge(self, ids: Sequence[str], reopen: Reopen) -> None:
         """Merge the processes' logs with the merged file, and delete the logs."""
         logs, lines, table = self._logs, self._lines, self._table
-        places = self._places([*lines, *logs.paths()], reopen)
+        paths = [*lines, *logs.paths()]
+        places = self._places(paths, reopen) | self._places(paths, reopen, failed=False)  # an answer, if there is one
         stored = {*places, *self._tabled(reopen)}
         if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
         rows = self._merged_rows(sorted(stored), places)
-        if self._grows_long([*lines, *logs.paths()]):
+        if self._grows_long(paths):
             write_traces(table, self.fingerprint, rows)
             outdated = lines
         else:

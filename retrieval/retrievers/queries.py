@@ -40,6 +40,7 @@ class Query:
     Attributes:
         image: A picture, or None.
         text: A question, a query that was written for it, or a caption; "" for none.
+        inside: Text that selects passages inside the entries found; "" for `text`.
 
     Raises:
         ValueError: There is neither.
@@ -47,6 +48,7 @@ class Query:
 
     image: Image.Image | None = None
     text: str = ""
+    inside: str = ""
 
     def __post_init__(self) -> None:
         if self.image is None and not self.text.strip():

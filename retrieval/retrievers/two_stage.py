@@ -182,7 +182,8 @@ def passages_inside(
     for query, row in zip(queries, hits, strict=True):
         by_id = {hit.entry_id: hit for hit in reversed(row)}
         choice = [p for entry_id in dict.fromkeys(hit.entry_id for hit in row) for p in passages_of(entry_id)]
-        scores = bm25_scores(query.text, choice) if query.has_text else [0.0] * len(choice)
+        text = query.inside or query.text
+        scores = bm25_scores(text, choice) if text.strip() else [0.0] * len(choice)
         best = enumerate(best_first(choice, scores, top), start=1)
         found.append([_inside(by_id[scored.passage.entry_id], scored, rank) for rank, scored in best])
     return found

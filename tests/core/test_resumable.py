@@ -105,6 +105,17 @@ def test_failed_rows_of_a_finished_file_are_computed_again(tmp_path: Path) -> No
     assert list(rows) == [item.id for item in ITEMS]
 
 
+def test_failed_rows_of_logs_are_computed_again_and_replaced(tmp_path: Path) -> None:
+    """Process 1 of an interrupted run failed at q1; the next run has one process."""
+    failed = {"error": True}
+    for process, row_id in enumerate(("q0", "q1")):
+        with logs(tmp_path).open(process) as log:
+            log.append(row_id, failed if process else {"with": []})
+    rows, made = run_to_file(tmp_path / "rows.jsonl", ITEMS[:3], company, "f", 3, is_failed=lambda row: "error" in row)
+    assert made == 2
+    assert [row["id"] for row in rows.values() if "error" in row] == []
+
+
 @pytest.mark.parametrize("where", ["rows.jsonl", "parts/rows.4.jsonl"])
 def test_rows_of_other_settings_are_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "parts").mkdir()

@@ -206,6 +206,7 @@ def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
     with remote(server.url) as model:
         (judged,) = judge(ServedModel(model), ASKED)
     assert (round(judged.yes, 6), judged.no, round(judged.share, 6), judged.shown) == (0.6, 0.0, 1.0, 2)
+    assert judged.read > 0
 
 
 def test_a_judgement_that_says_nothing_is_no_secret(stub_server, remote) -> None:

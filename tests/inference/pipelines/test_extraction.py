@@ -15,9 +15,11 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.extraction import drawn_shots, with_extraction
+from reflectune.inference.pipelines.extraction import drawn_shots, shortener, with_extraction
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.scoring.trajectories import answers_right
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.metrics.judging.extraction import Shot, extraction_template, extraction_texts
 from reflectune.models.loading import load
@@ -63,6 +65,20 @@ def test_the_short_answer_is_scored_and_the_detailed_one_stays_in_the_trace(name
     prompt = re.sub(r"\{(\w+)\}", lambda slot: texts[slot[1]], extraction_template(len(SHOTS)))
     assert script.asked[-1] == ("write", prompt)
     assert trace.tokens["calls"] == len([asked for asked in script.asked if asked[0] == "write"])
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_answer_is_shortened_if_each_iteration_has_one(name: str, scripting: type[Any]) -> None:
+    script = scripting(say=say("##Best Answer: mice"), find=lambda query, base: ["found"])
+    one = PIPELINES[name]
+    steps = dataclasses.replace(
+        one, settings=one.settings.model_copy(update={"answer_each": True}), shorten=shortener(lambda _: SHOTS, 8)
+    )
+    (trace,) = TrajectoryPipeline(name, steps, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    made = [(step.operator, step.iteration) for step in trace.steps if step.operator in ("answer", "extract")]
+    assert made == [("answer", 0), ("extract", 0), ("answer", 1), ("extract", 1)]
+    assert trace.answer == "mice"
+    assert answers_right([ASKED], {ASKED.id: trace}, 1, TraceScorer("exact_match")) == {ASKED.id: [1.0, 1.0]}
 
 
 @pytest.mark.parametrize("reply", ["", "<think>mice</think>", "##Best Answer:"], ids=["nothing", "thoughts", "a cue"])

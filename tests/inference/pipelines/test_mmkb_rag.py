@@ -149,11 +149,14 @@ def test_mct_filters_reranks_or_merges_what_srt_kept(ask, mct: str, reply: str, 
     assert trace.tokens["mct_generated"] == 7
 
 
-@pytest.mark.parametrize(("score", "expected"), [(0.9, ["b#0.0", "b#1.0"]), (0.75, ["a#1.0"])])
-def test_one_entry_is_kept_by_its_scores_times_s_ret_without_mct(ask, score: float, expected: list[str]) -> None:
-    trace, reader = ask(relevance={**RELEVANCE, "b#0.0": score}, mct="entry")
+@pytest.mark.parametrize(
+    ("score", "temperature", "expected"),
+    [(0.75, 0, ["b#0.0", "b#1.0"]), (0.75, 0.2, ["a#1.0"]), (0.95, 1, ["b#0.0", "b#1.0"])],
+)
+def test_one_entry_is_kept_by_its_scores_times_s_ret_if_a_share(ask, score, temperature, expected) -> None:
+    trace, reader = ask(relevance={**RELEVANCE, "b#0.0": score}, mct="entry", s_ret_temperature=temperature)
     assert (reader.agreed, trace.mct) == ([], None)
-    assert trace.kept == (2, 1, 3)
+    assert set(trace.kept) == {1, 2, 3}
     assert read(trace) == expected
 
 

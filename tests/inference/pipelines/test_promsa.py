@@ -15,6 +15,7 @@ from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.tool_calls import Action, keeps_format, read_action
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.promsa import LAST, SYSTEM, Promsa, PromsaSettings
+from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace, from_row, to_row
 
 QUESTION = "What does this bird eat?"
@@ -63,6 +64,8 @@ def test_every_prompt_and_search_of_a_trajectory(scripting: type[Any]) -> None:
     assert trace.tokens["text_search_calls"] == 1
     assert trace.tokens["calls_unread"] == trace.tokens["replies_unread"] == 0
     assert from_row(to_row(trace)) == trace
+    measured: Any = trajectories([Question("q", "bird.png", QUESTION)], {"promsa": {"q": trace}}, seed=0)
+    assert measured["promsa"]["asked"]["value"] == 0.5  # the second search has the picture alone, the third a query
 
 
 def test_an_agent_that_knows_the_tools_has_no_system_prompt(scripting: type[Any]) -> None:
@@ -122,6 +125,7 @@ def test_a_spent_budget_asks_for_the_answer(scripting: type[Any]) -> None:
     trace = run(script, tools=dataclasses.replace(script.tools, budget=Budget(question_tokens=1)))
     assert script.asked[1:] == [("write", f"{BEGIN} [assistant] {IMAGE} [tool] {LAST}")]
     assert (trace.answer, trace.limit) == ("larks", {"question_tokens": 1})
+    assert [step.iteration for step in trace.steps] == [0, 1]
 
 
 def test_results_that_do_not_fit_are_left_out() -> None:

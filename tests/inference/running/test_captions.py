@@ -42,6 +42,17 @@ def test_a_served_model_captions_each_entrys_first_picture(kb: KnowledgeBase, st
     assert [entry.summary for entry in captioned if entry.images] == ["A grey owl."] * len(pictured)
 
 
+def test_captions_beyond_a_budget_are_counted_and_written_once_it_is_raised(kb, stub_server: Any, tmp_path) -> None:
+    server = stub_server(lambda text: "A grey owl.")
+    keys = {"knowledge": str(kb.folder), "reader": "server", "llm_url": server.url, "llm_model": "stub"}
+    keys |= {"output": str(tmp_path / "out"), "llm_concurrency": 1}
+    pictured = sum(bool(entry.images) for entry in kb)
+    assert caption(CaptionConfig(**keys, run_tokens=20)) == 3
+    assert 0 < len(rows(tmp_path / "out")) < pictured
+    assert caption(CaptionConfig(**keys, run_tokens=100_000)) is None
+    assert len(rows(tmp_path / "out")) == pictured
+
+
 def test_a_local_model_writes_what_it_says_of_a_picture_alone(kb: KnowledgeBase, tmp_path) -> None:
     keys = {"knowledge": str(kb.folder), "base_model": "miniature/llava", "device": "cpu", "max_new_tokens": 4}
     caption(CaptionConfig(**keys, batch_questions=3, output=str(tmp_path / "out")))

@@ -10,6 +10,7 @@ from reflectune.formats.reflection_data import Manifest, write_examples, write_m
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import minutes
+from reflectune.inference.running.parts import hash_server
 from reflectune.models.schemes.examples import ReflectionExample
 
 ENTRIES = {"e1", "e7"}
@@ -132,3 +133,15 @@ def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline
 def test_a_split_that_the_data_set_lacks_is_found_at_once(small_set) -> None:
     issues = find_problems(EvaluateConfig, {"dataset": small_set, "splits": ["val", "vall"], "output": "out"})
     assert f"`splits`: {small_set} has no split vall; it has val" in issues
+
+
+def test_an_evaluation_without_a_pipeline_is_refused(make) -> None:
+    with pytest.raises(UserError, match="no pipeline of oracle_pairs takes one of these 1 questions"):
+        experiment.plan(EvaluateConfig(pipelines=["oracle_pairs"]), [make.question(0, evidence=())], ENTRIES)
+
+
+def test_replies_in_a_form_are_another_servers() -> None:
+    plain, guided = (
+        EvaluateConfig(llm_url="http://localhost:1/v1", llm_model="m", llm_guided=guided) for guided in (False, True)
+    )
+    assert hash_server(plain) != hash_server(guided)

@@ -210,6 +210,13 @@ def test_what_the_stop_would_have_done_at_each_threshold(make: SimpleNamespace) 
     assert [at[tau]["answer"] for tau in (0.6, 0.9, 2.0)] == [0, 1, 0]
     assert [at[tau]["calls"] for tau in (0.6, 0.9, 2.0)] == [1 + 1 + 1, 2 + 2 + 1, 3 + 2 + 1]
     assert [at[tau]["tokens"] for tau in (0.6, 0.9, 2.0)] == [10, 25, 25]
+    detailed = fixed(make, "It is elm.", "It may be oak.", "So it is elm.")
+    short = [Step("extract", i, text=f"##Best Answer: {said}") for i, said in enumerate(("elm", "oak", "elm"))]
+    shortened = dataclasses.replace(detailed, steps=(*detailed.steps, *short))
+    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": shortened}}, measure=measure)
+    at = {point["tau"]: point for point in curve}
+    assert [at[tau]["answer"] for tau in (0.6, 0.9, 2.0)] == [0, 1, 0]
+    assert [at[tau]["calls"] for tau in (0.6, 0.9, 2.0)] == [4, 6, 7]
     early = dataclasses.replace(fixed(make), steps=(*fixed(make).steps[:-1], Step("answer", 0, text="elm")))
     for once in (fixed(make), early):  # one answer in all, whichever iteration it is of
         curve = saturation_curve(questions, {"pmsr_fixed": {"q001": once}}, measure=measure)

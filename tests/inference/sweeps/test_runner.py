@@ -176,6 +176,15 @@ def test_an_oracle_finds_the_questions_own_entry(setting) -> None:
             assert read == set(question.entity_ids)
 
 
+def test_gold_retrieval_leaves_out_a_question_whose_entry_the_base_lacks(setting) -> None:
+    case = setting()
+    absent = dataclasses.replace(case.questions[0], id="absent", entity_ids=("e404",), evidence=())
+    traces = case.runner.run(
+        Point("gold", {"gamma": 0.0, "entries": "gold"}), [absent, case.questions[1]], case.images[:2]
+    )
+    assert list(traces) == [case.questions[1].id]
+
+
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
         setting(plain_model=checkpoints.base).run("tuned", pipeline="closed_book_tuned")

@@ -227,6 +227,19 @@ def test_parts_of_other_processes_are_merged(form: TraceForm, questions, tmp_pat
     assert list(whole(tmp_path).items()) == list(TRACES.items())
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_replaces_the_failure_that_another_process_logged(form: TraceForm, questions, tmp_path: Path) -> None:
+    """Process 1 failed at its questions and was killed; one process alone goes on."""
+
+    def failing(batch):
+        return [(question.id, to_row(Trace(question.id, "mr2ag", error="no picture"))) for question in batch]
+
+    with pytest.raises(RuntimeError, match="wait"):
+        fill(store(tmp_path, form), questions, failing, processes=Processes(1, 2, _second_time_fails()))
+    fill(store(tmp_path, form), questions)
+    assert list(whole(tmp_path).items()) == list(TRACES.items())
+
+
 def _second_time_fails():
     """A wait for others that is cut off behind one's own work."""
     calls: list[None] = []

@@ -81,6 +81,8 @@ def test_without_a_text_passages_keep_the_order_of_their_entries() -> None:
     assert {hit.score for hit in first} == {0.0}
     assert second[0].passage.id == "b#0.0"
     assert [hit.passage.id for hit in third] == ["d#0.0"]
+    (asked,) = passages_inside([Query(IMAGE, inside="tower")], rows[1:2], ARTICLES.__getitem__, 4)
+    assert asked == second
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
