@@ -40,12 +40,8 @@ DETAILED = "Based on the information, provide a detailed answer to the question.
 class TrajectorySettings(LeadSettings):
     """Settings of all iterative pipelines."""
 
-    max_record_tokens: int = setting(256, "iterative: longest reasoning record or summary, in tokens", ge=1)
-    max_caption_tokens: int = setting(
-        0, "iterative: longest description or caption, in tokens; 0: `max_record_tokens`", ge=0
-    )
-    max_query_tokens: int = setting(
-        0, "iterative: longest reply with queries, its analysis included, in tokens; 0: `max_record_tokens`", ge=0
+    max_record_tokens: int = setting(
+        256, "iterative: longest record, summary, caption, reply with queries, or detailed answer, in tokens", ge=1
     )
     retry_unread: bool = setting(
         False, "iterative: ask once more for a reply that can't be read, with a reminder of its form"
@@ -53,16 +49,6 @@ class TrajectorySettings(LeadSettings):
     base_failure: OnFailure = setting(
         "stop", "iterative: a failing knowledge base ends the run, or is left out and reported (degrade)"
     )
-
-    @property
-    def caption_tokens(self) -> int:
-        """The longest description or caption, in tokens."""
-        return self.max_caption_tokens or self.max_record_tokens
-
-    @property
-    def query_tokens(self) -> int:
-        """The longest reply with queries, in tokens."""
-        return self.max_query_tokens or self.max_record_tokens
 
 
 class PairSettings(Settings):

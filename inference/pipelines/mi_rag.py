@@ -63,6 +63,8 @@ Analysis question and knowledge to ask context-specific queries that helps to ad
 Question 1: question 1.
 Question 2: question 2.
 """
+_FOLLOW_UPS = 2
+"""Queries that `FOLLOW_UP` asks for; more are not read."""
 REASON = """\
 Question: {question}
 Knowledge: {documents}
@@ -90,15 +92,11 @@ class DetailedSettings(ExtractionSettings, TrajectorySettings):
     detailed_answer: bool = setting(
         False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
     )
-    max_detailed_tokens: int = setting(
-        0, "detailed_answer: longest detailed answer, in tokens; 0: `max_record_tokens`", ge=0
-    )
 
     @property
     def answer_tokens(self) -> int:
         """The longest answer of a trajectory, in tokens."""
-        detailed = self.max_detailed_tokens or self.max_record_tokens
-        return max(self.max_new_tokens, detailed) if self.detailed_answer else self.max_new_tokens
+        return max(self.max_new_tokens, self.max_record_tokens) if self.detailed_answer else self.max_new_tokens
 
     @cross_check
     def extraction_problems(self) -> Iterator[str]:
@@ -140,9 +138,6 @@ class MiRagSettings(RecordSettings):
 
     query_sources: Literal["both", "expansion", "generation"] = setting(
         "both", "MI-RAG: queries of an iteration: the expanded one, the generated ones, or both"
-    )
-    generated_queries: int = setting(
-        2, "MI-RAG: most generated queries of an iteration; the prompt asks for two", ge=1, le=2
     )
 
 
@@ -237,7 +232,7 @@ class RecordTrajectory(ABC):
             return [question.text], []
         slots = {"question": question.text}
         described = yield from write(
-            "caption", 0, DESCRIBE, slots, max_tokens=self.settings.caption_tokens, form="text"
+            "caption", 0, DESCRIBE, slots, max_tokens=self.settings.max_record_tokens, form="text"
         )
         return [expand(question.text, described.text)], [described.text]
 
@@ -264,7 +259,7 @@ class RecordTrajectory(ABC):
         self, iteration: int, template: str, question: Question, records: Sequence[str], most: int
     ) -> Steps[list[str]]:
         """Generate queries from all records."""
-        slots, longest = {"question": question.text}, self.settings.query_tokens
+        slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write(
             "rewrite", iteration, template, slots, documents=records, max_tokens=longest, form="queries"
         )
@@ -333,8 +328,7 @@ class MiRag(RecordTrajectory):
         expansion = [expand(question.text, records[-1])]
         if self.settings.query_sources == "expansion":
             return expansion
-        most = self.settings.generated_queries
-        generation = yield from self._generate(iteration, FOLLOW_UP, question, records, most)
+        generation = yield from self._generate(iteration, FOLLOW_UP, question, records, _FOLLOW_UPS)
         if self.settings.query_sources == "generation":
             return generation or expansion
         return [*expansion, *generation]

@@ -96,7 +96,7 @@ class MmR2:
 
     def _search(self, question: Question, best: list[Passage]) -> Steps[None]:
         """Fill `best` with the passages of the selected units, in their order until the query ranks them."""
-        slots, longest = {"question": question.text}, self.settings.query_tokens
+        slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write("rewrite", 0, STATE, slots, max_tokens=longest, form="state")
         state = parsing.fields(reply.text, parsing.STATE_FIELDS)
         slots["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())

@@ -108,7 +108,7 @@ def ranked_documents(
     text = question.text if "Q" in settings.query_modality else ""
     if "C" in settings.query_modality:
         slots = {"question": question.text}
-        caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.caption_tokens, form="text")
+        caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.max_record_tokens, form="text")
         text = caption.text.strip() or question.text  # without an image there must be a text to search with
     found = merge((yield from search(0, [text], {ENTRIES: [settings.top_n]}, question=question.text)))
     try:

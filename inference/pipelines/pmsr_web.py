@@ -95,7 +95,7 @@ class PmsrWeb(Pmsr):
 
     def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
         """Write a short query for the search tool; "" if the reply has none."""
-        slots, longest = {"question": question.text, "query": query}, self.settings.query_tokens
+        slots, longest = {"question": question.text, "query": query}, self.settings.max_record_tokens
         short = yield from write("rewrite", iteration, CONDENSE, slots, max_tokens=longest, picture=False, form="text")
         return condensed(short.text)
 

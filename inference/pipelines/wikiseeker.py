@@ -63,7 +63,7 @@ class WikiSeeker:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         asked = {"question": question.text}
-        longest = self.settings.query_tokens
+        longest = self.settings.max_record_tokens
         passages, passed = list[Passage](), False
         with contextlib.suppress(BudgetSpent):
             refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")

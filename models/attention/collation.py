@@ -95,11 +95,6 @@ class TreeCollator:
         )
 
 
-def collate(trees: Sequence[Tree], model: nn.Module) -> dict[str, Tensor]:
-    """Return a batch in one call; see `TreeCollator`."""
-    return TreeCollator(model)(trees)
-
-
 @dataclass(frozen=True)
 class GateBrier:
     """Brier term of the loss (Brier 1950): (p - y)² of each supervised gate token, times a weight.

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.collation import collate
+from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.shared import attention_of
 from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, Loaded, load, read_info, save_checkpoint
 from reflectune.models.schemes.base import SCHEME_FILE
@@ -51,7 +51,7 @@ def disturb(model: torch.nn.Module, only: str = "") -> None:
 def logits(loaded: Loaded, make, model: torch.nn.Module | None = None) -> torch.Tensor:
     """What the model says of a training example, at every place."""
     tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
-    batch = collate([tree], loaded.model)
+    batch = TreeCollator(loaded.model)([tree])
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
     return (model or loaded.model)(**inputs, use_cache=False).logits
 

@@ -12,7 +12,7 @@ import torch
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.models.attention.collation import collate
+from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
@@ -52,8 +52,8 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
     tree = PassageScheme.of(loaded.renderer).encode(
         loaded.renderer, examples[1], load_image(examples[1].image, root=data_folder / "images")
     )
-    inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
-    collate([tree], trained.model)  # gives it the attention that reads trees
+    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights")}
+    TreeCollator(trained.model)([tree])  # gives it the attention that reads trees
     with torch.no_grad():
         expected = adapted.eval()(**inputs, use_cache=False).logits
         torch.testing.assert_close(loaded.model(**inputs, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)

@@ -23,7 +23,7 @@ from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import JudgeEachRequest, Prompt, SearchReply
 from reflectune.inference.pipelines.reag import ANSWER, CRITIC, CRITIC_SYSTEM, THINK_SYSTEM
-from reflectune.models.attention.collation import collate, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import independent_rows
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -61,8 +61,8 @@ def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(checkpoin
 def test_passages_of_one_tree_have_the_loss_of_single_rows(checkpoints, pictures) -> None:
     loaded = load(checkpoints.base)
     tree = PLAIN.encode(loaded.renderer, critic_example(*TEXTS), pictures[0])
-    together, weight = loss_terms(loaded.model, collate([tree], loaded.model))
-    apart = [loss_terms(loaded.model, collate([row], loaded.model))[0] for row in independent_rows(tree)]
+    together, weight = loss_terms(loaded.model, TreeCollator(loaded.model)([tree]))
+    apart = [loss_terms(loaded.model, TreeCollator(loaded.model)([row]))[0] for row in independent_rows(tree)]
     assert together.item() == pytest.approx(sum(each.item() for each in apart), rel=1e-4)
     assert float(weight) == sum(len(loaded.renderer.reply_ids(reply)) for reply in ("Yes", "No", "No"))
 

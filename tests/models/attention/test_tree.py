@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.collation import TreeCollator, collate, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
@@ -27,15 +27,15 @@ def trees(make, renderer) -> list[Tree]:
 
 
 def loss_of(made: list[Tree], model) -> float:
-    return loss_terms(model, collate(made, model))[0].item()
+    return loss_terms(model, TreeCollator(model)(made))[0].item()
 
 
 def test_flat_rows_through_the_collator_are_the_same(make, loaded, plain):
     made = trees(make, loaded.renderer)
     flat = [row for tree in made for row in independent_rows(tree)]
-    loss, weight, _ = plain.learned(loaded.model, [collate(made, loaded.model)])
+    loss, weight, _ = plain.learned(loaded.model, [TreeCollator(loaded.model)(made)])
     assert weight == sum(tree.supervised for tree in made)
-    assert plain.learned(loaded.model, [collate(flat, loaded.model)])[:2] == pytest.approx((loss, weight))
+    assert plain.learned(loaded.model, [TreeCollator(loaded.model)(flat)])[:2] == pytest.approx((loss, weight))
 
 
 def test_weights_multiply_losses(make, loaded):
@@ -56,13 +56,13 @@ def test_the_gate_counts_once_however_many_passages(make, loaded):
     gate = loaded.renderer.token_id("retrieve")
     for count in (1, 4):
         tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(count), make.image())
-        assert (collate([tree], loaded.model)["labels"] == gate).sum() == 1
+        assert (TreeCollator(loaded.model)([tree])["labels"] == gate).sum() == 1
         assert sum(row.prefix.labels.count(gate) for row in independent_rows(tree)) == 1
 
 
 def test_a_row_is_as_long_as_its_tree_says(make, loaded):
     for tree in trees(make, loaded.renderer):
-        assert collate([tree], loaded.model)["input_ids"].shape == (1, tree.length)
+        assert TreeCollator(loaded.model)([tree])["input_ids"].shape == (1, tree.length)
 
 
 def test_padding_changes_nothing(make, loaded):
@@ -75,7 +75,7 @@ def test_a_row_written_out(make):
     model = make.loaded("llava").model
     prefix = Segment((1, 5, 6), (IGNORE, IGNORE, 6), (0.0, 0.0, 2.0))
     branches = (Segment.of((7, 8), (IGNORE, 8)), Segment.of((9,), (9,)))
-    batch = collate([Tree(prefix, branches, {})], model)
+    batch = TreeCollator(model)([Tree(prefix, branches, {})])
     assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 8, 6, 9]]
     assert batch["labels"].tolist() == [[IGNORE, IGNORE, 6, IGNORE, 8, IGNORE, 9]]
     assert batch["weights"].tolist() == [[0, 0, 2, 0, 1, 0, 1]]

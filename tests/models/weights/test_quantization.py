@@ -7,7 +7,7 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_model
-from reflectune.models.attention.collation import collate
+from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
@@ -30,7 +30,7 @@ def base(request, make, tmp_path_factory):
 @torch.no_grad()
 def logits(loaded, make, model=None):
     tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
-    inputs = {k: v for k, v in collate([tree], loaded.model).items() if k not in ("labels", "weights")}
+    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights")}
     return (model or loaded.model)(**inputs, use_cache=False).logits.float()
 
 

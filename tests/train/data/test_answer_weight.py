@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.types import FollowUp
 from reflectune.inference.operators import parsing
 from reflectune.inference.pipelines.reag import ANSWER, THINK_SYSTEM
-from reflectune.models.attention.collation import collate, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -38,12 +38,12 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
     image, asked = Image.new("RGB", (64, 64), "red"), example(THOUGHTS + ANSWERED)
     tree = PLAIN.encode(loaded.renderer, asked, image)
     weighed = weigh_answers(tree, [(THOUGHTS + ANSWERED,)], loaded.renderer, answer_weight)
-    summed, weight = loss_terms(loaded.model, collate([weighed], loaded.model))
+    summed, weight = loss_terms(loaded.model, TreeCollator(loaded.model)([weighed]))
 
     ids = tree.branches[0].ids
     decoded = [loaded.renderer.decode(ids[index:]).replace(" ", "") for index in range(len(ids))]
     border = max(index for index, rest in enumerate(decoded) if ANSWER_MARK in rest)
-    batch = collate([tree], loaded.model)
+    batch = TreeCollator(loaded.model)([tree])
     targets = batch.pop("labels")[0, 1:]
     del batch["weights"]
     logits = loaded.model(**batch, use_cache=False).logits[0, :-1].float()

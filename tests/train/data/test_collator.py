@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from reflectune.models.attention.collation import collate, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree_mask import layout_of
 from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, EncodedExamples
@@ -36,7 +36,7 @@ def test_a_packed_batch_has_the_loss_of_its_examples(family: str, base_model, da
     batch = Collator(loaded.model)(chosen)
     with torch.no_grad():
         packed, _ = loss_terms(loaded.model, {k: v for k, v in batch.items() if k not in ("sample_ids", "tokens")})
-        apart = sum(loss_terms(loaded.model, collate(list(one.trees), loaded.model))[0] for one in chosen)
+        apart = sum(loss_terms(loaded.model, TreeCollator(loaded.model)(list(one.trees)))[0] for one in chosen)
 
     assert batch["input_ids"].shape == (1, batch["tokens"])
     torch.testing.assert_close(packed, apart, rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples
-from reflectune.models.attention.collation import GateBrier, collate, loss_terms
+from reflectune.models.attention.collation import GateBrier, TreeCollator, loss_terms
 from reflectune.models.attention.tree import IGNORE, Tree, independent_rows
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedExample
@@ -95,7 +95,7 @@ def test_the_brier_term_of_trees_has_the_gradients_of_separate_rows(
             dataset = EncodedExamples(made, loaded.renderer, data_folder / "images", share_prefix=tree, max_tokens=4096)
             trees = [tree for i in (1, 3, 19) for tree in dataset[i].trees]
             loaded.model.zero_grad()
-            loss, weight = loss_terms(loaded.model, collate(trees, loaded.model), brier)
+            loss, weight = loss_terms(loaded.model, TreeCollator(loaded.model)(trees), brier)
             loss.backward()
             gradient = torch.cat([p.grad.flatten() for p in loaded.model.parameters() if p.grad is not None])
             results.append((loss.item(), weight.item(), gradient))
