@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import PlainValidator, model_validator
+from pydantic import model_validator
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.parsing import parse_json
-from reflectune.core.values import InputFile, one_of, output_of, short
+from reflectune.core.values import InputFile, one_of, output_of
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
@@ -23,29 +22,11 @@ WEIGHTS: Final = ("title_weight", "summary_share", "ranked_scores")
 """Settings of S_ret. All values can be searched with on one index, or one file of ranked entities."""
 
 
-class Grid(dict[str, Any]):
-    """Values by setting. A command line gives them as JSON."""
-
-    def __init__(self, values: Any = ()) -> None:
-        """Read a mapping, or JSON."""
-        super().__init__(parse_json(values) if isinstance(values, str) else values)
-
-
-def read_grid(value: Any) -> Grid:
-    """Read a setting: a mapping, or JSON."""
-    if not isinstance(value, (str, Mapping)):
-        raise ValueError(f"must be a mapping of settings to lists of values, found {short(repr(value))}")
-    try:
-        return Grid(value)
-    except ValueError as error:
-        raise ValueError(f"must be a JSON mapping of settings to lists of values: {error}") from None
-
-
 class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     """Answer questions at every point of a grid of settings, from one set of forward passes."""
 
     pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
-    grid: Annotated[Grid, PlainValidator(read_grid)] = setting(Grid(), "a list of values for each setting to vary")
+    grid: dict[str, Any] = setting({}, "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
     traces: InputFile = setting(
         "", "decide all of these traces again, and read no model: mr2ag's, or mr2ag_unjudged's, which are complete"

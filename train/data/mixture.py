@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final
 
 from pydantic import PlainValidator
 
-from reflectune.core.parsing import parse_json
 from reflectune.core.values import short, split_problem
 from reflectune.formats.reflection_data import MANIFEST
 
@@ -74,9 +73,9 @@ class Mixture(dict[str, Any]):
     """
 
     def __init__(self, values: Any = ()) -> None:
-        """Read a path, JSON, or a mapping."""
+        """Read a path or a mapping."""
         if isinstance(values, str):
-            values = parse_json(values) if values.startswith("{") else {values: 1} if values else {}
+            values = {values: 1} if values else {}
         super().__init__({str(data): value for data, value in dict(values).items()})
 
     def __str__(self) -> str:
@@ -110,13 +109,10 @@ class Mixture(dict[str, Any]):
 
 
 def read_mixture(value: Any) -> Mixture:
-    """Read a setting: a path, JSON or a mapping."""
+    """Read a setting: a path or a mapping."""
     if not isinstance(value, (str, Mapping)):
         raise ValueError(f"must be a folder, or a mapping of folders to weights, found {short(repr(value))}")
-    try:
-        return Mixture(value)
-    except ValueError as error:
-        raise ValueError(f"must be a folder or a JSON mapping: {error}") from None
+    return Mixture(value)
 
 
 MixtureSetting = Annotated[Mixture, PlainValidator(read_mixture)]

@@ -15,7 +15,7 @@ from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
 from reflectune.inference.sweeps import run as sweep_run
-from reflectune.inference.sweeps.config import Grid, SweepConfig
+from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
@@ -26,7 +26,7 @@ from tests.inference.families import ONE_FAMILY
 def sweep(world, encoder, tmp_path, make):
     def build(models, pipeline: str, grid: dict, **more) -> SweepConfig:
         keys = {"output": str(tmp_path / "out"), "batch_questions": 2, "max_reply_tokens": 6, **more}
-        config = SweepConfig(pipeline=pipeline, grid=Grid(grid), **make.keys(world, encoder, models, **keys))
+        config = SweepConfig(pipeline=pipeline, grid=grid, **make.keys(world, encoder, models, **keys))
         assert config.problems() == []
         return config
 
@@ -101,7 +101,7 @@ def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
 
 
 def test_problems_are_told_before_anything_is_loaded(world) -> None:
-    issues = find_problems(SweepConfig, {"dataset": str(world), "grid": Grid('{"gamma": [2.0]}')})
+    issues = find_problems(SweepConfig, {"dataset": str(world), "grid": {"gamma": [2.0]}})
     assert any("`gamma` must be between 0 and 1" in issue for issue in issues)
     assert [issue for issue in issues if "needed" in issue]
 
@@ -113,7 +113,7 @@ def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipelin
 
 
 def test_a_setting_of_another_pipeline_is_refused(world) -> None:
-    config = SweepConfig(dataset=str(world), pipeline="mr2ag", grid=Grid({"mct": ["merge"], "gamma": [0.1]}))
+    config = SweepConfig(dataset=str(world), pipeline="mr2ag", grid={"mct": ["merge"], "gamma": [0.1]})
     (issue_of_grid,) = [issue for issue in config.problems() if issue.startswith("`grid`")]
     assert "mct can't be varied for mr2ag" in issue_of_grid
 
@@ -149,7 +149,7 @@ def stored(make, tmp_path) -> SweepConfig:
 
 def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(stored) -> None:
     grid = {"exponents": [[1, 1, 1], [0, 0, 1]], "votes": [True], "relevance": [False], "ranking": ["rel"]}
-    config = stored.model_copy(update={"grid": Grid(grid), "index": "no/such/index"})
+    config = stored.model_copy(update={"grid": grid, "index": "no/such/index"})
     assert config.problems() == []
     record = sweep_run.run(config)
     right = {point["name"]: point["accuracy"]["value"] for point in record["points"]}
@@ -167,7 +167,7 @@ def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(st
 
 
 def test_stored_traces_that_cannot_be_decided_again_are_refused(stored, make) -> None:
-    refused = [{"grid": Grid({"gamma": [0.1]})}, {"traces": ""}, {"pipeline": "mmkb_rag"}]
+    refused = [{"grid": {"gamma": [0.1]}}, {"traces": ""}, {"pipeline": "mmkb_rag"}]
     problems = [" ".join(stored.model_copy(update=changes).problems()) for changes in refused]
     expected = ("gamma can't be varied", "`fit` needs `traces`", "can be decided again for mr2ag alone")
     assert all(words in problem for words, problem in zip(expected, problems, strict=True))
