@@ -15,11 +15,11 @@ from typing import Any, Literal
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
 
-Complete = Callable[[list[dict[str, Any]]], str]
-"""Function of chat messages in OpenAI's form that returns the reply's text at `TEMPERATURE`, and raises without one."""
-
 CompleteAll = Callable[[list[list[dict[str, Any]]]], Sequence[str]]
-"""The same for many conversations, replies in their order; "" for one that the server refuses."""
+"""Function of conversations in OpenAI's form that returns their replies, in order, at `TEMPERATURE`.
+
+A reply is "" where the server refuses the conversation.
+"""
 
 Verdict = Literal["correct", "incorrect", "unparsed"]
 
@@ -165,31 +165,13 @@ class Judging:
     complete_all: CompleteAll
 
     def judged(self, answers: Sequence[Answer]) -> Judged:
-        """Its verdicts; see `judge_all`."""
-        return judge_all(answers, self.protocol, self.complete_all, model=self.model)
-
-
-def judge(answers: Sequence[Answer], protocol: Protocol, complete: Complete, *, model: str) -> Judged:
-    """Ask a judge about every answer, one after the other; repeated answers to a question are asked once.
-
-    Args:
-        answers: Answers to judge.
-        protocol: One of `PROTOCOLS`.
-        complete: Asks the model, and raises if it can't be used.
-        model: Name of the judge, for the result.
-    """
-    return judge_all(answers, protocol, lambda many: [complete(messages) for messages in many], model=model)
-
-
-def judge_all(answers: Sequence[Answer], protocol: Protocol, complete_all: CompleteAll, *, model: str) -> Judged:
-    """Judge all answers in one call, for a model that answers many at a time and stores its replies."""
-    distinct_answers = list(dict.fromkeys(answers))
-    texts = complete_all([protocol.messages(answer) for answer in distinct_answers])
-    replies = dict(zip(distinct_answers, texts, strict=True))
-    answer_replies = tuple(replies[answer] for answer in answers)
-    return Judged(
-        model, protocol.name, protocol.prompt_hash, tuple(map(protocol.verdict, answer_replies)), answer_replies
-    )
+        """Judge all answers in one call; repeated answers to a question are asked once."""
+        protocol, distinct_answers = self.protocol, list(dict.fromkeys(answers))
+        texts = self.complete_all([protocol.messages(answer) for answer in distinct_answers])
+        replies = dict(zip(distinct_answers, texts, strict=True))
+        answer_replies = tuple(replies[answer] for answer in answers)
+        verdicts = tuple(map(protocol.verdict, answer_replies))
+        return Judged(self.model, protocol.name, protocol.prompt_hash, verdicts, answer_replies)
 
 
 def tagged_verdict(reply: str) -> Verdict:

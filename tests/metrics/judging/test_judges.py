@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, judge, judge_all, label_verdict, tagged_verdict
+from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, Judging, label_verdict, tagged_verdict
 
 PARIS = Answer("What is the capital?", ("Paris", "City of Paris"), "It is Paris.")
 OSLO = Answer("What is the capital?", ("Paris", "City of Paris"), "Oslo")
@@ -60,16 +60,14 @@ def test_equal_answers_are_asked_once_and_order_is_kept() -> None:
         conversations.append(messages)
         return "Correct" if "It is Paris" in messages[0]["content"] else "Incorrect"
 
-    judged = judge([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], complete, model="m")
+    judged = Judging(PROTOCOLS["mrag"], "m", lambda many: [complete(one) for one in many]).judged([PARIS, OSLO, PARIS])
     assert judged.verdicts == ("correct", "incorrect", "correct")
     assert len(conversations) == 2
-    many = judge_all([PARIS, OSLO, PARIS], PROTOCOLS["mrag"], lambda all_: [complete(one) for one in all_], model="m")
-    assert many == judged
 
 
 def test_a_model_that_loses_replies_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        judge_all([PARIS, OSLO], PROTOCOLS["mrag"], lambda many: ["Correct"], model="m")
+        Judging(PROTOCOLS["mrag"], "m", lambda many: ["Correct"]).judged([PARIS, OSLO])
 
 
 def test_what_is_not_understood_is_a_third_class() -> None:
@@ -85,6 +83,5 @@ def test_what_is_not_understood_is_a_third_class() -> None:
 
 def test_the_prompt_hash_tells_protocols_apart() -> None:
     assert PROTOCOLS["pmsr"].prompt_hash != PROTOCOLS["mrag"].prompt_hash
-    assert (
-        judge([PARIS], PROTOCOLS["pmsr"], lambda messages: "", model="m").prompt_hash == PROTOCOLS["pmsr"].prompt_hash
-    )
+    judged = Judging(PROTOCOLS["pmsr"], "m", lambda many: [""]).judged([PARIS])
+    assert judged.prompt_hash == PROTOCOLS["pmsr"].prompt_hash
