@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from reflectune.core.errors import UserError
@@ -59,33 +59,6 @@ def refuse_free_form(question: Question, metric: str) -> None:
 def is_unseen_question(split: str) -> bool:
     """The official test of a split's name; every other split, `train` too, counts as unseen entity."""
     return split.endswith("unseen_question")
-
-
-def official_report(
-    predictions: Sequence[Mapping[str, str]],
-    references: Sequence[Mapping[str, Any]],
-    qtypes: Sequence[Mapping[str, str]],
-) -> dict[str, Any]:
-    """Return the output of the official script for these files' rows: percentages with two decimals.
-
-    Args:
-        predictions: Rows `{"data_id", "prediction"}`. A repeated id counts again; an unknown one is skipped.
-        references: Rows of `infoseek_val.jsonl`. Not changed (the official code changes them).
-        qtypes: Rows `{"data_id", "question_type"}`, one for each reference.
-
-    Raises:
-        KeyError: A reference has no question type.
-        TypeError: A numerical `answer_eval` is not of the official shape.
-    """
-    types = {row["data_id"]: row["question_type"].lower() for row in qtypes}
-    truth = {row["data_id"]: (row["data_split"], *_official_truth(row, types[row["data_id"]])) for row in references}
-    scored = []
-    for row in predictions:
-        if row["data_id"] in truth:
-            split, kind, answer = truth[row["data_id"]]
-            right = numerical(row["prediction"], answer) if kind == "num" else exact_match(row["prediction"], answer)
-            scored.append((split, kind, right))
-    return percent_report(scored)
 
 
 def official_kind(question: Question) -> str:
@@ -188,14 +161,6 @@ def by_id(questions: Iterable[Question]) -> dict[str, Question]:
             raise UserError(f"two questions have the id {question.id!r}; ids must be unique within a data set")
         questions_by_id[question.id] = question
     return questions_by_id
-
-
-def _official_truth(row: Mapping[str, Any], question_type: str) -> tuple[str, Any]:
-    """(time, num or string; the range or the accepted answers) of a reference row."""
-    if question_type != "numerical":
-        return ("time" if question_type == "time" else "string"), row["answer_eval"]
-    given = row["answer_eval"]
-    return "num", (given[0] if isinstance(given, list) else given)["range"][:2]
 
 
 def _percentages(scored: Sequence[tuple[str, float]]) -> dict[str, float]:

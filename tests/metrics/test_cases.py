@@ -13,6 +13,7 @@ import pytest
 from reflectune.metrics.judging import bem, cover
 from reflectune.metrics.official import evqa, infoseek, vqa
 from reflectune.metrics.reporting import retrieval
+from tests.metrics.official.report import official_report
 
 PAIRS = Path(__file__).with_name("official_pairs.jsonl")
 CASES = Path(__file__).parents[3] / "shared" / "cases" / "metrics.json"
@@ -45,7 +46,7 @@ METRICS: dict[str, Callable[..., Any]] = {
     "infoseek.numerical_range": infoseek.numerical_range,
     "infoseek.range_iou": infoseek.range_iou,
     "infoseek.harmonic_mean": lambda values: infoseek.harmonic_mean(*values),
-    "infoseek.evaluate": infoseek.official_report,
+    "infoseek.evaluate": official_report,
     "evqa.preprocess_answer": evqa.preprocess_answer,
     "evqa.single_exact_match": evqa.single_exact_match,
     "evqa.multi_exact_match": evqa.multi_exact_match,

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.metrics.official import infoseek
+from tests.metrics.official.report import official_report
 
 
 def question(key: str, split: str = "val_unseen_entity", answers: tuple[str, ...] = ("oak",), **more: Any) -> Question:
@@ -115,7 +116,7 @@ def rows(questions: list[Question]) -> tuple[list[dict[str, Any]], list[dict[str
 def test_the_official_report_rounds_before_it_averages_and_counts_a_repeated_id_twice() -> None:
     questions = [question("a", "unseen_question"), question("b")]
     said = [("a", "oak"), ("a", "elm"), ("a", "elm"), ("b", "oak"), ("b", "oak"), ("b", "elm"), ("zz", "oak")]
-    report = infoseek.official_report([{"data_id": k, "prediction": v} for k, v in said], *rows(questions))
+    report = official_report([{"data_id": k, "prediction": v} for k, v in said], *rows(questions))
     assert report["unseen_question_score"] == {"score": 33.33, "score_time": 0, "score_num": 0, "score_string": 33.33}
     assert report["unseen_entity_score"]["score"] == 66.67
     assert report["final_score"] == round(2 / (1 / 33.33 + 1 / 66.67), 2)
@@ -125,7 +126,7 @@ def test_the_official_report_leaves_its_inputs_alone() -> None:
     references = [{"data_id": "n", "answer_eval": [{"wikidata": 1.0, "range": [0.9, 1.1]}], "data_split": "train"}]
     before = str(references)
     said = [{"data_id": "n", "prediction": "1"}]
-    report = infoseek.official_report(said, references, [{"data_id": "n", "question_type": "Numerical"}])
+    report = official_report(said, references, [{"data_id": "n", "question_type": "Numerical"}])
     assert report["unseen_entity_score"]["score_num"] == 100.0
     assert str(references) == before
 

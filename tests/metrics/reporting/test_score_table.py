@@ -9,6 +9,7 @@ from reflectune.metrics.official import infoseek
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
 from reflectune.metrics.scoring.predictions import Prediction, PredictionFile
 from reflectune.metrics.scoring.scoring import Scored, join, score
+from tests.metrics.official.report import official_report
 
 DRAW = np.random.default_rng(0)
 KINDS = ("string", "time", "numerical")
@@ -44,7 +45,7 @@ def test_the_official_report_is_that_of_the_official_rows() -> None:
     types = [{"data_id": q.id, "question_type": q.answer_type} for q in QUESTIONS]
     predictions = [Prediction("p:1", (row["data_id"],), str(row["prediction"])) for row in [*rows, rows[0]]]
     scores = table(score(join(predictions, QUESTIONS, "official"), "infoseek", "official"), seed=0)
-    assert scores["official_report"] == infoseek.official_report([*rows, rows[0]], references, types)
+    assert scores["official_report"] == official_report([*rows, rows[0]], references, types)
 
 
 def test_overall_is_the_harmonic_mean_with_its_interval() -> None:
