@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reflectune.core.hashing import fingerprint
-from reflectune.data_builders.annotators.protocol import Annotation, Case
+from reflectune.data_builders.annotators.protocol import IRRELEVANT, UNCLEAR, Annotation, Case
 from reflectune.data_builders.annotators.string import canonical_answer, stated_answer
 from reflectune.models.remote.client import Messages, RemoteModel
 from reflectune.models.rendering.thoughts import without_thoughts
@@ -39,7 +39,6 @@ _LABEL = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _BRACKETED = re.compile(r"\[\W*(relevant|irrelevant)\W*\]", re.IGNORECASE)
-_SOURCE = re.compile(r"answer source\W*:\s*(?P<sentence>.+)", re.DOTALL | re.IGNORECASE)
 
 
 class LlmAnnotator:
@@ -56,9 +55,7 @@ class LlmAnnotator:
         """Label cases. A reply in neither of the two forms, or a refusal by the server, is `unclear`."""
         replies = self.model.complete_all([conversation(case) for case in cases], desc="paragraphs")
         return [
-            Annotation("unclear", note=f"the server refuses it: {reply.refused}")
-            if reply.refused
-            else read_reply(reply.text, case)
+            UNCLEAR if reply.refused else read_reply(reply.text, case)
             for case, reply in zip(cases, replies, strict=True)
         ]
 
@@ -77,25 +74,18 @@ def conversation(case: Case) -> Messages:
 
 
 def read_reply(text: str, case: Case) -> Annotation:
-    """Parse a reply: the label at its beginning, and the source sentence.
+    """Parse a reply by the label at its beginning.
 
     A reply that begins with neither label, or also contains the other, is `unclear`.
     """
     answer_part = without_thoughts(text).strip()
     match = _LABEL.fullmatch(answer_part)
     if match is None:
-        return Annotation("unclear", note=f"unreadable reply: {_short(answer_part)}")
+        return UNCLEAR
     label = (match["bracketed"] or match["alone"]).lower()
     if any(other.lower() != label for other in _BRACKETED.findall(match["rest"])):
-        return Annotation("unclear", note=f"the reply gives both labels: {_short(answer_part)}")
+        return UNCLEAR
     if label == "irrelevant":
-        return Annotation("irrelevant")
-    source = _SOURCE.search(match["rest"])
+        return IRRELEVANT
     question, passage = case
-    answer = stated_answer(question, passage) or canonical_answer(question)
-    return Annotation("relevant", answer, note=" ".join(source["sentence"].split()) if source else "")
-
-
-def _short(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else f"{text[:119]}…"
+    return Annotation("relevant", stated_answer(question, passage) or canonical_answer(question))

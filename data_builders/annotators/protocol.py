@@ -21,12 +21,10 @@ class Annotation:
     Attributes:
         label: `relevant` for evidence.
         answer: The answer that the passage gives, "" without evidence.
-        note: The source sentence that an LLM names, or the reason of `unclear`.
     """
 
     label: Label
     answer: str = ""
-    note: str = ""
 
     @property
     def relevant(self) -> bool:
@@ -35,6 +33,7 @@ class Annotation:
 
 
 IRRELEVANT = Annotation("irrelevant")
+UNCLEAR = Annotation("unclear")
 
 Annotator = Callable[[Sequence[Case]], list[Annotation]]
 """A function that labels cases, in order; it receives many, so that an LLM can be asked about them concurrently."""

@@ -18,13 +18,9 @@ from collections.abc import Iterator, Sequence
 from reflectune.core.tokens import NUMBER, UNSPACED, tokenize
 from reflectune.core.types import Evidence, Passage, Question
 from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
-from reflectune.data_builders.annotators.protocol import IRRELEVANT, Annotation, Case
+from reflectune.data_builders.annotators.protocol import IRRELEVANT, UNCLEAR, Annotation, Case
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.vqa import DIGITS
-
-NO_EVIDENCE_NAMED = Annotation("unclear", note="the data set names no evidence for the question")
-
-YES_OR_NO = Annotation("unclear", note="the answer is yes or no, which no search for words finds")
 
 _LETTERS = re.compile(rf"[^\W\d_{UNSPACED}]+")
 _LONGEST_CODE = 3
@@ -44,7 +40,7 @@ def annotate_by_string(question: Question, passage: Passage) -> Annotation:
     or no, every passage is `unclear`.
     """
     if is_yes_or_no(question):
-        return YES_OR_NO
+        return UNCLEAR
     answer = stated_answer(question, passage)
     return Annotation("relevant", answer) if answer else IRRELEVANT
 
@@ -153,7 +149,7 @@ def by_gold(cases: Sequence[Case]) -> list[Annotation]:
 def _judge(case: Case) -> Annotation:
     question, passage = case
     if not question.evidence:
-        return NO_EVIDENCE_NAMED
+        return UNCLEAR
     if Evidence(passage.entry_id, passage.section) not in question.evidence:
         return IRRELEVANT
     return Annotation("relevant", stated_answer(question, passage) or canonical_answer(question))

@@ -25,24 +25,24 @@ def test_braces_in_a_paragraph_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "label", "note"),
+    ("reply", "label"),
     [
-        ("[Relevant]\nAnswer source: It was founded in 1872.", "relevant", "It was founded in 1872."),
-        ("1. [Relevant]\n\nAnswer source: a\nb", "relevant", "a b"),
-        ("**[Relevant]**", "relevant", ""),
-        ("[**Relevant**]\n**Answer source:** x", "relevant", "** x"),
-        ("Relevant\nAnswer source: x", "relevant", "x"),
-        ("<think>Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant", ""),
-        ("Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant", ""),  # the prompt's template opens them
-        ("[Irrelevant]", "irrelevant", ""),
-        ("2. [Irrelevant]", "irrelevant", ""),
-        ("[irrelevant] The document is not relevant to the question.", "irrelevant", ""),
-        ("Irrelevant.", "irrelevant", ""),
+        ("[Relevant]\nAnswer source: It was founded in 1872.", "relevant"),
+        ("1. [Relevant]\n\nAnswer source: a\nb", "relevant"),
+        ("**[Relevant]**", "relevant"),
+        ("[**Relevant**]\n**Answer source:** x", "relevant"),
+        ("Relevant\nAnswer source: x", "relevant"),
+        ("<think>Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant"),
+        ("Is it [Irrelevant]? No.</think>\n[Relevant]", "relevant"),  # the prompt's template opens them
+        ("[Irrelevant]", "irrelevant"),
+        ("2. [Irrelevant]", "irrelevant"),
+        ("[irrelevant] The document is not relevant to the question.", "irrelevant"),
+        ("Irrelevant.", "irrelevant"),
     ],
 )
-def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: str) -> None:
+def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str) -> None:
     judgement = read_reply(reply, CASE)
-    assert (judgement.label, judgement.note) == (label, note)
+    assert judgement.label == label
     assert judgement.answer == ("1872" if label == "relevant" else "")
 
 
@@ -62,9 +62,7 @@ def test_a_reply_in_one_of_the_two_forms_is_read(reply: str, label: str, note: s
     ],
 )
 def test_any_other_reply_is_a_third_class(reply: str) -> None:
-    judgement = read_reply(reply, CASE)
-    assert judgement.label == "unclear"
-    assert judgement.note
+    assert read_reply(reply, CASE).label == "unclear"
 
 
 def test_the_answer_is_the_first_where_the_paragraph_says_it_in_other_words() -> None:
@@ -81,6 +79,7 @@ def test_a_refused_paragraph_is_unclear_and_shows_no_secret_of_the_address(stub_
     url = server.url.replace("//", "//me:hidden@") + "?key=hidden"
     with RemoteModel(Endpoint(url, "stub"), tmp_path / "replies.jsonl") as model:
         judgements = LlmAnnotator(model)([CASE, (QUESTION, poem)])
+        shown = model.summary()
     assert [one.label for one in judgements] == ["relevant", "unclear"]
-    assert "no /v1?key=***" in judgements[1].note
-    assert "hidden" not in judgements[1].note + (tmp_path / "replies.jsonl").read_text()
+    assert "no /v1?key=***" in shown
+    assert "hidden" not in shown + (tmp_path / "replies.jsonl").read_text()
