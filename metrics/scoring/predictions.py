@@ -68,7 +68,6 @@ class Prediction:
 class PredictionFile:
     """Rows of a file and its layout: a key of `_LAYOUTS`."""
 
-    path: Path
     layout: str
     rows: tuple[Prediction, ...]
 
@@ -88,7 +87,7 @@ def read_predictions(path: str | Path) -> PredictionFile:
     if layout == "traces" and len(names := sorted({str(row.get("pipeline")) for _, row in rows})) > 1:
         raise UserError(f"{path} has traces of {', '.join(names)}; give the file of one of them")
     read = _LAYOUTS[layout][1]
-    return PredictionFile(path, layout, tuple(_read(read, where, row) for where, row in rows))
+    return PredictionFile(layout, tuple(_read(read, where, row) for where, row in rows))
 
 
 def _read(read: Callable[[str, Row], Prediction], where: str, row: Row) -> Prediction:

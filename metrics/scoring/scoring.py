@@ -75,14 +75,12 @@ class Scored:
 
     Attributes:
         metric: Name of the metric.
-        mode: `official` or `strict`.
         questions: One a scored row.
         values: Scores in [0, 1], shape (rows,).
         too_long: Ids of questions whose answer BEM can't read; wrong in `strict` mode, an error in `official` mode.
     """
 
     metric: Metric
-    mode: Mode
     questions: tuple[Question, ...]
     values: np.ndarray
     too_long: tuple[str, ...] = ()
@@ -161,7 +159,7 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
     if mode == "strict":
         values = np.concatenate([values, np.zeros(len(joined.missing))])
     questions = [question for question, _ in joined.pairs] + (list(joined.missing) if mode == "strict" else [])
-    return Scored(metric, mode, tuple(questions), values, too_long)
+    return Scored(metric, tuple(questions), values, too_long)
 
 
 def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Question | None]:

@@ -44,7 +44,6 @@ from reflectune.train.runs.checkpointed_trainer import Run
 class _Sampled:
     """A sampled trajectory: the ids behind its prompt, with 1 for those of the agent and 0 for tools' results."""
 
-    question: Question
     image: Image.Image
     prompt: Rendered
     steps: Steps[TrajectoryResult]
@@ -128,7 +127,7 @@ class AgentRollout:
         check_one_picture(question, "an agent's training")
         image = load_image(question.image, root=self._roots, needed_by=f"question {question.id}")
         steps = self._pipeline(question)
-        course = _Sampled(question, image, self._rendered(question.id), steps)
+        course = _Sampled(image, self._rendered(question.id), steps)
         course.advance(None)
         return course
 

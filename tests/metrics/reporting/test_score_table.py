@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ QUESTIONS = tuple(
 
 def scored(share: float, questions: tuple[Question, ...] = QUESTIONS) -> Scored:
     values = (np.random.default_rng(int(share * 1000)).random(len(questions)) < share).astype(float)
-    return Scored("infoseek", "official", questions, values)
+    return Scored("infoseek", questions, values)
 
 
 def test_the_official_report_is_that_of_the_official_rows() -> None:
@@ -70,7 +69,7 @@ def test_overall_needs_both_halves_and_other_metrics_do_not() -> None:
 
 def test_evqas_single_hop_leaves_two_hop_out() -> None:
     questions = (Question("a", "", "?"), Question("b", "", "?", meta={"two_hop": "yes"}))
-    scores = table(Scored("evqa", "strict", questions, np.array([1.0, 0.0]), too_long=("b",)), seed=0)
+    scores = table(Scored("evqa", questions, np.array([1.0, 0.0]), too_long=("b",)), seed=0)
     assert (scores["overall"]["value"], scores["single_hop"]["value"]) == (0.5, 1.0)
     assert set(scores["by_type"]) == {"templated", "2_hop"}
     assert scores["too_long_for_bem"] == ["b"]
@@ -101,18 +100,18 @@ def test_questions_of_one_entity_are_one_piece_of_evidence() -> None:
 
 
 def test_only_questions_of_both_are_compared_by_their_first_answers() -> None:
-    first = Scored("infoseek", "official", (QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]), np.array([1.0, 0.0, 1.0]))
-    second = Scored("infoseek", "official", (QUESTIONS[2], QUESTIONS[0]), np.array([1.0, 0.0]))
+    first = Scored("infoseek", (QUESTIONS[0], QUESTIONS[0], QUESTIONS[1]), np.array([1.0, 0.0, 1.0]))
+    second = Scored("infoseek", (QUESTIONS[2], QUESTIONS[0]), np.array([1.0, 0.0]))
     difference = compare(first, second, seed=0)
     assert (difference["n"], difference["value"]) == (1, 1.0)
-    nothing = compare(first, Scored("infoseek", "official", (), np.zeros(0)), seed=0)
+    nothing = compare(first, Scored("infoseek", (), np.zeros(0)), seed=0)
     assert (nothing["n"], nothing["value"]) == (0, None)
 
 
 def test_retrieval_where_the_file_says_what_was_found() -> None:
     questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u9",))]
     rows = tuple(Prediction("r:1", (key,), retrieved=("u0", "u1")) for key in ("a", "b"))
-    file = PredictionFile(Path("r"), "echosight_retrieval", rows)
+    file = PredictionFile("echosight_retrieval", rows)
     scores = retrieval_table(file, join(rows, questions, "official"))
     assert (scores["article_recall@1"], scores["article_recall@5"], scores["mrr"], scores["n"]) == (0.0, 0.5, 0.25, 2)
     assert retrieval_table(file, join((), questions, "official")) == {}
@@ -122,8 +121,8 @@ def test_a_question_for_which_nothing_was_retrieved_is_not_found() -> None:
     """Left out, it would raise the recall of a system that retrieves for easy questions alone."""
     questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u2",))]
     rows = (Prediction("r:1", ("a",), retrieved=("u1",)), Prediction("r:2", ("b",), retrieved=()))
-    scores = retrieval_table(PredictionFile(Path("r"), "traces", rows), join(rows, questions, "official"))
+    scores = retrieval_table(PredictionFile("traces", rows), join(rows, questions, "official"))
     assert (scores["article_recall@1"], scores["mrr"], scores["n"]) == (0.5, 0.5, 2)
     closed_book = rows[1:]
-    file = PredictionFile(Path("r"), "traces", closed_book)
+    file = PredictionFile("traces", closed_book)
     assert retrieval_table(file, join(closed_book, questions, "official")) == {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 
 FILE = "usr/share/wordnet/data.noun"
-ANIMAL, ARTIFACT, BODY, FOOD, PLANT, PERSON = 5, 6, 8, 13, 20, 18
+ANIMAL, ARTIFACT, FOOD, PLANT = 5, 6, 13, 20
 """Numbers of WordNet's files of nouns (lexnames)."""
 
 RANKS = ("genus", "family", "order", "class", "phylum")
@@ -25,14 +25,12 @@ class Sense:
         words: Its synonyms.
         above: Offsets of its hypernyms.
         groups: Offsets of the group that it is a member of, e.g. a family's order.
-        gloss: Its definition.
     """
 
     file: int
     words: tuple[str, ...]
     above: tuple[str, ...]
     groups: tuple[str, ...]
-    gloss: str
 
 
 class WordNet:
@@ -59,7 +57,7 @@ class WordNet:
             raise UserError(f"{path} is not a file of WordNet 3.0: {error}") from error
 
     def _add(self, line: str) -> None:
-        head, gloss = line.split("|", 1)
+        head, _ = line.split("|", 1)  # a line without a definition is of another file
         fields = head.split()
         count = int(fields[3], 16)
         words = tuple(fields[4 + 2 * i].replace("_", " ") for i in range(count))
@@ -70,7 +68,6 @@ class WordNet:
             words,
             tuple(offset for symbol, offset in links if symbol in ("@", "@i")),
             tuple(offset for symbol, offset in links if symbol == "#m"),
-            gloss.strip(),
         )
         for word in words:
             self._offsets[word.lower()].append(fields[0])
