@@ -67,10 +67,6 @@ class Looks:
         """Return the looks with one attribute replaced."""
         return replace(self, **{attribute: value})
 
-    def differences(self, other: Looks) -> tuple[Attribute, ...]:
-        """Return the attributes in which two looks differ."""
-        return tuple(name for name in ATTRIBUTES if getattr(self, name) != getattr(other, name))
-
 
 ALL_LOOKS = tuple(Looks(*values) for values in itertools.product(*(VALUES[name] for name in ATTRIBUTES)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
@@ -99,10 +99,6 @@ def without_doubles(facts: Iterable[Fact]) -> list[Fact]:
     for fact in facts:
         kept.setdefault((fact.title, fact.relation), fact)
     return list(kept.values())
-
-
-Finder = Callable[[Article], Iterable[Fact]]
-"""Function that reads the facts of an article's summary."""
 
 
 def by_title(facts: Iterable[Fact]) -> Mapping[str, list[Fact]]:

@@ -154,12 +154,16 @@ def test_a_sixth_of_all_looks_is_held_out() -> None:
     assert abs(share - 1 / 6) < 0.02
 
 
+def differing(first: Looks, second: Looks) -> list[str]:
+    return [name for name in ATTRIBUTES if getattr(first, name) != getattr(second, name)]
+
+
 @pytest.mark.parametrize("differences", [1, 2, 3, 4])
 def test_a_look_alike_differs_in_as_many_attributes_as_asked(differences: int) -> None:
     rng = random.Random(0)
     for _ in range(50):
         looks = rng.choice(ALL_LOOKS)
-        assert len(looks.differences(look_alike(looks, differences, rng))) == differences
+        assert len(differing(looks, look_alike(looks, differences, rng))) == differences
 
 
 @pytest.mark.parametrize("attribute", ATTRIBUTES)
@@ -169,7 +173,7 @@ def test_a_constructed_look_alike_differs_in_that_attribute_alone(attribute: str
         entity = make_entity("e", random_looks(rng, held_out=False), rng)
         relation = rng.choice(list(entity.facts))
         other = constructed_look_alike(entity, attribute, relation, rng)
-        assert other.looks.differences(entity.looks) == (attribute,)
+        assert differing(other.looks, entity.looks) == [attribute]
         assert other.looks.category == entity.looks.category
         assert other.facts[relation] != entity.facts[relation]
 
