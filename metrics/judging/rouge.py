@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from reflectune.core.errors import UserError
-
 
 def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> float:
     """F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
@@ -21,7 +19,6 @@ def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> f
 
     Raises:
         ValueError: No reference is given.
-        UserError: The library is not installed.
     """
     if not references:
         raise ValueError("expected at least one reference, found none")
@@ -30,13 +27,7 @@ def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> f
 
 @functools.cache
 def scorer(stem: bool) -> Any:
-    """The library's scorer, made once.
+    """The library's scorer, made once."""
+    from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
 
-    Raises:
-        UserError: The library is not installed.
-    """
-    try:
-        from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
-    except ImportError as error:
-        raise UserError("ROUGE-L needs the library rouge-score: pip install 'reflectune[rouge]'") from error
     return RougeScorer(["rougeL"], use_stemmer=stem)

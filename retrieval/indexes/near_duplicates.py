@@ -85,14 +85,9 @@ def perceptual_hash(image: Image.Image) -> str:
     """The hash of a picture's look (ImageHash's `phash`), 16 hexadecimal digits.
 
     It hardly changes when a picture is scaled or compressed. All pictures of one colour have the same.
-
-    Raises:
-        UserError: The library is not installed.
     """
-    try:
-        import imagehash  # an extra
-    except ImportError as error:
-        raise UserError("near-duplicates are found by ImageHash: pip install 'reflectune[dedup]'") from error
+    import imagehash  # an extra
+
     return str(imagehash.phash(image))
 
 
@@ -114,7 +109,7 @@ def find_near_duplicates(
         The near-duplicates, and the numbers of `pictures` in the knowledge base, `unreadable` ones and `test_pictures`.
 
     Raises:
-        UserError: A test picture is bad, there is none, or the library is not installed.
+        UserError: A test picture is bad, or there is none.
     """
     if not pictures:
         raise UserError("no question has a picture: there is nothing to compare the knowledge base with")
@@ -167,7 +162,7 @@ def list_near_duplicates(
 
 
 def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
-    """A list of near-duplicates as what to leave out of an index.
+    """Return the pictures to leave out of an index, from a list of near-duplicates.
 
     Raises:
         UserError: The file is missing, a row of it is none, or names a picture that the knowledge base hasn't.

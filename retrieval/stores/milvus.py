@@ -58,7 +58,7 @@ class MilvusStore:
     The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
 
     Raises:
-        UserError: The client is missing, no server answers at the address, or the file doesn't exist or is in use.
+        UserError: No server answers at the address, or the file doesn't exist or is in use.
     """
 
     def __init__(
@@ -72,11 +72,8 @@ class MilvusStore:
         creates: bool = True,
         progress: Callable[[int], object] | None = None,
     ) -> None:
-        try:
-            from pymilvus import MilvusClient  # an extra
-        except ImportError as error:
-            problem = "a Milvus server is searched by pymilvus, which isn't here: pip install 'reflectune[milvus]'"
-            raise UserError(problem) from error
+        from pymilvus import MilvusClient  # an extra
+
         self.address, self.collection, self.rows, self.fields = address, collection, rows, rows.fields
         self._cells, self._probes, self._progress = cells, probes, progress
         if is_lite(address):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -35,12 +33,10 @@ def smollm_from_gguf(files: Iterable[Path], folder: Path) -> None:
     """Dequantise a SmolLM2 of a GGUF file, with its tokenizer and chat template.
 
     transformers refuses to save a model that it loaded from a GGUF file: a new model takes its weights.
-
-    Raises:
-        UserError: The GGUF reader is not installed.
     """
+    import gguf  # noqa: F401 - an extra; without it transformers' error names no module
+
     path = _one(files, ".gguf")
-    _require("gguf")
     source: dict[str, Any] = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     # transformers (5.23) leaves out that SmolLM's tokenizer cuts numbers into digits before all else
@@ -67,10 +63,12 @@ def vision_from_onnx(files: Iterable[Path], folder: Path) -> None:
     """Dequantise CLIP ViT-B/16's image tower, with its projection, of an ONNX file with int8 matrices.
 
     Raises:
-        UserError: The ONNX reader is not installed, or the file holds a different tower.
+        UserError: The file holds a different tower.
     """
+    import onnx  # an extra
+
     path = _one(files, ".onnx")
-    weights = _dequantised(_require("onnx").load(path).graph)
+    weights = _dequantised(onnx.load(path).graph)
     model = CLIPVisionModelWithProjection(CLIPVisionConfig(**CLIP_VIT_B16))
     expected = set(model.state_dict())
     if not expected & set(weights):  # the exporter's names have the tower's own prefix or not, as transformers' version
@@ -150,10 +148,3 @@ def _one(files: Iterable[Path], ending: str) -> Path:
     if not matching:
         raise UserError(f"no {ending} among the files of a part; delete its folder in the cache and fetch it again")
     return matching[0]
-
-
-def _require(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"`{name}` is needed to read this part: pip install 'reflectune[pocket]'") from error

@@ -1,8 +1,5 @@
-import sys
-
 import pytest
 
-from reflectune.core.errors import UserError
 from reflectune.metrics.judging import rouge
 
 
@@ -25,11 +22,3 @@ def test_stems_are_compared_only_if_asked_for() -> None:
 def test_no_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one reference"):
         rouge.rouge_l("a", [])
-
-
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
-    rouge.scorer.cache_clear()
-    with pytest.raises(UserError, match=r"reflectune\[rouge\]"):
-        rouge.rouge_l("a", ["a"])
-    rouge.scorer.cache_clear()

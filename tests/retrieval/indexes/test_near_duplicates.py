@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,12 +119,6 @@ def test_a_bad_test_picture_or_none_is_an_error(photos: KnowledgeBase, tmp_path:
         find_near_duplicates(photos, [], tmp_path, tmp_path / "out")
     with pytest.raises(UserError, match="image unreadable"):
         find_near_duplicates(photos, ["bad.png"], tmp_path, tmp_path / "out")
-
-
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "imagehash", None)
-    with pytest.raises(UserError, match=r"pip install 'reflectune\[dedup\]'"):
-        perceptual_hash(photo(0))
 
 
 @pytest.fixture
