@@ -39,9 +39,9 @@ class EngineSettings(Settings):
 
 
 class BaseModelSettings(Settings):
-    """The plain model."""
+    """The untuned model."""
 
-    base_model: str = setting("", "plain model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
+    base_model: str = setting("", "untuned model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
