@@ -104,7 +104,7 @@ class NewRows(TrainableTokensLayer):
 
         Args:
             x: Token ids of any shape for an embedding; vectors, shape (..., width), for a head.
-            active_adapters: Whose rows are read.
+            active_adapters: Names of the adapters to apply.
             *args: As the layer below takes them.
             **kwargs: As the layer below takes them.
         """

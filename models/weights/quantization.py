@@ -60,7 +60,7 @@ class Quantization:
 
 
 def missing_bitsandbytes() -> str:
-    """Why nothing can be quantised here, and what to do; "" if it can."""
+    """Return the problem of a missing bitsandbytes; "" if it is installed."""
     if find_spec("bitsandbytes") is not None:
         return ""
     return "4-bit weights need bitsandbytes: `pip install 'reflectune[quantization]'`"

@@ -29,7 +29,7 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
     Args:
         model: A transformers model. Changed in place; its config remembers the scheme.
         processor: Its tokenizer is changed in place.
-        scheme: Whose tokens.
+        scheme: Scheme of the tokens.
         seed: Of the noise.
 
     Returns:

@@ -97,7 +97,7 @@ def describe_needs(plan: Plan) -> list[str]:
 
 
 def missing_images(kb: KnowledgeBase) -> list[str]:
-    """The images that aren't there, and whose they are."""
+    """Return the missing images with their entries."""
     return [f"{path} of entry {entry.id}" for entry in kb for path in kb.image_paths(entry) if not path.is_file()]
 
 

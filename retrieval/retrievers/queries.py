@@ -141,7 +141,7 @@ class Weights:
         return dataclasses.replace(self, fusion=fusion)
 
     def with_summaries(self, share: float) -> Weights:
-        """The same with so much of what weighs on an entry's title given to its summary.
+        """Move a share of the titles' weight to summaries.
 
         Args:
             share: From 0, which changes nothing, to 1, with which titles weigh nothing.
