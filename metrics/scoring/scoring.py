@@ -185,11 +185,12 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
                 return by_row.get(int(row[1]))
         if prediction.ids:
             return None
-        if len(splits := splits_by_text.get((prediction.question, prediction.references), ())) > 1:
-            named = " and ".join(sorted(splits))
+        asked = (prediction.question, prediction.references)
+        if len(found := splits_by_text.get(asked, set())) > 1:
+            named = " and ".join(sorted(found))
             raise UserError(f"{prediction.where}: {prediction.question!r} is in {named}; set `splits` to one of them")
         # Questions with the same text and answers differ in the image alone, so mixing them up changes no score.
-        same = by_text.get((prediction.question, prediction.references))
+        same = by_text.get(asked)
         return same.popleft() if same else None
 
     return find
