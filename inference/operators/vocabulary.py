@@ -32,7 +32,7 @@ from reflectune.inference.operators.requests import (
     Writing,
 )
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval.retrievers.joint import merge_hits
+from reflectune.retrieval.retrievers.joint import merged
 
 Value = TypeVar("Value")
 Judged = Literal["passage", "record"]
@@ -205,8 +205,7 @@ def relayed(steps: Steps[Value], relay: Callable[[Any], Steps[Any]]) -> Steps[Va
 def merge(found: SearchReply) -> list[Passage]:
     """Merge the passages found, each once: base after base; of a base the queries' best in turn."""
     names = dict.fromkeys(base for hits in found.hits for base in hits)
-    by_base = [merge_hits([hits.get(name, ()) for hits in found.hits], "in_turn") for name in names]
-    return [hit.passage for hit in merge_hits(by_base, "concat")]
+    return [hit.passage for hit in merged([[hits.get(name, ()) for hits in found.hits] for name in names])]
 
 
 def sizes_of(found: SearchReply, passages: Sequence[Passage]) -> list[int]:

@@ -14,7 +14,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.formats.passages import split_passages
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.retrievers.joint import MERGES, JointSearch, Merge, Texts, merge_hits, split_budget
+from reflectune.retrieval.retrievers.joint import JointSearch, Texts, merged, split_budget
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.two_stage import PassagesInside, Summaries
 
@@ -43,93 +43,32 @@ def names(hits: Sequence[PassageHit]) -> str:
 
 
 TEXTS = st.text("abcdef", min_size=1, max_size=8)
-LISTS = st.lists(TEXTS, max_size=4).map(
-    lambda texts: [[hit(letter, ord(letter) % 3, rank) for rank, letter in enumerate(text, 1)] for text in texts]
-)
 
 
-@given(
-    texts=st.lists(TEXTS, max_size=5),
-    waits=st.permutations([0.0, 0.001, 0.003]),
-    data=st.data(),
-    rule=st.sampled_from(MERGES),
-    parallel=st.integers(1, 3),
-)
+@given(texts=st.lists(TEXTS, max_size=5), waits=st.permutations([0.0, 0.001, 0.003]), data=st.data())
 @settings(deadline=None, max_examples=50)
-def test_order_is_that_of_knowledge_bases_and_queries_whoever_answers_first(texts, waits, data, rule, parallel) -> None:
-    searchers = [Fixed(name, wait) for name, wait in zip("xyz", waits, strict=True)]
-    joint = JointSearch(searchers, merge=rule, parallel=dict.fromkeys("xyz", parallel))
+def test_order_is_that_of_knowledge_bases_and_queries_whoever_answers_first(texts, waits, data) -> None:
+    joint = JointSearch([Fixed(name, wait) for name, wait in zip("xyz", waits, strict=True)])
     one_each = st.lists(st.integers(0, 10), min_size=len(texts), max_size=len(texts))
-    tops = {name: data.draw(st.integers(0, 10) | one_each) for name in "xyz"}
+    tops = {name: data.draw(one_each) for name in "xyz"}
     queries = [Query(text=text) for text in texts]
     found = joint.search(queries, tops)
     for place, (query, each) in enumerate(zip(queries, found, strict=True)):
-        assert each.query is query
         assert list(each.hits) == ["x", "y", "z"]
-        budget = {name: top if isinstance(top, int) else top[place] for name, top in tops.items()}
         for name, hits in each.hits.items():
-            assert names(hits) == "".join(dict.fromkeys(query.text[: budget[name]]))
+            assert names(hits) == "".join(dict.fromkeys(query.text[: tops[name][place]]))
             assert [one.rank for one in hits] == list(range(1, len(hits) + 1))
-        assert each.merged == merge_hits(list(each.hits.values()), rule)
-        alone = JointSearch([Fixed(name) for name in "xyz"], merge=rule).search([query], budget)
+        budget = {name: [top[place]] for name, top in tops.items()}
+        alone = JointSearch([Fixed(name) for name in "xyz"]).search([query], budget)
         assert alone == [each]  # a batch finds what each query finds alone
 
 
-@given(lists=LISTS, rule=st.sampled_from(MERGES))
-@settings(deadline=None)
-def test_merging_keeps_every_passage_once(lists: list[list[PassageHit]], rule: Merge) -> None:
-    whole = merge_hits(lists, rule)
-    assert sorted(names(whole)) == sorted({one.passage.entry_id for each in lists for one in each})
-    assert [one.rank for one in whole] == list(range(1, len(whole) + 1))
-    assert names(merge_hits([*lists, []], rule)) == names(whole)
-    assert names(merge_hits([whole], rule)) == names(whole)
-
-
-@given(lists=LISTS)
-@settings(deadline=None)
-def test_reciprocal_rank_fusion_is_its_formula(lists: list[list[PassageHit]]) -> None:
-    fused: dict[str, float] = {}
-    for each in lists:
-        for rank, letter in enumerate(dict.fromkeys(names(each)), start=1):
-            fused[letter] = fused.get(letter, 0) + 1 / (60 + rank)
-    merged = merge_hits(lists, "rrf")
-    assert {one.passage.entry_id: one.parts["rrf"] for one in merged} == pytest.approx(fused)
-    assert [one.parts["rrf"] for one in merged] == sorted((one.parts["rrf"] for one in merged), reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [("concat", "abcdef"), ("in_turn", "adbecf"), ("rrf", "cadbef"), ("scores", "dabcef")],
-    ids=["concat", "in_turn", "rrf", "scores"],
-)
-def test_each_rule_of_merging_has_its_order(rule: Merge, expected: str) -> None:
-    lists = [
-        [hit("a", 0.8), hit("b", 0.7), hit("c", 0.6)],
-        [hit("d", 0.9), hit("e", 0.5), hit("c", 0.4), hit("f", 0.3)],
-    ]
-    assert names(merge_hits(lists, rule)) == expected
-
-
-def test_passages_of_other_knowledge_bases_or_cuts_are_no_duplicates() -> None:
+def test_hits_are_merged_base_after_base_and_of_a_base_in_turn() -> None:
     other_cut = PassageHit(Passage("a", 0, 0, "a", "", "", "Another text."), 0.1, 1, "k")
-    assert len(merge_hits([[hit("a"), hit("a", kb="l"), other_cut, hit("a")]], "concat")) == 3
-
-
-def test_of_equal_passages_the_best_score_stays_where_scores_decide() -> None:
-    lists = [[hit("a", 0.2)], [hit("b", 0.5), hit("a", 0.4)]]
-    assert [(one.passage.entry_id, one.score) for one in merge_hits(lists, "scores")] == [("b", 0.5), ("a", 0.4)]
-    assert [one.score for one in merge_hits(lists, "concat")] == [0.2, 0.5]
-
-
-def test_what_several_queries_of_a_question_find_is_pooled() -> None:
-    joint = JointSearch([Fixed("x"), Fixed("y")], merge="concat")
-    pooled = joint.pool(joint.search([Query(text="abc"), Query(text="bde")], {"x": split_budget(5, 2), "y": 1}))
-    assert [(one.kb, one.passage.entry_id) for one in pooled] == [
-        *[("x", letter) for letter in "abcd"],  # 3 of the first query and 2 of the second, which share one
-        ("y", "a"),
-        ("y", "b"),
-    ]
-    assert [one.rank for one in pooled] == [1, 2, 3, 4, 5, 6]
+    first, second = [hit("a", 0.8), hit("b"), hit("c")], [hit("d"), hit("a", 0.9), hit("e"), other_cut]
+    found = merged([[first, (), second], [[hit("a", kb="l"), hit("f")]], []])
+    assert names(found) == "adbceaaf"
+    assert [one.score for one in found if one.passage.entry_id == "a"] == [0.8, 0.1, 0.0]
 
 
 class Generous(Fixed):
@@ -141,18 +80,18 @@ class Generous(Fixed):
 
 def test_no_knowledge_base_goes_beyond_its_budget() -> None:
     found = JointSearch([Generous("x")]).search([Query(text="abcd"), Query(text="cba")], {"x": [3, 1]})
-    assert [names(each.merged) for each in found] == ["abc", "c"]
+    assert [names(each.hits["x"]) for each in found] == ["abc", "c"]
 
 
 def test_queries_of_one_budget_are_asked_together_and_those_without_not_at_all() -> None:
     x, y = Fixed("x"), Fixed("y")
-    joint = JointSearch([x, y], parallel={"y": 2})
-    joint.search([Query(text=text) for text in ("a", "b", "c", "d")], {"x": [2, 0, 3, 2], "y": 1})
+    joint = JointSearch([x, y])
+    joint.search([Query(text=text) for text in ("a", "b", "c", "d")], {"x": [2, 0, 3, 2], "y": [1, 1, 1, 1]})
     assert x.asked == [(["a", "d"], 2), (["c"], 3)]
-    assert sorted(y.asked) == [(["a", "b"], 1), (["c", "d"], 1)]
-    joint.search([Query(text="a")], {"x": 0, "y": 0})
-    assert joint.search([], {"x": 1, "y": 1}) == []
-    assert (len(x.asked), len(y.asked)) == (2, 2)
+    assert y.asked == [(["a", "b", "c", "d"], 1)]
+    joint.search([Query(text="a")], {"x": [0], "y": [0]})
+    assert joint.search([], {"x": [], "y": []}) == []
+    assert (len(x.asked), len(y.asked)) == (2, 1)
 
 
 class Failing(Fixed):
@@ -171,14 +110,14 @@ class Failing(Fixed):
     [
         (ConnectionError("no route\nto host"), "failed .ConnectionError: no route to host."),
         (UserError("the index is gone; build it"), ": the index is gone; build it"),
-        (None, "returned 3 lists of passages for 4 queries"),
+        (None, "failed .ValueError: zip"),
     ],
 )
 def test_a_knowledge_base_that_fails_is_named(error: Exception | None, told: str) -> None:
     slow, first, second = Fixed("slow", 0.05), Failing("first", error), Failing("second", ValueError("no"))
     joint = JointSearch([slow, first, second])
     with pytest.raises(UserError, match="`first`.*" + told):
-        joint.search([Query(text=text) for text in ("a", "b", "c", "d")], dict.fromkeys(joint.names, 2))
+        joint.search([Query(text=text) for text in ("a", "b", "c", "d")], dict.fromkeys(joint.names, [2] * 4))
     assert len(slow.asked) == 1
 
 
@@ -188,37 +127,10 @@ def test_a_knowledge_base_that_fails_may_find_nothing_and_is_named_all_the_same(
     asked = [Query(text="a"), Query(text="b")]
     found = JointSearch([fine, away], on_failure="degrade").search(asked, tops)
     alone = JointSearch([Fixed("fine")]).search(asked, {"fine": [1, 1]})
-    assert [each.merged for each in found] == [each.merged for each in alone]
+    assert [each.hits["fine"] for each in found] == [each.hits["fine"] for each in alone]
     assert [each.hits["away"] for each in found] == [[], []]
     assert [list(each.missing) for each in found] == [["away"], []]  # of the second nothing was asked there
     assert "`away` failed (ConnectionError: no route)" in found[0].missing["away"]
-
-
-@pytest.mark.parametrize(
-    ("tops", "told"),
-    [
-        ({"x": 1}, "names"),
-        ({"x": 1, "y": 1, "z": 1}, "names"),
-        ({"x": 1, "y": [1]}, "`y` has the budget"),
-        ({"x": -1, "y": 1}, "`x` has the budget"),
-    ],
-)
-def test_budgets_that_do_not_fit_are_refused(tops: dict[str, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        JointSearch([Fixed("x"), Fixed("y")]).search([Query(text="a"), Query(text="b")], tops)
-
-
-def test_searchers_need_names_and_a_rule_that_there_is() -> None:
-    with pytest.raises(ValueError, match="names of their own"):
-        JointSearch([Fixed("x"), Fixed("x")])
-    with pytest.raises(ValueError, match="at least one"):
-        JointSearch([])
-    with pytest.raises(ValueError, match="parallel"):
-        JointSearch([Fixed("x")], parallel={"y": 2})
-    with pytest.raises(ValueError, match="parallel"):
-        JointSearch([Fixed("x")], parallel={"x": 0})
-    with pytest.raises(ValueError, match="rule of merging"):
-        JointSearch([Fixed("x")], merge="best")
 
 
 @given(top=st.integers(0, 100), parts=st.integers(1, 20))
@@ -251,12 +163,12 @@ class Meeting(Fixed):
         return super().search(queries, top)
 
 
-def test_two_knowledge_bases_and_two_queries_are_four_calls_at_the_same_time() -> None:
+def test_two_knowledge_bases_are_searched_at_the_same_time() -> None:
     """Nobody answers before all have been asked, so that one after the other none would."""
-    barrier = threading.Barrier(4)
-    joint = JointSearch([Meeting("x", barrier), Meeting("y", barrier)], parallel={"x": 2, "y": 2})
-    found = joint.search([Query(text="abc"), Query(text="def")], {"x": 2, "y": [2, 3]})
-    assert [names(each.merged) for each in found] == ["aabb", "ddeef"]
+    barrier = threading.Barrier(2)
+    joint = JointSearch([Meeting("x", barrier), Meeting("y", barrier)])
+    (found,) = joint.search([Query(text="abc")], {"x": [2], "y": [3]})
+    assert [names(hits) for hits in found.hits.values()] == ["ab", "abc"]
 
 
 class Letters:
@@ -283,5 +195,5 @@ def test_real_knowledge_bases_that_share_an_encoder_find_what_they_find_alone(kb
     queries += [Query(text=f"owl {n}") for n in range(5)]
     expected = [stage.search(queries, 5) for stage in stages]
     for _ in range(3):
-        found = JointSearch(stages).search(queries, {"passages": 5, "pairs": 5})
+        found = JointSearch(stages).search(queries, dict.fromkeys(("passages", "pairs"), [5] * len(queries)))
         assert [[each.hits[stage.name] for each in found] for stage in stages] == expected
