@@ -39,10 +39,7 @@ class Reranker(Protocol):
         Args:
             questions: Texts, one per list of passages.
             passages: Candidates of each question; a list may be empty.
-            top_k: Number of passages to return; None returns all.
-
-        Raises:
-            ValueError: The number of lists differs from that of questions, or `top_k` is less than 1.
+            top_k: Number of passages to return, at least 1; None returns all.
         """
         ...
 
@@ -72,15 +69,3 @@ def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int 
 def places_of(texts: Sequence[Sequence[str]]) -> dict[str, int]:
     """Return the place of each distinct text among them all, so that each is read once."""
     return {text: place for place, text in enumerate(dict.fromkeys(itertools.chain.from_iterable(texts)))}
-
-
-def check_request(questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None) -> None:
-    """Refuse what no reranker can rank.
-
-    Raises:
-        ValueError: There are not as many lists of passages as questions, or `top_k` is less than 1.
-    """
-    if len(questions) != len(passages):
-        raise ValueError(f"{len(questions)} questions have {len(passages)} lists of passages; give one for each")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for all, found {top_k}")

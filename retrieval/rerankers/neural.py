@@ -20,7 +20,7 @@ from reflectune.retrieval.encoders.modules import Modules, refuse_dense
 from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request, places_of
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
 from reflectune.retrieval.stores.base import inner
 
 _REMEDY = "set `reranker_pooling` to mean, last or cls"
@@ -44,7 +44,6 @@ class EmbeddingReranker:
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
         """The `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
-        check_request(questions, passages, top_k)
         texts = [[passage_text(one) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:
@@ -96,7 +95,6 @@ class CrossEncoderReranker:
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
         """The `top_k` best passages of each question; see `Reranker.rank`."""
-        check_request(questions, passages, top_k)
         pairs = [
             (self._prefixes[0] + question, self._prefixes[1] + passage_text(passage))
             for question, choice in zip(questions, passages, strict=True)

@@ -18,7 +18,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import DecoupledEncoder, PairEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request, places_of
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
 from reflectune.retrieval.stores.base import inner
 
 WORDS: Final = 512
@@ -72,7 +72,6 @@ class EncoderReranker:
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
         """See `PictureReranker.rank_pictured`. Entries' scores are not used. Each distinct passage is read once."""
-        check_request(questions, passages, top_k)
         texts = [[" ".join(passage_text(one).split()[:WORDS]) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:

@@ -29,7 +29,7 @@ from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.texts import scatter, token_batches
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request, places_of
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
 
 ENTRY_SHARE: Final = 0.5
 """Share of the entry's similarity in a passage's score, the rest is the Q-Former's: α of EchoSight's evaluation."""
@@ -110,7 +110,6 @@ class QFormerReranker:
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
         """See `PictureReranker.rank_pictured`. Each distinct passage is read once."""
-        check_request(questions, passages, top_k)
         texts = [[passage_words(one) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from reflectune.core.tokens import UNSPACED, tokenize
 from reflectune.core.types import Passage
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, check_request
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first
 
 _LETTERS = re.compile(f"[{UNSPACED}]{{2}}")
 _KOREAN = re.compile(r"[\uac00-\ud7a3]{3,}")
@@ -25,7 +25,6 @@ class WordReranker:
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
         """The `top_k` best passages of each question; see `Reranker.rank`."""
-        check_request(questions, passages, top_k)
         return [
             best_first(choice, bm25_scores(question, choice), top_k)
             for question, choice in zip(questions, passages, strict=True)

@@ -71,13 +71,6 @@ def test_nothing_to_rank_is_no_error(reranker, passages) -> None:
     assert (len(empty), len(full)) == (0, len(passages))
 
 
-def test_a_wrong_request_is_refused(reranker, passages) -> None:
-    with pytest.raises(ValueError, match="2 questions have 1 lists"):
-        reranker.rank(QUESTIONS, [passages])
-    with pytest.raises(ValueError, match="top_k"):
-        reranker.rank(QUESTIONS[:1], [passages], 0)
-
-
 # What the two models compute.
 
 
