@@ -103,8 +103,7 @@ class EntryRetriever:
         self, index: Index, encoder: ImageTextEncoder, *, title_weight: float = 0.5, summary_share: float = 0.0
     ) -> None:
         self._index, self._encoder = index, encoder
-        self._title_weight = _checked("title_weight", title_weight)
-        self._summary_share = _checked("summary_share", summary_share)
+        self._title_weight, self._summary_share = title_weight, summary_share
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
         self.most_kept = 2**14
 
@@ -372,12 +371,6 @@ def _weighted(
 
 def _batches(items: list[_Item]) -> list[list[_Item]]:
     return [items[start : start + _BATCH] for start in range(0, len(items), _BATCH)]
-
-
-def _checked(name: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} must be from 0 to 1, found {value}")
-    return value
 
 
 def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_roots: Roots, device: str) -> Retriever:

@@ -18,7 +18,6 @@ caption, which is the summary of an index that was built with captions."""
 
 Fusion = Literal["scores", "vectors", "features"]
 """Fusion of a query's image and text; see `Weights`."""
-FUSIONS: Final[tuple[Fusion, ...]] = ("scores", "vectors", "features")
 
 PART_FIELDS: Final[Mapping[str, str]] = {
     "image": "image",
@@ -110,8 +109,6 @@ class Weights:
         values = [getattr(self, part) for part in PART_FIELDS]
         if not all(0 <= value <= 1 for value in values) or not math.isclose(sum(values), 1, abs_tol=1e-6):
             raise ValueError(f"weights must be from 0 to 1 and sum to 1, found {self}")
-        if self.fusion not in FUSIONS:
-            raise ValueError(f"fusion is one of {', '.join(FUSIONS)}, found {self.fusion}")
 
     def of(self, query: Query) -> dict[str, float]:
         """Return the weights of the parts that a query has, scaled to the sum of all.
@@ -145,12 +142,7 @@ class Weights:
 
         Args:
             share: From 0, which changes nothing, to 1, with which titles weigh nothing.
-
-        Raises:
-            ValueError: `share` is not from 0 to 1.
         """
-        if not 0 <= share <= 1:
-            raise ValueError(f"summary_share must be from 0 to 1, found {share}")
         return dataclasses.replace(
             self,
             title=self.title * (1 - share),
@@ -166,8 +158,6 @@ def equation_3(title_weight: float = 0.5) -> Weights:
     Raises:
         ValueError: `title_weight` is not from 0 to 1.
     """
-    if not 0 <= title_weight <= 1:
-        raise ValueError(f"title_weight must be from 0 to 1, found {title_weight}")
     return Weights(image=1 - title_weight, title=title_weight)
 
 
@@ -177,8 +167,6 @@ def equation_7(text_weight: float = 0.5) -> Weights:
     Raises:
         ValueError: λ is not from 0 to 1.
     """
-    if not 0 <= text_weight <= 1:
-        raise ValueError(f"text_weight must be from 0 to 1, found {text_weight}")
     return Weights(image=1 - text_weight, text_title=text_weight)
 
 

@@ -172,12 +172,7 @@ def passages_inside(
         hits: Entries of each query, best first; of a repeated entry the first counts.
         passages_of: Returns the passages of an entry, by its id.
         top: At least 1.
-
-    Raises:
-        ValueError: `top` is less than 1, or the number of lists of entries differs from that of queries.
     """
-    if top < 1 or len(queries) != len(hits):
-        raise ValueError(f"{len(queries)} queries with {len(hits)} lists of entries ask for {top} passages each")
     found = []
     for query, row in zip(queries, hits, strict=True):
         by_id = {hit.entry_id: hit for hit in reversed(row)}

@@ -176,14 +176,6 @@ def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder
     ]
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_is_from_0_to_1(told_kb, encoder, tmp_path, share) -> None:
-    with pytest.raises(ValueError, match="summary_share"):
-        equation_3().with_summaries(share)
-    with pytest.raises(ValueError, match="summary_share"):
-        EntryRetriever(build_index(told_kb, encoder, tmp_path / "index"), encoder, summary_share=share)
-
-
 def test_shares_move_weight_from_titles_to_summaries() -> None:
     assert equation_3(0.5).with_summaries(0) == equation_3(0.5)
     assert equation_3(0.5).with_summaries(0.5) == Weights(image=0.5, title=0.25, summary=0.25)

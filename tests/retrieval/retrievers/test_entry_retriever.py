@@ -205,12 +205,6 @@ def test_the_titles_weight_is_a_matter_of_the_query(weight, order, picture, tmp_
         assert hit.score == pytest.approx((1 - weight) * hit.parts["image"] + weight * hit.parts["title"], abs=1e-6)
 
 
-@pytest.mark.parametrize("weight", [-0.1, 1.5, float("nan")])
-def test_a_weight_that_is_none_is_refused(weight, tmp_path) -> None:
-    with pytest.raises(ValueError, match="title_weight"):
-        EntryRetriever(index_of(tmp_path, "a", (0,), unit(0.9), unit(0.2)), Fixed(), title_weight=weight)
-
-
 def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_path) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash"), Entry("b", "Birch")], name="trees")
     hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([picture(0)], 5)[0]

@@ -16,7 +16,7 @@ from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.fusion import weighted_sum
-from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7, modality_weights
+from reflectune.retrieval.retrievers.queries import Query, Weights, equation_7, modality_weights
 from reflectune.retrieval.stores.exact import ExactStore
 
 DIMENSIONS, ENTRIES = 6, 9
@@ -181,11 +181,6 @@ def test_what_an_encoder_cant_do_is_refused(index, encoder, rule, told) -> None:
         search(index, encoder(), equation_7().fused(rule))
     with pytest.raises(UserError, match=told):
         EntryRetriever(index, encoder()).check(equation_7().fused(rule))
-
-
-def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="fusion is one of scores, vectors, features, found both"):
-        equation_3().fused("both")
 
 
 def test_sides_that_cancel_out_leave_nothing() -> None:

@@ -85,13 +85,6 @@ def test_without_a_text_passages_keep_the_order_of_their_entries() -> None:
     assert asked == second
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 queries with 2 lists"):
-        passages_inside([Query(IMAGE)], [[], []], ARTICLES.__getitem__, 1)
-    with pytest.raises(ValueError, match="0 passages"):
-        passages_inside([Query(IMAGE)], [[]], ARTICLES.__getitem__, 0)
-
-
 def test_a_multimodal_knowledge_base_is_searched_in_two_stages(kb, encoder, tmp_path: Path) -> None:
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
     queries = [Query(IMAGE, "Which mice does it eat?"), Query(text="Owl nº 4"), Query(IMAGE)]
