@@ -139,8 +139,28 @@ def reader(name: str, contexts: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
+def teach_mmkb(tuned: str, reader: str, probes: str, labels: str, output: str) -> list[list[str]]:
+    """Return the commands that merge the reader to probe, label its probes, and tune MMKB-RAG.
+
+    Args:
+        tuned: Folder of the reader's adapter, in the run's folder as all others.
+        reader: Folder of the merged reader.
+        probes: Folder of its probes.
+        labels: Folder of the labels.
+        output: Folder of the tuned model.
+    """
+    of_labels = f"--probes {RUN}/{probes} --dataset {RUN}/gallery --rule outcome --srt_balance 4 --answer_model shared"
+    of_model = f"--scheme mmkb_rag --model {RUN}/{reader} --train_data {RUN}/{labels} --output_dir {RUN}/{output}"
+    return [
+        [*program("train.merge"), *f"--checkpoint {RUN}/{tuned} --output {RUN}/{reader}".split()],
+        [*program("data_builders.derive_labels"), *f"{of_labels} --output {RUN}/{labels}".split()],
+        [*recipe("train.sft", "lora"), *of_model.split()],
+    ]
+
+
 def stages() -> dict[str, list[str]]:
     """Return the command of every stage, in order."""
+    merge, label, tune = teach_mmkb("plain_tuned", "reader", "probes", "labels", "mmkb")
     python = [sys.executable, "-m"]
     assemble = "--language pocket/language --vision pocket/vision --image_size 112 --dtype float32"
     (train_rows, train_prompts), (visual_rows, visual_prompts) = captions("train"), captions("visual")
@@ -173,23 +193,10 @@ def stages() -> dict[str, list[str]]:
         + f"--scheme plain --train_data {RUN}/baseline --output_dir {RUN}/plain_tuned".split(),
         **{stage: it for name, contexts in READERS.items() for stage, it in reader(name, contexts).items()},
         "evaluate": recipe("inference.evaluate", "evaluate"),
-        "reader": [
-            *(*program("train.merge"), "--checkpoint", str(RUN / "plain_tuned")),
-            *("--output", str(RUN / "reader")),
-        ],
+        "reader": merge,
         "probe": recipe("data_builders.probe", "probe"),
-        "labels": [
-            *(
-                *program("data_builders.derive_labels"),
-                "--probes",
-                str(RUN / "probes"),
-                "--output",
-                str(RUN / "labels"),
-            ),
-            *f"--dataset {RUN}/gallery --rule outcome --srt_balance 4 --answer_model shared".split(),
-        ],
-        "mmkb": recipe("train.sft", "lora")
-        + f"--scheme mmkb_rag --model {RUN}/reader --train_data {RUN}/labels --output_dir {RUN}/mmkb".split(),
+        "labels": label,
+        "mmkb": tune,
         "evaluate_mmkb": [
             *(*recipe("inference.evaluate", "evaluate"), "--plain_model", ""),
             *f"--model {RUN}/mmkb --base_model {RUN}/reader --limit 100 --answer_model tuned --title_weight 0".split(),
@@ -252,36 +259,26 @@ def fresh_stages() -> dict[str, list[str]]:
     kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS)
     commands = {name: command for name, command in stages().items() if name in kept}
     readers = {"article": f"{RUN}/article_tuned", "passage": f"{RUN}/gold_tuned", "passages": "pocket/plain"}
-    flags = f"--model pocket/mr2ag {FRESH} --limit {EVERY} --plain_model".split()
-    ask, tuned = [*recipe("inference.evaluate", "evaluate"), *flags], json.dumps(readers)
+    ask = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split()]
+    shipped, tuned = "--model pocket/mr2ag", json.dumps(readers)
+    merge, label, tune = teach_mmkb("gold_tuned", "fresh_reader", "fresh_probes", "fresh_labels", "fresh_mmkb_tuned")
     fresh, by_images, mmkb, one = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
     taught = f"--model {RUN}/fresh_mmkb_tuned --base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
-    ask_mmkb = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split(), ""]
     return {
         **commands,
-        "fresh_mr2ag": [*ask, "", *f"{fresh} mr2ag controls".split()],
-        "fresh": [*ask, tuned, *f"{fresh} tuned_baselines mr2ag controls".split()],
-        "fresh_by_images": [*ask, tuned, *f"{by_images} tuned_baselines mr2ag --title_weight 0".split()],
-        "fresh_reader": [
-            *program("train.merge"),
-            *f"--checkpoint {RUN}/gold_tuned --output {RUN}/fresh_reader".split(),
-        ],
+        "fresh_mr2ag": [*ask, "", *f"{shipped} {fresh} mr2ag controls".split()],
+        "fresh": [*ask, tuned, *f"{shipped} {fresh} tuned_baselines mr2ag controls".split()],
+        "fresh_by_images": [*ask, tuned, *f"{shipped} {by_images} tuned_baselines mr2ag --title_weight 0".split()],
+        "fresh_reader": merge,
         "fresh_probes": [
             *(*recipe("data_builders.probe", "probe"), "--trained_on", "", "--limit", "800"),
             *f"--documents_of retrieved --documents 10 --documents_random 0 --index {RUN}/index".split(),
             *f"--encoder pocket/clip --title_weight 0 --model {RUN}/fresh_reader --output {RUN}/fresh_probes".split(),
         ],
-        "fresh_labels": [
-            *program("data_builders.derive_labels"),
-            *f"--probes {RUN}/fresh_probes --dataset {RUN}/gallery --output {RUN}/fresh_labels".split(),
-            *"--rule outcome --srt_balance 4 --answer_model shared".split(),
-        ],
-        "fresh_mmkb_tuned": [
-            *(*recipe("train.sft", "lora"), "--scheme", "mmkb_rag", "--model", f"{RUN}/fresh_reader"),
-            *f"--train_data {RUN}/fresh_labels --output_dir {RUN}/fresh_mmkb_tuned".split(),
-        ],
-        "fresh_mmkb": [*ask_mmkb, *f"{taught} --answer_model tuned {mmkb} mmkb_rag".split()],
-        "fresh_mmkb_one": [*ask_mmkb, *f"{taught} {MMKB_ONE} {one} mmkb_rag".split()],
+        "fresh_labels": label,
+        "fresh_mmkb_tuned": tune,
+        "fresh_mmkb": [*ask, "", *f"{taught} --answer_model tuned {mmkb} mmkb_rag".split()],
+        "fresh_mmkb_one": [*ask, "", *f"{taught} {MMKB_ONE} {one} mmkb_rag".split()],
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -162,6 +162,11 @@ class WithGoldEntries:
 def gold_entries(question: Question) -> list[str]:
     """Return the entries of a question's evidence, or else the one that its image shows."""
     return list(dict.fromkeys([e.entry_id for e in question.evidence] or question.entity_ids[:1]))
+
+
+def has_gold(question: Question, knowledge: Container[str]) -> bool:
+    """Return True if the knowledge base has all of a question's `gold_entries`."""
+    return all(entry in knowledge for entry in gold_entries(question))
 
 
 def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) -> list[Passage]:

@@ -25,7 +25,7 @@ from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSetti
 from reflectune.inference.operators.budget import outgrown
 from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings, Mr2agSettings
-from reflectune.inference.pipelines.oracle import gold_entries
+from reflectune.inference.pipelines.oracle import has_gold
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import ROLES, build_pipeline, find_recipe, stages_for
 from reflectune.inference.report.page import write_report
@@ -220,7 +220,7 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
     for name in stages_for(config.forms()):
         recipe = find_recipe(name)
         of_form = [question for question in questions if recipe.takes(question)]
-        taken = [q for q in of_form if not recipe.reads_gold or all(entry in knowledge for entry in gold_entries(q))]
+        taken = [q for q in of_form if not recipe.reads_gold or has_gold(q, knowledge)]
         if taken and (recipe.takes_texts or not recipe.needs("entries") or not only_texts):
             for question in taken if not recipe.takes_pictures and config.on_error == "stop" else ():
                 check_one_picture(question, f"the pipeline {name}")

@@ -14,7 +14,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.oracle import GoldRetriever, gold_entries
+from reflectune.inference.pipelines.oracle import GoldRetriever, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.pipelines.settings import LeadSettings
@@ -62,7 +62,7 @@ class GridRunner:
         taken = [
             (q, image)
             for q, image in zip(questions, images, strict=True)
-            if takes(q) and not (is_gold and self._lacks_gold(q))
+            if takes(q) and (not is_gold or has_gold(q, self._dataset.knowledge))
         ]
         if not taken:
             return {}
@@ -107,10 +107,6 @@ class GridRunner:
                 loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto"
             )
         return self._engines[role]
-
-    def _lacks_gold(self, question: Question) -> bool:
-        """Return True if the knowledge base lacks an entry that gold retrieval would find."""
-        return any(entry not in self._dataset.knowledge for entry in gold_entries(question))
 
     def _name(self, point: Point) -> str:
         name = str(point.settings.get("pipeline", self._pipeline))
