@@ -343,6 +343,7 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(conf
     [
         ({"scheme": "mr2ag"}, "`scheme` is plain"),
         ({"method": "qlora"}, "`method: qlora`: TRL"),
+        ({"method": "lora", "lora_dropout": 0.1}, "`lora_dropout` is not used here"),
         ({"accuracy_reward": 0.0, "format_reward": 0.0}, "both 0"),
         ({"train_data": "nowhere"}, "does not exist"),
         ({"dataset": ""}, "`dataset` is needed"),

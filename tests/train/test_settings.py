@@ -11,14 +11,14 @@ from reflectune.train.grpo import GrpoConfig
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
 
-UNHASHED = {"model", "output_dir", "resume", "save_steps", "cache_mib", "device", "gradient_checkpointing", "licence"}
+UNHASHED = {"model", "output_dir", "resume", "save_steps", "device", "gradient_checkpointing", "licence"}
 
 
 @pytest.mark.parametrize(
     ("kind", "by_content"),
     [
-        (SftConfig, {"train_data", "image_root", "cache_features", "eval_data"}),
-        (GrpoConfig, {"dataset", "index", "ranked_entities", "rewards", "bem"}),
+        (SftConfig, {"cache_mib", "train_data", "image_root", "cache_features", "eval_data"}),
+        (GrpoConfig, {"cache_mib", "dataset", "index", "ranked_entities", "rewards", "bem"}),
         (AnswerGrpoConfig, {"dataset", "train_data", "bem"}),
     ],
 )
@@ -45,6 +45,12 @@ def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str)
     assert not hasattr(GrpoConfig(), key)
 
 
+@pytest.mark.parametrize("key", ["group_by_length", "cache_mib"])
+def test_settings_of_trees_are_no_attributes_of_the_config_of_replies(key: str) -> None:
+    assert hasattr(GrpoConfig(), key)
+    assert not hasattr(AnswerGrpoConfig(), key)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
@@ -59,6 +65,11 @@ def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str)
         (EstimateConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
         (GateConfig, {"visual_limit": -1}, "`visual_limit` must be at least 0, found -1"),
         (GrpoConfig, {"lora_r": 0}, "`lora_r` must be at least 1, found 0"),
+        (
+            GrpoConfig,
+            {"gradient_checkpointing": "auto"},
+            "`gradient_checkpointing: auto` is for sft, which forecasts memory; set true or false",
+        ),
         (GrpoConfig, {"max_pixels": -1}, "`max_pixels` must be at least 0, found -1"),
     ],
 )

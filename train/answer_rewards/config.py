@@ -7,15 +7,13 @@ from typing import Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import SplitName
-from reflectune.formats.dataset import SplitKey
-from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
 from reflectune.models.remote.endpoint import ApiRoot, ConnectionKeys
 from reflectune.train.data.mixture import DataSource
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.training import RewardConfig
 
 
-class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig, ConnectionKeys):
+class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
     """Settings of TRL's GRPO, without a KL term. `per_device_train_batch_size` counts replies."""
 
     model: ModelName = setting(
@@ -50,11 +48,13 @@ class ReplyGrpoConfig(SplitKey, MetricConfig, TrainingConfig, ConnectionKeys):
 
     @cross_check
     def method_problems(self) -> Iterator[str]:
-        """Yield the problems of adapters and rates that TRL can't train."""
+        """Yield the problems of adapters, rates and dropout that TRL can't train."""
         if self.projector_learning_rate is not None:
             yield "`projector_learning_rate` is for sft and grpo: TRL's optimiser has one rate"
         if self.method == "qlora":
             yield "`method: qlora`: TRL trains a 4-bit model's adapters in bfloat16; use lora or full"
+        if self.lora_dropout:
+            yield "`lora_dropout` is not used here: replies are scored without dropout; leave it out"
 
     @cross_check
     def reward_problems(self) -> Iterator[str]:

@@ -8,10 +8,8 @@ from typing import Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import OutputFolder
-from reflectune.formats.dataset import SplitKey
-from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName
-from reflectune.train.settings.training import TrainingConfig
+from reflectune.train.settings.training import RewardConfig, TreeConfig
 
 GATES = ("retrieve", "relevance")
 
@@ -19,7 +17,7 @@ PolicyLoss = Literal["expected", "grpo", "regression"]
 """Objectives of a gate; see `reflectune.train.gate_rewards.policy`."""
 
 
-class GateConfig(SplitKey, MetricConfig, TrainingConfig):
+class GateConfig(RewardConfig, TreeConfig):
     """Train the gates of a fine-tuned checkpoint by reward."""
 
     model: ModelName = setting(

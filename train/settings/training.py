@@ -7,6 +7,8 @@ from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed
+from reflectune.formats.dataset import SplitKey
+from reflectune.metrics.config import MetricConfig
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
 from reflectune.train.settings.model import AdapterConfig, ModelConfig
@@ -29,7 +31,6 @@ class OptimisationConfig(Settings):
     # Their product with the number of processes is hashed (see `reflectune.train.data.global_batch`).
     per_device_train_batch_size: int = setting(8, "questions, each with all its passages", ge=1, hashed=False)
     gradient_accumulation_steps: int = setting(1, "batches per optimiser step", ge=1, hashed=False)
-    group_by_length: bool = setting(True, "batch questions of similar length")
     max_tokens: int | None = setting(None, "most tokens from image to answer; the model's own limit if unset", ge=1)
     seed: Seed = setting(0, "seed of new token rows, data order and dropout")
 
@@ -58,9 +59,6 @@ class ComputeConfig(Settings):
         "recompute activations to save memory; auto: those of as few layers as the device's memory asks for",
         hashed=False,
     )
-    cache_mib: int = setting(
-        512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
-    )
     dataloader_workers: int = setting(
         0, "processes that encode examples; 0 encodes in the main one", ge=0, hashed=False
     )
@@ -76,15 +74,6 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
         ge=1,
         hashed=False,
     )
-
-    def cache_bytes(self, *, read_again: bool = False) -> int:
-        """Return the memory for encoded training examples; 0 if no process reads one again.
-
-        Args:
-            read_again: True if an epoch reads an example twice.
-        """
-        again = read_again or self.epochs > 1 or self.max_steps is not None
-        return self.cache_mib * 2**20 if again and not self.dataloader_workers else 0
 
     @cross_check
     def quantization_problems(self) -> Iterable[str]:
@@ -102,3 +91,31 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
             f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {self.scheme}` would stay "
             "untrained; name it too, or set `scheme: plain`"
         ]
+
+
+class TreeConfig(TrainingConfig):
+    """Settings of trainings that read questions as trees."""
+
+    group_by_length: bool = setting(True, "batch questions of similar length")
+    cache_mib: int = setting(
+        512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
+    )
+
+    def cache_bytes(self, *, read_again: bool = False) -> int:
+        """Return the memory for encoded training examples; 0 if no process reads one again.
+
+        Args:
+            read_again: True if an epoch reads an example twice.
+        """
+        again = read_again or self.epochs > 1 or self.max_steps is not None
+        return self.cache_mib * 2**20 if again and not self.dataloader_workers else 0
+
+
+class RewardConfig(SplitKey, MetricConfig, TrainingConfig):
+    """Settings of trainings by reward."""
+
+    @cross_check
+    def recomputation_problems(self) -> Iterable[str]:
+        """Yield the problem of a number of recomputed layers that would be forecast from training examples."""
+        if self.gradient_checkpointing == "auto":
+            yield "`gradient_checkpointing: auto` is for sft, which forecasts memory; set true or false"

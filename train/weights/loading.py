@@ -106,31 +106,28 @@ def load_tuned(
     if scheme.name != config.scheme:
         raise UserError(f"{folder} was trained with scheme {scheme.name}, and `scheme` is {config.scheme}")
     changes: dict[str, Any] = {"model": str(info["base_model"]), "seed": int(info["seed"])}
-    if quantization := Quantization.recorded(info, folder / INFO_FILE):
-        if "double_quantization" in config.model_fields_set and config.double_quantization != quantization.double:
-            raise UserError(
-                f"`double_quantization` is {config.double_quantization}, the base of {folder} was quantized with "
-                f"{quantization.double}; leave it out"
-            )
+    quantization = Quantization.recorded(info, folder / INFO_FILE)
+    refuse_other_adapter(config, folder, quantization)
+    if quantization:
         changes["double_quantization"] = quantization.double
     base = config.model_copy(update=changes)
     loaded = load_base(base, device, sharding)
     if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
         raise UserError(f"{folder} was trained with other prompts than `prompts: {config.prompts or '(none)'}` names")
     check_reading(folder, loaded.processor, scheme)
-    refuse_other_adapter(config, folder)
     adapted = load_adapter(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
     files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]
     return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
 
 
-def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
-    """Raise a `UserError` if settings ask for a different adapter than the one that training continues."""
+def refuse_other_adapter(config: TrainingConfig, folder: Path, quantization: Quantization | None) -> None:
+    """Raise a `UserError` if settings ask for a different adapter, or base, than those that training continues."""
+    settings = adapter_settings(folder) | ({"double_quantization": quantization.double} if quantization else {})
     has_projector = bool(_adapter_record(folder).get("modules_to_save"))
     differing = [
         f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
-        for name, value in adapter_settings(folder).items()
+        for name, value in settings.items()
         if name in config.model_fields_set and getattr(config, name) != value
     ]
     if config.train_towers and ("projector" in config.train_towers) != has_projector:
