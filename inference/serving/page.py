@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import gradio as gr
 from fastapi import FastAPI
+from gradio_client.utils import is_http_url_like
 
 from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset
@@ -26,6 +28,7 @@ from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.serving.views import part, partial_view, title_of, view
 from reflectune.retrieval.config import RetrieverConfig
 
+_MOVE: Final = "async_move_resource_to_block_cache"
 _FONTS: Final = ["system-ui", "sans-serif"]
 _GONE: Final = "This link's question is not kept any more; ask it again."
 _WORDS: Final = (
@@ -79,6 +82,19 @@ def picture_input() -> gr.Image:
     return picture
 
 
+def allow_uploads_alone(page: gr.Blocks) -> None:
+    """Have every component refuse files that the visitor did not upload: paths of this machine, and addresses."""
+    page.has_launched = True  # gradio checks paths only of a page that it launched itself, and this one is mounted
+    for block in page.blocks.values():
+        setattr(block, _MOVE, partial(_move, getattr(block, _MOVE)))
+
+
+async def _move(move: Callable[[Any], Awaitable[Any]], path: Any) -> Any:
+    if is_http_url_like(str(path)):
+        raise gr.Error("addresses are not opened; upload the picture", print_exception=False)
+    return await move(path)
+
+
 def build_page(questions: PageQuestions) -> gr.Blocks:
     """Return the page of a service's questions."""
     script = read_asset("inference/serving/page.js").text
@@ -103,7 +119,12 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
                             slider.render()
                 evidence = gr.HTML(js_on_load=script, **bare)
         shown, values = [answer, evidence, status, panel, asked, without], [*sliders.values()]
-        asking: dict[str, Any] = {"fn": events.ask, "inputs": [picture, question, *values], "outputs": shown}
+        asking: dict[str, Any] = {
+            "fn": events.ask,
+            "inputs": [picture, question, *values],
+            "outputs": shown,
+            "concurrency_limit": questions.service.config.batch_questions,
+        }
         picked = buttons.example(events.pick, None, [picture, question])
         for trigger in (ask.click, question.submit, picked.then):
             trigger(**asking, show_progress="minimal").then(None, js=_LINK_JS)
@@ -112,7 +133,8 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
             slider.input(events.decide, **again, show_progress="hidden", trigger_mode="always_last")
         evidence.tick(events.tick, **again, show_progress="hidden")
         page.load(events.follow, values, shown, show_progress="hidden")
-    return page
+    allow_uploads_alone(page)
+    return page.queue(max_size=questions.service.config.most_requests)
 
 
 class PageEvents:
