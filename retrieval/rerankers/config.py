@@ -15,6 +15,17 @@ from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 Kind = Literal["words", "embedding", "cross_encoder", "encoder", "q_former"]
 DocumentRanking = Literal["words", "reranker"]
 DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
+_TEXT: Final = ("embedding", "cross_encoder")
+_READERS: Final[Mapping[str, tuple[Kind, ...]]] = {
+    "reranker_pooling": ("embedding",),
+    "reranker_similarity": ("embedding",),
+    "reranker_query_prefix": _TEXT,
+    "reranker_passage_prefix": _TEXT,
+    "reranker_max_length": _TEXT,
+    "reranker_token_budget": (*_TEXT, "q_former"),
+    "reranker_dtype": (*_TEXT, "q_former", "encoder"),
+}
+"""Rerankers that read a key."""
 
 
 class RerankerConfig(Settings):
@@ -59,6 +70,13 @@ class RerankerConfig(Settings):
         used = self.reranker_settings().completed()
         known = {"reranker_similarity": used.similarity, "reranker_max_length": used.max_length}
         return {name: known.get(name, value) for name, value in settings.items()}
+
+    @cross_check
+    def unread_problems(self) -> Iterator[str]:
+        """Yield the keys that are set and not read by the reranker."""
+        readers = _READERS.items()
+        if unread := [key for key, kinds in readers if key in self.model_fields_set and self.reranker not in kinds]:
+            yield f"`reranker: {self.reranker}` doesn't read {', '.join(f'`{key}`' for key in unread)}; leave it out"
 
     @cross_check
     def reranker_problems(self) -> Iterator[str]:

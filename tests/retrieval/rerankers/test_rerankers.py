@@ -277,6 +277,15 @@ def test_a_configs_problems_are_reported_together() -> None:
         parse_config(RerankerConfig, argv=["--reranker_model", "miniature/text"])
 
 
+def test_a_key_that_the_reranker_does_not_read_is_refused() -> None:
+    keys = "--reranker_pooling cls --reranker_max_length 64 --reranker_dtype bfloat16".split()
+    with pytest.raises(UserError, match="`reranker: words` doesn't read `reranker_pooling`, `reranker_max_length`, "):
+        parse_config(RerankerConfig, argv=keys)
+    named = ["--reranker", "cross_encoder", "--reranker_model", "miniature/text", *keys]
+    with pytest.raises(UserError, match="`reranker: cross_encoder` doesn't read `reranker_pooling`; leave it out"):
+        parse_config(RerankerConfig, argv=named)
+
+
 def test_every_process_adds_up_a_bm25_score_to_the_same_digit() -> None:
     """Scores go into traces; the order of a set of words differs from process to process."""
     program = (
