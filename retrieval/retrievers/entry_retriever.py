@@ -241,7 +241,7 @@ class EntryRetriever:
     def _twin(self, index: Index, **weights: float) -> EntryRetriever:
         """A retriever with the same encoder, and the pictures that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
-        twin._kept = self._kept
+        twin._kept, twin.most_kept = self._kept, self.most_kept
         return twin
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:

@@ -15,13 +15,10 @@ from reflectune.retrieval.stores.base import Found, best
 from reflectune.retrieval.stores.exact import ExactStore
 
 
-def equation_3(image, entry, kb, encoder) -> tuple[float, float, float]:
-    """S_ret, sim(I, I_k) and sim(I, T_k) of one image and one entry, written out."""
-    query = encoder.encode_images([image])[0].astype(np.float64)
-    every = [encoder.encode_images([load_image(path)])[0] for other in kb for path in kb.image_paths(other)]
-    pictures = [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(entry)]
+def equation_3(query, pictures, every, title) -> tuple[float, float, float]:
+    """S_ret, sim(I, I_k) and sim(I, T_k) of the vectors of one image and one entry, written out."""
     image_part = max((float(query @ vector) for vector in pictures), default=float(np.mean(every @ query)))
-    title_part = float(query @ encoder.encode_texts([entry.title])[0])
+    title_part = float(query @ title)
     return (image_part + title_part) / 2, image_part, title_part
 
 
@@ -33,8 +30,12 @@ def retriever(kb, encoder, tmp_path) -> EntryRetriever:
 def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, picture) -> None:
     images = [picture(seed) for seed in range(20, 40)]  # more than one batch of queries
     hits_by_image = retriever.search(images, 10)
+    pictures = {e.id: [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(e)] for e in kb}
+    titles = {entry.id: encoder.encode_texts([entry.title])[0] for entry in entries}
+    every = [vector for vectors in pictures.values() for vector in vectors]
     for image, hits in zip(images, hits_by_image, strict=True):
-        expected = {entry.id: equation_3(image, entry, kb, encoder) for entry in entries}
+        query = encoder.encode_images([image])[0].astype(np.float64)
+        expected = {name: equation_3(query, pictures[name], every, title) for name, title in titles.items()}
         assert {hit.entry_id for hit in hits} == set(expected)
         for hit in hits:
             assert (hit.score, hit.parts["image"], hit.parts["title"]) == pytest.approx(
@@ -82,6 +83,13 @@ def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retr
     for path in kb.image_paths(entries[1]):
         parts = {hit.entry_id: hit.parts["image"] for hit in retriever.search([load_image(path)], 10)[0]}
         assert parts["e1"] == pytest.approx(1, abs=1e-5)
+
+
+def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, picture) -> None:
+    retriever.most_kept = 2
+    for seed in range(5):
+        retriever.weighted(title_weight=0.25).search([picture(seed)], 1)
+    assert len(retriever._kept) == 2
 
 
 class Fixed:
