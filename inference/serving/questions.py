@@ -91,21 +91,26 @@ class PageQuestions:
         opened.add_done_callback(lambda _: events.put(None))
         others = {self.plain(name): service.submit(question, picture, name) for name in self.others()}
         closed, trace = service.submit(question, picture, self._closed), Trace("", self.name)
+        futures = [opened, closed, *others.values()]
         alternatives = Alternatives(trace, trace, self.scheme, title_weight, weights.summary_share)
         asked = AskedQuestion("", question, data_uri(picture, SIDE), alternatives)
-        while (event := events.get()) is not None:
-            if event.name == "gate":
-                trace = dataclasses.replace(trace, gate=event.data["gate"])
-            elif event.name == "hits":
-                trace = dataclasses.replace(trace, hits=tuple(from_row(Hit, row) for row in event.data["hits"]))
-            else:
-                continue
-            yield self._with(asked, trace)
-        asked = dataclasses.replace(
-            self._with(asked, opened.result(), closed.result()),
-            id=secrets.token_urlsafe(9),
-            others={name: future.result() for name, future in others.items()},
-        )
+        try:
+            while (event := events.get()) is not None:
+                if event.name == "gate":
+                    trace = dataclasses.replace(trace, gate=event.data["gate"])
+                elif event.name == "hits":
+                    trace = dataclasses.replace(trace, hits=tuple(from_row(Hit, row) for row in event.data["hits"]))
+                else:
+                    continue
+                yield self._with(asked, trace)
+            asked = dataclasses.replace(
+                self._with(asked, opened.result(), closed.result()),
+                id=secrets.token_urlsafe(9),
+                others={name: future.result() for name, future in others.items()},
+            )
+        finally:  # a visitor who left asks nothing more
+            for future in futures:
+                future.cancel()
         with self._lock:
             self._asked[asked.id] = asked
             if len(self._asked) > KEPT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import queue
 import tempfile
 import threading
@@ -55,11 +56,12 @@ class _Task:
     shown: Trace | None = None
 
     def show(self, trace: Trace) -> None:
-        """Pass the events that lead to a partial trace, each once."""
+        """Pass the events that lead to a partial trace, each once, also if the question is tried again."""
         if self.on_event:
             for event in events_between(self.shown, trace):
                 self.on_event(event)
-        self.shown = trace
+        if self.shown is None or all(map(operator.ge, _progress(trace), _progress(self.shown))):
+            self.shown = trace
 
 
 class AnswerService:
@@ -91,6 +93,7 @@ class AnswerService:
         self._parts, self._ready = _open(config, self.dataset, self._resources)
         self._built = {name: build_pipeline(name, config, parts) for name, parts in self._ready.items()}
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._tasks: deque[_Task] = deque()  # taken out of the queue, and not begun
         self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
         self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
         self._worker.start()
@@ -198,7 +201,7 @@ class AnswerService:
 
     def waiting(self) -> int:
         """Return the number of questions and searches that have not begun."""
-        return self._waiting.qsize()
+        return self._waiting.qsize() + len(self._tasks)
 
     def _put(self, task: _Task) -> Future[Any]:
         with self._lock:
@@ -208,24 +211,23 @@ class AnswerService:
         return task.future
 
     def _work(self) -> None:
-        tasks: deque[_Task] = deque()
-        is_open, answered = True, 0
+        tasks, is_open, answered = self._tasks, True, 0
         while is_open or tasks:
-            is_open = is_open and self._collect(tasks, _PAUSE if answered > 1 else 0)
+            is_open = is_open and self._collect(_PAUSE if answered > 1 else 0)
             batch = [task for task in _next_batch(tasks, self.config.batch_questions) if _begins(task)]
             self._run(batch)
             answered = len(batch)
 
-    def _collect(self, tasks: deque[_Task], pause: float) -> bool:
+    def _collect(self, pause: float) -> bool:
         """Append the tasks that wait, at least one, until none comes for `pause` seconds; return False at the end."""
         while True:
             try:
-                task = self._waiting.get(timeout=pause if tasks else None)
+                task = self._waiting.get(timeout=pause if self._tasks else None)
             except queue.Empty:
                 return True
             if task is None:
                 return False
-            tasks.append(task)
+            self._tasks.append(task)
 
     def _run(self, tasks: Sequence[_Task]) -> None:
         """Complete tasks that have begun; if a batch fails, each of its questions is tried alone."""
@@ -257,6 +259,11 @@ class AnswerService:
         for task, trace in zip(tasks, traces, strict=True):
             task.show(trace)
         return traces
+
+
+def _progress(trace: Trace) -> tuple[int, ...]:
+    """Return the numbers of a partial trace's decisions, which only grow while a question is answered."""
+    return trace.gate is not None, len(trace.hits), len(trace.passages), len(trace.steps)
 
 
 def _begins(task: _Task) -> bool:

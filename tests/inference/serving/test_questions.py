@@ -56,6 +56,17 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
     assert (asking.find(asked.id), asking.find(later.id)) == (None, later)
 
 
+def test_a_visitor_who_leaves_asks_nothing_more(asking, photo, busy) -> None:
+    photo.save(buffer := io.BytesIO(), "PNG")
+    batches: list[str] = []
+    asking.service.on_batch = lambda pipeline, count: batches.append(pipeline)
+    answers = asking.ask(ASKED, buffer.getvalue())
+    next(answers)
+    answers.close()
+    asking.service.answer(ASKED, photo, "closed_book")
+    assert len(batches) < 2 + len(asking.others())
+
+
 def test_a_question_without_words_or_picture_is_refused_in_a_sentence(asking, photo) -> None:
     photo.save(buffer := io.BytesIO(), "PNG")
     for text, picture, problem in (

@@ -6,6 +6,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.inference.pipelines.mr2ag import MR2AG
 from reflectune.inference.serving.events import Event
 from reflectune.inference.trace import to_row
 
@@ -61,6 +62,36 @@ def test_the_first_events_come_before_the_answer(service, photo) -> None:
     assert future.result(60)
     assert running
     assert not any(running)
+
+
+def test_a_question_that_is_tried_again_repeats_no_event(service, photo, busy, monkeypatch) -> None:
+    """A batch that fails after its first events is answered question by question."""
+    run, before, failed = MR2AG.run, [], []
+
+    def runs_out(self, questions, images):
+        if len(questions) > 1 and not failed:
+            failed.append(run(self, questions, images))
+            raise RuntimeError("out of memory")
+        return run(self, questions, images)
+
+    monkeypatch.setattr(MR2AG, "run", runs_out)
+    with busy():
+        asked = [service.submit(ASKED, photo, "mr2ag", before.append), service.submit(ASKED, photo, "mr2ag")]
+        assert service.waiting() == 2
+    assert all(future.result(60).retrieved for future in asked)
+    assert failed
+    assert [event.name for event in before].count("gate") == 1
+    assert [event.name for event in before].count("hits") == 1
+
+
+def test_questions_of_other_batches_wait_too(service, photo, busy) -> None:
+    waiting: list[int] = []
+    service.on_batch = lambda *_: waiting.append(service.waiting())
+    with busy():
+        futures = [service.submit(ASKED, photo, name) for name in ("mr2ag", "closed_book", "naive_rag")]
+    for future in futures:
+        future.result(60)
+    assert waiting[-3:] == [2, 1, 0]
 
 
 def test_searches_leave_entries_out(service, photo) -> None:
