@@ -201,6 +201,18 @@ def test_a_refused_document_is_judged_0_and_the_others_by_their_replies(stub_ser
     assert "status 413" in two.refused
 
 
+def test_a_reply_without_log_probabilities_is_refused_alone(stub_server, remote) -> None:
+    """A content filter answers so; the server's other replies have log-probabilities."""
+    filtered = {"body": json.dumps({"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]})}
+    server = stub_server(say, lambda text, number: filtered if "Two." in text else {}, first_token={"Yes": -0.1})
+    prompts = [dataclasses.replace(ASKED, documents=(text,)) for text in ("One.", "Two.", "Three.")]
+    with remote(server.url) as model:
+        served = ServedModel(model)
+        judged = [judge(served, prompt)[0] for prompt in prompts]
+    assert [(round(it.yes, 3), it.written) for it in judged] == [(0.905, False), (0.0, False), (0.905, False)]
+    assert [bool(it.refused) for it in judged] == [False, True, False]
+
+
 def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "Perhaps": math.log(0.3)})
     with remote(server.url) as model:
