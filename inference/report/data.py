@@ -70,6 +70,7 @@ def browser_data(
     half = headline(measure.metric, official).half
     parts = dict(zip((q.id for q in official), [0] * len(official) if half is None else half.tolist(), strict=True))
     for question in questions:
+        before = tables.lengths()
         asked = {name: traces[name][question.id] for name in ordered if question.id in traces[name]}
         row = _question(question, asked, tables, measure)
         if question.id in parts:
@@ -80,6 +81,7 @@ def browser_data(
             row["traces"][REFLECTING]["again"] = _candidates(question, asked[REFLECTING], measure, choice)
         size += len(script_json(row).encode())
         if size + tables.bytes > most_bytes:
+            tables.truncate(before)
             break
         rows.append(row)
     return {
@@ -149,6 +151,15 @@ class _Tables:
             }
             self._places[key] = self._add(self.passages, row)
         return self._places[key]
+
+    def lengths(self) -> tuple[int, ...]:
+        """Return the number of images, entries and passages."""
+        return len(self.images), len(self.entries), len(self.passages)
+
+    def truncate(self, lengths: tuple[int, ...]) -> None:
+        """Remove the last rows; none may be added after."""
+        for rows, length in zip((self.images, self.entries, self.passages), lengths, strict=True):
+            del rows[length:]
 
     def _add(self, rows: list[Any], row: Any) -> int:
         """Append a row, count its bytes in the page, and return its position."""

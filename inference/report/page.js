@@ -293,7 +293,7 @@ function options(name, values, all) {
 function follow() {
   const named = new URLSearchParams(location.hash.slice(1));
   only = named.get("question") ?? "";
-  if (!only && !named.has("outcome")) return;
+  if (!only && !named.has("outcome")) return refresh();
   form.reset();
   for (const name of ["pipeline", "outcome"]) {
     const select = form.elements[name];
