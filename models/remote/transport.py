@@ -6,12 +6,15 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from reflectune.core.errors import UserError
 from reflectune.core.secrets import redacted
 from reflectune.models.remote.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    import httpx2
 
 Parsed = TypeVar("Parsed")
 
@@ -21,6 +24,8 @@ REFUSED = frozenset({400, 413, 422})
 LARGEST_REPLY = 1 << 24
 """Bytes of a reply."""
 _LONGEST_PAUSE = 8.0
+_LONGEST_WAIT = 120
+"""Seconds of `Retry-After` that the SDK waits; it doesn't retry after more."""
 
 
 class Refused(Exception):
@@ -114,18 +119,24 @@ class Transport:
                 return self._client.get(url, cast_to=str, options=self._options)
             return self._client.post(self._url, body=body, cast_to=str, options=self._options)
         except openai.APIStatusError as error:
-            raise self._status_error(error.status_code, error.response.text) from None
+            raise self._status_error(error.response) from None
         except openai.APIConnectionError as error:
             reason = f"{type(error.__cause__).__name__}: {redacted(str(error.__cause__))}"
             raise self._failure(f"{reason} (is the server running?)") from None
 
-    def _status_error(self, status: int, content: str) -> Exception:
-        reply, endpoint = f"status {status}: {_shown(content)}", self._endpoint
+    def _status_error(self, response: httpx2.Response) -> Exception:
+        status, content, endpoint = response.status_code, response.text, self._endpoint
+        reply = f"status {status}: {_shown(content)}"
         if status in REFUSED:
             return Refused(reply)
         if status == 402 or "insufficient_quota" in content:
             advice = "the account has no credit left"
         elif status in (408, 409, 429) or status >= 500:
+            if (wait := response.headers.get("retry-after", "")).isdecimal() and int(wait) > _LONGEST_WAIT:
+                return UserError(
+                    f"{endpoint.shown_url} answers {reply}, and asks to wait for {int(wait):,} seconds; replies that "
+                    "came are kept: run the same command again then"
+                )
             return self._failure(reply)
         else:
             model = " `llm_model`" if endpoint.named == "llm_url" else ""

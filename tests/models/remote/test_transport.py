@@ -32,6 +32,13 @@ def test_a_retry_waits_as_long_as_the_server_asks(stub_server) -> None:
     assert sent[1] - sent[0] >= 1.2
 
 
+def test_a_server_that_asks_for_a_long_wait_ends_the_run_with_its_length(stub_server) -> None:
+    server = stub_server(str, lambda text, number: {"status": 429, "body": "quota", "retry_after": "3600"})
+    with pytest.raises(UserError, match=r"status 429: `quota`, and asks to wait for 3,600 seconds; replies that came"):
+        Transport(Endpoint(server.url, "stub")).post(body("0"), unchanged)
+    assert len(server.requests) == 1
+
+
 def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
     server = stub_server(str, lambda text, number: {"seconds": 3600.0} if number == 0 else {})
 
