@@ -12,6 +12,7 @@ from typing import Literal
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import file_fingerprint
 from reflectune.core.images import BadImage, read_header
 from reflectune.core.partials import writing
 from reflectune.core.paths import Roots, resolve_below
@@ -135,12 +136,13 @@ class ImagePlacer:
 
     def _copy(self, source: Path, image: str) -> str:
         _check_image(source)
-        name = f"{FOLDER}/{_inner_name(image)}"
-        target = self._output / name
-        if self._write and not (target.is_file() and filecmp.cmp(source, target)):
+        target = self._output / FOLDER / _inner_name(image)
+        if target.is_file() and not filecmp.cmp(source, target):  # of a different data set's export
+            target = target.with_name(f"{file_fingerprint(source)[:12]}_{target.name}")
+        if self._write and not target.is_file():
             with writing(target) as partial:
                 shutil.copy2(source, partial)
-        return name
+        return target.relative_to(self._output).as_posix()
 
 
 def _check_image(path: Path) -> None:

@@ -98,6 +98,22 @@ def test_a_dry_run_shows_a_row_and_writes_nothing(data, tmp_path, capsys) -> Non
     assert not (tmp_path / "out").exists()
 
 
+def test_a_copied_picture_never_replaces_that_of_a_different_data_set(data, tmp_path, monkeypatch) -> None:
+    folder = data(*GOOD)
+    keys = {"to": "ms-swift", "output": str(tmp_path / "out"), "images": "copy"}
+    export(ExportConfig(data=str(folder), **keys))
+    other = shutil.copytree(folder, tmp_path / "other")
+    shutil.move(other / "train.parquet", other / "val.parquet")
+    Image.new("RGB", (8, 8), "blue").save(other / "images/red.png")
+    write_manifest(other, Manifest("mr2ag", other / "images", {"val": "0"}))
+    for _ in range(2):
+        export(ExportConfig(data=str(other), split="val", **keys))
+    rows = {name: json.loads((tmp_path / f"out/{name}.jsonl").read_text().splitlines()[0]) for name in ("train", "val")}
+    colours = {name: load_image(tmp_path / "out" / rows[name]["images"][0]).getpixel((0, 0)) for name in rows}
+    assert colours == {"train": (200, 30, 30), "val": (0, 0, 255)}
+    assert len([*(tmp_path / "out/images").iterdir()]) == 2
+
+
 def test_a_folder_of_something_else_is_not_written_into(data: Callable[..., Path], tmp_path: Path) -> None:
     folder = data(*GOOD)
     (tmp_path / "mine").mkdir()
