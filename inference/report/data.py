@@ -158,7 +158,8 @@ class _Tables:
 
     def truncate(self, lengths: tuple[int, ...]) -> None:
         """Remove the last rows; none may be added after."""
-        for rows, length in zip((self.images, self.entries, self.passages), lengths, strict=True):
+        tables: tuple[list[Any], ...] = (self.images, self.entries, self.passages)
+        for rows, length in zip(tables, lengths, strict=True):
             del rows[length:]
 
     def _add(self, rows: list[Any], row: Any) -> int:
