@@ -13,11 +13,11 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.durable import write_atomically, write_json
+from reflectune.core.durable import write_atomically
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import built_manifest, save_jpeg
+from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.examples.miniature.world.facts import RELATIONS
@@ -29,7 +29,7 @@ from reflectune.examples.miniature.world.population import (
     populate,
 )
 from reflectune.examples.miniature.world.questions import TRAFFIC_PICTURES, WorldInterviewer
-from reflectune.formats.dataset import MANIFEST, PROBES, write_questions
+from reflectune.formats.dataset import PROBES, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.passages import split_passages
 
@@ -109,7 +109,7 @@ def build_world(
         "looks": {article.entity.id: dataclasses.asdict(article.entity.looks) for article in articles},
         "relations": {article.entity.id: article.relations for article in articles},
     }
-    write_json(folder / MANIFEST, manifest)
+    finish(folder, manifest)
     return manifest
 
 

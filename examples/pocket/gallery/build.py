@@ -19,7 +19,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import built_manifest, save_jpeg
+from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
 from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
@@ -31,7 +31,7 @@ from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
 from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Unusable, read_picture
 from reflectune.examples.pocket.gallery.two_hop import Chains
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, names_of, repeated, visuals
-from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, write_questions
+from reflectune.formats.dataset import LOOK_ALIKES, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 
 VERSION = 1
@@ -153,7 +153,7 @@ def _write(
         "sources": sources.described,
     }
     write_atomically(folder / CARD, card(manifest, sources.names, entities))
-    write_json(folder / MANIFEST, manifest)
+    finish(folder, manifest)
     return manifest
 
 

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.durable import write_json
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.examples.data_sets import built_manifest, save_jpeg
+from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
 from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_pictures
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
@@ -30,7 +29,7 @@ from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.questions import SPLITS, image_path
 from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, read_picture
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, repeated, visuals
-from reflectune.formats.dataset import MANIFEST, Dataset, load_manifest, write_questions
+from reflectune.formats.dataset import Dataset, load_manifest, write_questions
 
 VERSION: Final = 2
 """Raise it when the same gallery gives different captions."""
@@ -86,7 +85,7 @@ def build_captions(
         "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
         "pictures": {split: len({question.image for question in q}) for split, q in splits.items()},
     }
-    write_json(folder / MANIFEST, manifest)
+    finish(folder, manifest)
     return manifest
 
 

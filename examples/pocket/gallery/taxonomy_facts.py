@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from reflectune.examples.pocket.gallery.facts import Fact
 from reflectune.examples.pocket.gallery.sources.reference_works import Article
-from reflectune.examples.pocket.gallery.sources.wordnet import ANIMAL, ARTIFACT, PLANT, WordNet
+from reflectune.examples.pocket.gallery.sources.wordnet import ANIMAL, ARTIFACT, PLANT, RANKS, WordNet
 
 HEADING = "Facts"
 _OUTDATED = frozenset(
@@ -20,7 +20,6 @@ _OUTDATED = frozenset(
 
 _ANIMALS = ("animal", "bird", "reptile", "sea animal", "insect")
 _PLANTS = ("plant", "flower", "fruit", "vegetable")
-_RANKS = ("genus", "family", "order", "class")
 _COMMON = {
     "Mammalia": ("mammals", "mammal"),
     "Aves": ("birds", "bird"),
@@ -50,8 +49,8 @@ def taxonomy_facts(article: Article, names: tuple[str, ...], category: str, word
             ranks = wordnet.taxonomy(sense)
             if not ranks:
                 continue
-            for rank in _RANKS if sense.file == ANIMAL else ("genus", "family"):
-                value = ranks.get(rank, ("",))[0]
+            for rank in RANKS if sense.file == ANIMAL else ("genus", "family"):
+                value = ranks.get(rank, "")
                 if value and value not in (*_OUTDATED, article.title) and not _gainsaid(article, rank, value):
                     common = _COMMON.get(value, ())
                     group = f"{value}, the {common[0]}" if common else value

@@ -170,8 +170,6 @@ def _answers(pattern: Pattern, value: str) -> tuple[str, ...]:
     if pattern.relation == "diet":
         stem = re.sub(r"(?:e|es|ous)$", "", value)
         return tuple(dict.fromkeys((value, f"{stem}e", f"{stem}es", f"{stem}ous")))
-    if pattern.relation == "domesticated_when":
-        return (value,)
     return (value,)
 
 

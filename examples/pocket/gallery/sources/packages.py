@@ -34,7 +34,7 @@ def _below(*starts: str, ends: str | tuple[str, ...] = "") -> Callable[[str], bo
 _STAMPS = "usr/share/tuxpaint/stamps/"
 _RCC = "usr/share/gcompris-qt/rcc/"
 GCOMPRIS_RESOURCES = (
-    "lang explore_world_animals explore_farm_animals explore_monuments solar_system erase categorization paintings"
+    "lang explore_world_animals explore_farm_animals explore_monuments solar_system erase categorization"
 ).split()
 """Activities of GCompris whose pictures are used."""
 

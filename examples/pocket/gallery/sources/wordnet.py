@@ -13,7 +13,7 @@ FILE = "usr/share/wordnet/data.noun"
 ANIMAL, ARTIFACT, FOOD, PLANT = 5, 6, 13, 20
 """Numbers of WordNet's files of nouns (lexnames)."""
 
-RANKS = ("genus", "family", "order", "class", "phylum")
+RANKS = ("genus", "family", "order", "class")
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class WordNet:
                 yield self._senses[offset]
                 waiting += self._senses[offset].above
 
-    def taxonomy(self, sense: Sense) -> dict[str, tuple[str, ...]]:
-        """Return WordNet's names of genus, family, order, class and phylum, each with the Latin one first."""
-        ranks: dict[str, tuple[str, ...]] = {}
+    def taxonomy(self, sense: Sense) -> dict[str, str]:
+        """Return WordNet's Latin names of genus, family, order and class."""
+        ranks: dict[str, str] = {}
         seen = set[str]()
         while sense.groups and sense.groups[0] not in seen:
             seen.add(sense.groups[0])
@@ -100,7 +100,7 @@ class WordNet:
             for word in sense.words:
                 rank, _, name = word.partition(" ")
                 if rank in RANKS and name[:1].isupper() and rank not in ranks:
-                    ranks[rank] = (name,)
+                    ranks[rank] = name
         return ranks
 
 

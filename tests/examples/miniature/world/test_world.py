@@ -5,10 +5,12 @@ import random
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.examples.miniature.world import build
 from reflectune.examples.miniature.world.build import build_world
 from reflectune.examples.miniature.world.entities import (
     ALL_LOOKS,
@@ -73,6 +75,18 @@ def test_a_different_seed_gives_a_different_world_with_the_same_famous_entities(
 def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="holds another data set"):
         build_world(folder, size="tiny", seed=5, quiet=True)
+
+
+def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures of an interrupted build are kept, and are right for the same settings alone."""
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "write_knowledge_base", MagicMock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build_world(tmp_path, size="tiny", seed=3, quiet=True)
+    with pytest.raises(UserError, match="holds a part of another data set; delete it"):
+        build_world(tmp_path, size="tiny", seed=4, quiet=True)
+    build_world(tmp_path, size="tiny", seed=3, quiet=True)
+    assert files(tmp_path) == files(folder)
 
 
 def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, further) -> None:
