@@ -124,7 +124,7 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
             yield "`gate_filter` and `gate_stop` are for evaluate: lessons are written without a relevance gate"
 
     def decisive_settings(self) -> dict[str, Any]:
-        """Return the settings that decide the lessons, without the data set, indexes and model, which are hashed."""
+        """Return the settings that decide the lessons; data set, indexes and model are hashed in addition."""
         retriever = RetrieverConfig.of(self)
         own = {*LessonSettings.__annotations__, *TeacherSettings.__annotations__, "split"} - {"output"}
         return {

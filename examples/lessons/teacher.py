@@ -137,7 +137,7 @@ class TrajectoryTeacher:
 
     def answer(self, request: WriteRequest, shown: Sequence[str]) -> str:
         """Return the accepted answer, if the records state its evidence."""
-        return self.question.answers[0] if self.hops[-1].is_in(shown) else ""
+        return canonical_answer(self.question) if self.hops[-1].is_in(shown) else ""
 
 
 _REPLIES: Mapping[Writing, Callable[[TrajectoryTeacher, WriteRequest, Sequence[str]], str]] = {

@@ -84,6 +84,7 @@ def run(
             "index": retriever.finder_fingerprint(),
             "text_index": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
             "model": writer.renderer.fingerprint,
+            "judge": writer.weights if settings.judge == "base_model" else None,
         }
     )
     size = settings.batch_questions
@@ -147,7 +148,8 @@ class LessonWriter:
         pipelines: Mapping[str, Any],
     ) -> None:
         self._dataset, self._settings, self._pipelines = dataset, settings, pipelines
-        engine = open_engine(models, open_model(models, "base_model"))
+        loaded = open_model(models, "base_model")
+        engine, self.weights = open_engine(models, loaded), [loaded.fingerprint, models.dtype]
         self._model, self.renderer = LocalModel(engine, settings.batch_questions), engine.renderer
         knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
         self._titles = TitleExchange(entry.title for entry in knowledge) if settings.renamed else None

@@ -102,7 +102,7 @@ def _pretrain_language_model(
     trainer = Pretrainer(model, processor, pixels, log)
     log(f"{config.family}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
     stages = stages_for(config.family, Teacher(shown, famous, rng), config.scale)
-    resume_or_train(trainer, output / "stages", stages, rng)
+    resume_or_train(trainer, output / f"stages-{config.seed}-{config.scale:g}", stages, rng)
     exam_pixels, exam = draw_exam(processor.image_processor, random.Random(config.seed + 1))
     shares = Pretrainer(model, processor, exam_pixels, log).accuracy(exam)
     log("held-out looks: " + ", ".join(f"{skill} {share:.3f}" for skill, share in shares.items()))

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.entry_point import entry_point
 from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import equal_depth
 from reflectune.examples.staging import METHODS, PLAIN, cores, flags, launch, module, program, run_stages
@@ -100,6 +101,7 @@ def summary(metrics: dict[str, dict]) -> list[str]:
     return lines
 
 
+@entry_point
 def main() -> None:
     """Run the unfinished stages, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -73,9 +73,9 @@ class RerankerConfig(Settings):
 
     @cross_check
     def unread_problems(self) -> Iterator[str]:
-        """Yield the keys that are set and not read by the reranker."""
-        readers = _READERS.items()
-        if unread := [key for key, kinds in readers if key in self.model_fields_set and self.reranker not in kinds]:
+        """Yield the keys that differ from their defaults and are not read by the reranker."""
+        unused = [key for key, kinds in _READERS.items() if self.reranker not in kinds]
+        if unread := [key for key in unused if getattr(self, key) != RerankerConfig.model_fields[key].default]:
             yield f"`reranker: {self.reranker}` doesn't read {', '.join(f'`{key}`' for key in unread)}; leave it out"
 
     @cross_check

@@ -28,7 +28,9 @@ class TablesConfig(MetricKeys, RerankerConfig):
     paper: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose tables")
     base_model: ModelName = setting("miniature/llava", "the model to fine-tune")
     method: Literal["full", "lora"] = setting("full", "train all weights, or adapters")
-    epochs: float | None = setting(None, "of training; those of the recipe if unset", gt=0)
+    epochs: float | None = setting(
+        None, "of training with reflection tokens; the recipe's if unset. Baselines keep theirs", gt=0
+    )
     seeds: list[Seed] = setting([0, 1, 2], "one training of each setting per seed")
     output: Annotated[str, output_of()] = setting(
         "",
@@ -107,6 +109,9 @@ class TablesConfig(MetricKeys, RerankerConfig):
             yield f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}"
         elif self.equal_at not in self.sizes:
             yield f"`equal_at` should be one of `sizes`, found {self.equal_at}"
+        for name, values in (("sizes", self.sizes), ("k", self.k)):
+            if len({*values}) < len(values):
+                yield f"`{name}` should name each number once; found {values}"
         if any(k > self.documents for k in self.k):
             yield f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}"
 

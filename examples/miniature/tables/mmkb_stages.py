@@ -19,7 +19,7 @@ STRING = "string labels"
 
 def own_labels(size: float) -> str:
     """Return the name of the model that was trained on a share of its own labels."""
-    return f"own labels {size:.0%}"
+    return f"own labels {100 * size:g}%"
 
 
 def preparation(config: TablesConfig) -> list[BuildStage]:

@@ -191,7 +191,7 @@ def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callab
 
 
 @ONE_FAMILY
-def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..., LessonsConfig]) -> None:
+def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..., LessonsConfig], capsys) -> None:
     """Any knowledge-based question with an answer is asked; the untrained critic's threshold decides what is shown."""
     settings = {"stage": "grpo", "judge": "base_model", "think": True, "candidates": 4}
     every = lessons_of(config(**settings, critic_threshold=0.0))
@@ -200,6 +200,10 @@ def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..
     assert all(lesson.documents.count("<paragraph>") == 4 for lesson in every)
     assert [lesson.branches[0].reply for lesson in every][-1] == "a club"
     assert all((lesson.template, lesson.documents) == ("{question}", "") for lesson in none)
+    for dtype, is_built in (("float32", True), ("bfloat16", False)):  # the critic judges in its precision
+        capsys.readouterr()
+        write_lessons(config(**settings, critic_threshold=0.0, dtype=dtype))
+        assert ("nothing to do" in capsys.readouterr().out) == is_built
 
 
 @ONE_FAMILY
