@@ -1,4 +1,4 @@
-"""Print lmms-eval's scores before and after reflection, and false retrievals.
+"""Print lmms-eval's scores before and after reflection, and shares of open gates.
 
     python -m reflectune.examples.lmms_eval.table --results runs/lmms_eval/miniature
 
@@ -21,9 +21,9 @@ from reflectune.examples.lmms_eval.config import MODES
 RESULTS: Final = "_results.json"
 TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "free gate", "pipeline": "pipeline"}
 CAPTION: Final = (
-    "Scores as lmms-eval scales them, ± its standard error, in brackets the difference from before. False retrieval:\n"
-    "share of documents, in %, whose gate opens, with Wilson's 95 % interval; all can be answered by looking. With an\n"
-    "open gate a document stays unanswered in `free gate`, and is looked up in `pipeline`."
+    "Scores as lmms-eval scales them, ± its standard error, in brackets the difference from before. Gate opens:\n"
+    "share of documents, in %, whose gate opens, with Wilson's 95 % interval: false retrievals, where a benchmark is\n"
+    "answered by looking. Such a document stays unanswered in `free gate`, and is looked up in `pipeline`."
 )
 
 
@@ -122,7 +122,7 @@ def _check_same(runs: Sequence[BenchmarkRun]) -> None:
 
 
 def table(runs: Sequence[BenchmarkRun]) -> str:
-    """Return scores by benchmark and mode with their difference from `base`, and false retrievals, as plain text."""
+    """Return scores by benchmark and mode with their difference from `base`, and open gates, as plain text."""
     found = {run.mode for run in runs}
     modes = [*(mode for mode in MODES if mode in found), *sorted(found - set(MODES))]
     rows = [["benchmark", "", *(TITLES.get(mode, mode) for mode in modes)]]
@@ -132,7 +132,7 @@ def table(runs: Sequence[BenchmarkRun]) -> str:
         for metric in dict.fromkeys(name for run in by_mode.values() for name in run.scores):
             rows.append([task, metric, *(_score(run, by_mode.get("base"), metric) for run in every)])
         if any(run.opened for run in by_mode.values()):
-            rows.append([task, "false retrieval", *(_false_retrieval(run) for run in every)])
+            rows.append([task, "gate opens", *(_gate_opens(run) for run in every)])
         if any(run.documents for run in by_mode.values()):
             cells = (f"{run.unanswered} of {len(run.documents)}" if run and run.documents else "–" for run in every)
             rows.append([task, "unanswered", *cells])
@@ -150,7 +150,7 @@ def _score(run: BenchmarkRun | None, base: BenchmarkRun | None, metric: str) -> 
     return f"{run.scores[metric]:.4g}{error} ({run.scores[metric] - base.scores[metric]:+.3g})"
 
 
-def _false_retrieval(run: BenchmarkRun | None) -> str:
+def _gate_opens(run: BenchmarkRun | None) -> str:
     if run is None or not run.opened:
         return "–"
     low, high = share_interval(sum(run.opened), len(run.opened))

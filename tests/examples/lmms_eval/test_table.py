@@ -56,7 +56,7 @@ def test_runs_stand_side_by_side_with_their_difference_and_the_gates_mistakes(tm
     write_run(tmp_path / "d", "no_retrieval", (True, False))
     assert rows_of(tmp_path) == {
         "accuracy": ["0.6 ±0.01", "0.5 ±0.01 (-0.1)", "0.3 ±0.01 (-0.3)", "0.4 ±0.01 (-0.2)"],
-        "false retrieval": ["–", *["50.0 [9.5, 90.5]"] * 3],
+        "gate opens": ["–", *["50.0 [9.5, 90.5]"] * 3],
         "unanswered": ["0 of 2", "0 of 2", "1 of 2", "0 of 2"],
     }
 

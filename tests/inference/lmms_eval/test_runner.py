@@ -103,15 +103,15 @@ def test_a_subset_is_the_questions_with_the_lowest_hashes(make) -> None:
     ],
 )
 def test_a_task_aggregates_scores_as_the_official_code(make, task, answers, scores) -> None:
-    spec = importlib.util.spec_from_file_location("knowledge", TASK / "knowledge.py")
-    knowledge = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(knowledge)
+    spec = importlib.util.spec_from_file_location("functions", TASK / "functions.py")
+    functions = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(functions)
     splits = ["val_unseen_question", "val_unseen_question", "val_unseen_entity"]
     documents = [{"reference": json.dumps(to_row(make.question(i, split=split)))} for i, split in enumerate(splits)]
-    process = getattr(knowledge, task)
+    process = getattr(functions, task)
     rows = [process(document, [answer]) for document, answer in zip(documents, answers, strict=True)]
-    aggregate = {"infoseek": knowledge.infoseek_score, "evqa_exact": lambda values: sum(values) / len(values)}
-    aggregate |= {name: getattr(knowledge, name) for name in ("unseen_question", "unseen_entity")}
+    aggregate = {"infoseek": functions.infoseek_score, "evqa_exact": lambda values: sum(values) / len(values)}
+    aggregate |= {name: getattr(functions, name) for name in ("unseen_question", "unseen_entity")}
     assert {name: aggregate[name]([row[name] for row in rows]) for name in rows[0]} == pytest.approx(scores)
 
 

@@ -1,4 +1,4 @@
-"""Functions by which lmms-eval asks and scores the documents of `reflectune.examples.lmms_eval.documents`."""
+"""Functions by which lmms-eval asks and scores the documents of these tasks."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ def doc_to_target(doc: Mapping[str, Any]) -> str:
     """Return the accepted answers, for the log."""
     question = _question(doc)
     return " | ".join(question.answers) or str(question.range)
+
+
+def visual_miniature(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """Score an answer to a question of `questions.parquet`."""
+    return {"accuracy": float(results[0].strip().lower() == doc["answer"].lower())}
 
 
 def infoseek(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, tuple[str, str, float]]:
