@@ -1,4 +1,4 @@
-"""Stages of an example, each a command that a user would type: in order or side by side, none of them twice."""
+"""Stages of an example, each a command that a user would type: in order or side by side; finished ones are skipped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORD: Final = "stages.json"
 WAIT: Final = 0.2
 """Seconds between two polls of the running stages."""
 NOTED: Final = 30.0
-"""Seconds between two notes of how long a stage has run: most that a crash can lose of its minutes."""
+"""Seconds between two notes of how long a stage has run."""
 
 
 def module(name: str, recipe: str) -> list[str]:
@@ -185,6 +185,8 @@ def run_in_lanes(
     sorter.prepare()
     ready: list[str] = []
     work = _Lanes(run, commands, lanes)
+    ends = (signal.SIGTERM, signal.SIGHUP)  # unhandled, they would leave the stages running, each in its own session
+    before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends]
     try:
         while sorter.is_active():
             ready += sorter.get_ready()
@@ -202,6 +204,8 @@ def run_in_lanes(
             sorter.done(*earlier)
     finally:
         work.stop()
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
     return finished(run, commands)
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.inference.reading.document_choice import fuse, fusion_features, keep_relevant
 from reflectune.inference.reading.ranking import document_shares
 from reflectune.metrics.reporting.gates import fit_logistic, logistic_loss
 
+FILE: Final = "choice.json"
 TEMPERATURES: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
 """Values of `s_ret_temperature` to try."""
 _RIDGE: Final = 1e-3
@@ -38,10 +42,17 @@ class DocumentChoice:
     threshold: float
     f1: float
 
+    @classmethod
+    def read(cls, folder: Path) -> DocumentChoice:
+        """Read the choice that `choose` wrote into a folder."""
+        row = read_json(folder / FILE, "the fitted choice")
+        values = {field.name: row[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**values, "srt_fusion": tuple(row["srt_fusion"])})
+
     @property
     def flags(self) -> str:
         """The values as options of `evaluate`."""
-        fusion = " ".join(f"{weight:.4g}" for weight in self.srt_fusion)
+        fusion = " ".join(f"{weight:.6g}" for weight in self.srt_fusion)
         kept = f"--k {self.k or 'auto'} --threshold {self.threshold:g}"
         return f"--s_ret_temperature {self.s_ret_temperature:g} --srt_fusion {fusion} {kept}"
 

@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from reflectune.core.durable import write_json
+from reflectune.core.entry_point import entry_point
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 from reflectune.data_builders.probing.store import read_settings, stream_probes
-from reflectune.examples.pocket.choice_fit import DocumentChoice, JudgedDocument, fit_choice
+from reflectune.examples.pocket.choice_fit import FILE, DocumentChoice, JudgedDocument, fit_choice
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import stream_ids
 from reflectune.inference.reading.prompted_reader import PromptedReader
@@ -72,10 +73,11 @@ def choose(
         if name not in trained
     ]
     choice = fit_choice(held_out)
-    write_json(output / "choice.json", {**dataclasses.asdict(choice), "questions": len(held_out)})
+    write_json(output / FILE, {**dataclasses.asdict(choice), "questions": len(held_out)})
     return choice
 
 
+@entry_point
 def main() -> None:
     """Judge and fit, and print the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

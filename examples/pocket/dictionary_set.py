@@ -23,6 +23,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from reflectune.core.entry_point import entry_point
 from reflectune.core.images import open_image
 from reflectune.examples.data_sets import save_jpeg
 from reflectune.examples.pocket.models.cache import user_cache
@@ -186,6 +187,7 @@ def _starts(start: str, name: str) -> bool:
     return name.startswith(start)
 
 
+@entry_point
 def main() -> None:
     """Fetch the packages, and write the set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from reflectune.core.entry_point import entry_point
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
@@ -194,6 +195,7 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     return lines, scores
 
 
+@entry_point
 def main() -> None:
     """Examine one checkpoint, print the report, and write the files that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

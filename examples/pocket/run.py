@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.marks import marks, minutes_table, pipeline_table, report
 from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
@@ -234,20 +235,13 @@ def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
 
 
 def evaluate_shipped(output: str, limit: int = QUESTIONS) -> list[str]:
-    """Return the command that evaluates the shipped models.
+    """Return the command that evaluates the shipped models on `limit` questions of each split.
 
     Of the untuned baselines it has the best: pocket/llava can't read.
     """
-    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
-    return evaluate_trained(output, "pocket/mr2ag", "pocket/plain", pipelines, limit)
-
-
-def evaluate_trained(
-    output: str, model: str, plain_model: str, pipelines: Sequence[str], limit: int = QUESTIONS
-) -> list[str]:
-    """Return the command that evaluates mR²AG and its baselines on `limit` questions of each split."""
-    settings = f"--model {model} --plain_model {plain_model} --pipelines {' '.join(pipelines)}"
-    return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --limit {limit} --output {RUN / output}".split()]
+    pipelines = " ".join(["closed_book", "naive_rag_passages", *TUNED, "mr2ag"])
+    settings = f"--model pocket/mr2ag --plain_model pocket/plain --pipelines {pipelines} --limit {limit}"
+    return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --output {RUN / output}".split()]
 
 
 def fresh_stages() -> dict[str, list[str]]:
@@ -288,6 +282,7 @@ def written(name: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
+@entry_point
 def main() -> None:
     """Run the unfinished stages, and print the table of marks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -300,7 +295,10 @@ def main() -> None:
     parser.add_argument("--collect", action="store_true", help="run nothing: print the tables of the finished stages")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
+    if arguments.lanes < 1:
+        parser.error(f"--lanes must be at least 1, found {arguments.lanes}")
     output = arguments.output.resolve() if arguments.output else None
+    arguments.run.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
     modes = {"shipped": shipped_stages, "quick": quick_stages, "fresh": fresh_stages}

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reflectune.core.entry_point import entry_point
+from reflectune.examples.pocket.choice_fit import FILE, DocumentChoice
 from reflectune.examples.staging import module, program, run_stages
 from reflectune.metrics.reporting.breakdown import in_per_cent
 
@@ -153,11 +155,7 @@ def choice(name: str) -> Path:
 
 def fused_flags(name: str) -> list[str]:
     """Return the fitted choice as flags of `evaluate`."""
-    path = choice(name) / "choice.json"
-    fitted = json.loads(path.read_text(encoding="utf-8"))
-    fusion = [f"{weight:.6g}" for weight in fitted["srt_fusion"]]
-    flags = ["--s_ret_temperature", str(fitted["s_ret_temperature"]), "--srt_fusion", *fusion]
-    return [*flags, "--k", str(fitted["k"] or "auto"), "--threshold", str(fitted["threshold"])]
+    return DocumentChoice.read(choice(name)).flags.split()
 
 
 def table(names: Sequence[str]) -> str:
@@ -167,11 +165,12 @@ def table(names: Sequence[str]) -> str:
         path = FOLDER / f"evaluation_{name}/metrics.json"
         if path.is_file():
             score = json.loads(path.read_text(encoding="utf-8"))["pipelines"]["mmkb_rag"]
-            shown = [f"{key.replace('_', ' ')} {in_per_cent(it)}" for key, it in score.items() if "value" in it]
+            shown = [f"{key.replace('_', ' ')} {in_per_cent(it)}" for key, it in score.items() if it and "value" in it]
             lines.append(f"| {name} | {', '.join(shown)} |")
     return "\n".join(lines)
 
 
+@entry_point
 def main() -> None:
     """Run the switches' stages that are not finished, or print commands or scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -190,6 +189,8 @@ def main() -> None:
         commands = stages(name, arguments.device, arguments.splits)
         if arguments.commands:
             print("\n".join(shlex.join(["python", *command[1:]]) for command in commands.values()))
+            if SWITCHES[name].fused:
+                print(f"# evaluate_{name} also takes the options in {choice(name) / FILE}")
             continue
         *before, (last, evaluate) = commands.items()
         run_stages(FOLDER, dict(before))

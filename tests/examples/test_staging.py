@@ -2,7 +2,10 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -95,6 +98,22 @@ def test_a_stage_that_fails_ends_the_others_and_is_not_finished(tmp_path: Path, 
     assert not psutil.pid_exists(int(pid.read_text()))
     assert staging.finished(tmp_path, {}) == {}
     assert "this went wrong" in capsys.readouterr().out
+
+
+def test_a_runner_that_is_terminated_ends_its_stages(tmp_path: Path) -> None:
+    """Each stage has a session of its own, so that a closed terminal reaches the runner alone."""
+    pid = tmp_path / "pid"
+    stage = f"import os, time, pathlib; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    runs = f"staging.run_in_lanes(pathlib.Path({str(tmp_path)!r}), {{'a': {command(stage)!r}}}, {{}}, 1)"
+    runner = subprocess.Popen(
+        command(f"import pathlib; from reflectune.examples import staging; {runs}"), stdout=subprocess.DEVNULL
+    )
+    while not (pid.exists() and pid.read_text()):
+        assert runner.poll() is None
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGHUP)
+    assert runner.wait(60) == 128 + signal.SIGHUP
+    assert not psutil.pid_exists(int(pid.read_text()))
 
 
 def test_a_stage_that_succeeds_while_a_different_one_fails_is_finished(tmp_path, monkeypatch, capsys) -> None:

@@ -38,7 +38,7 @@ def problems(command: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("name", switches.SWITCHES)
 def test_a_switch_has_commands_whose_flags_exist_and_reads_what_earlier_ones_write(name, tmp_path, monkeypatch) -> None:
-    fitted = {"s_ret_temperature": 0.02, "srt_fusion": [1.0, 0.5, -1.25], "k": 0, "threshold": 0.35}
+    fitted = {"s_ret_temperature": 0.02, "srt_fusion": [1.0, 0.5, -1.25], "k": 0, "threshold": 0.35, "f1": 0.5}
     monkeypatch.setattr(switches, "choice", lambda name: tmp_path)
     (tmp_path / "choice.json").write_text(json.dumps(fitted))
     stages = {}
