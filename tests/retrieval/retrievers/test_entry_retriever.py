@@ -85,11 +85,17 @@ def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retr
         assert parts["e1"] == pytest.approx(1, abs=1e-5)
 
 
-def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, picture) -> None:
+def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoder, picture, monkeypatch) -> None:
+    encoded: list[int] = []
+    encode = encoder.encode_images
+    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or encode(images))
     retriever.most_kept = 2
     for seed in range(5):
         retriever.weighted(title_weight=0.25).search([picture(seed)], 1)
-    assert len(retriever._kept) == 2
+    retriever.search([picture(4)], 1)
+    assert len(encoded) == 5
+    retriever.search([picture(0)], 1)
+    assert len(encoded) == 6
 
 
 class Fixed:
