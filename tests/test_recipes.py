@@ -77,6 +77,9 @@ def test_adapters_are_on_the_wide_matrices_of_each_layer_and_nowhere_else(model:
     assert len(matched) == matrices_of(model)
     assert {tower_of(module) for module in matched} == {"language model"}
     assert all(isinstance(whole.get_submodule(module), nn.Linear) for module in matched)
+
+
+def test_recipes_put_adapters_where_the_default_does() -> None:
     assert not [name for name in RECIPES if "lora_targets" in settings(name)]
 
 

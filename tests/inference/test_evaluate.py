@@ -309,7 +309,7 @@ def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) 
     shutil.rmtree(other / "knowledge")
     write_knowledge_base(other / "knowledge", [Entry("x", "X", images=("images/e0.png",))], name="kb")
     settings = {"dataset": str(other), "index": str(other / "index"), "output": str(tmp_path / "out")}
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="was built with the knowledge base `kb`"):
         experiment.run(config(**settings, pipelines=["mr2ag"]))
 
 

@@ -1,4 +1,4 @@
-"""The true widths of LLaVA-1.5-7B and Qwen2-VL-7B, one layer deep and without their weights, through the same code."""
+"""Heads and picture tokens of LLaVA-1.5-7B and Qwen2-VL-7B, one narrow random layer, through the same code."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +24,18 @@ IMAGE, GATE, BRANCH = 3, 7, 20
 
 
 def llava() -> tuple[PreTrainedModel, Rendered]:
-    """As `config.json` of llava-hf/llava-1.5-7b-hf has it, but for depth and vocabulary."""
-    shape = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 1, "num_attention_heads": 16}
+    """As `config.json` of llava-hf/llava-1.5-7b-hf has it, but for depth, widths and vocabulary."""
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     vision = CLIPVisionConfig(**shape, image_size=336, patch_size=14, projection_dim=768)
-    text = LlamaConfig(vocab_size=512, num_hidden_layers=1, max_position_embeddings=4096, rms_norm_eps=1e-5)
-    assert (text.hidden_size, text.intermediate_size, text.num_attention_heads) == (4096, 11_008, 32)
+    text = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=32,
+        head_dim=128,
+        max_position_embeddings=4096,
+    )
     config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE, vision_feature_layer=-1)
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16)
     ids = [1, *[IMAGE] * 576, *range(20, 44)]
@@ -36,11 +43,11 @@ def llava() -> tuple[PreTrainedModel, Rendered]:
 
 
 def qwen() -> tuple[PreTrainedModel, Rendered]:
-    """As `config.json` of Qwen/Qwen2-VL-7B-Instruct has it, but for depth and vocabulary."""
-    text = {"vocab_size": 512, "hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 1}
+    """As `config.json` of Qwen/Qwen2-VL-7B-Instruct has it, but for depth, widths and vocabulary."""
+    text = {"vocab_size": 512, "hidden_size": 3584, "intermediate_size": 64, "num_hidden_layers": 1}
     text |= {"num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32_768}
     rope = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
-    vision = {"depth": 1, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "patch_size": 14}
+    vision = {"depth": 1, "embed_dim": 64, "hidden_size": 3584, "num_heads": 4, "patch_size": 14, "mlp_ratio": 1}
     config = Qwen2VLConfig(
         text_config={**text, "rope_parameters": rope, "bos_token_id": 1, "eos_token_id": 2},
         vision_config={**vision, "spatial_merge_size": 2, "temporal_patch_size": 2},
@@ -55,12 +62,11 @@ def qwen() -> tuple[PreTrainedModel, Rendered]:
     return model.eval(), Rendered(ids, ids, vision_inputs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("made", "key_heads", "after_image"), [(llava, 32, 600), (qwen, 4, 2 + 24 + 22)])
-def test_caches_positions_and_segments_at_true_width(made, key_heads, after_image):
+def test_caches_positions_and_segments_have_the_true_lengths(made, key_heads, after_image):
     model, prefix = made()
     renderer = SimpleNamespace(end_token_id=2, decode=str)
-    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="true width", calibration={})
+    loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="narrow", calibration={})
     engine = PrefixEngine(loaded)
     branches = [[30 + k, *range(50, 50 + BRANCH - 1)] for k in range(3)]
     opened = engine.read([prefix])

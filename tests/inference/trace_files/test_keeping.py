@@ -4,7 +4,6 @@ import json
 import os
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,9 +187,10 @@ def test_a_killed_run_ends_as_a_straight_one(form: TraceForm, dies: int, questio
     assert not (tmp_path / "killed/parts").exists()
 
 
-@pytest.mark.parametrize("before", FORMS)
-@pytest.mark.parametrize("then", FORMS)
-@pytest.mark.parametrize("file", range(4))
+@pytest.mark.parametrize(
+    ("before", "then", "file"),
+    [(a, b, n) for a in FORMS for b in FORMS for n in range(3 if a == b == "parquet" else 4)],  # files of the merge
+)
 def test_a_run_killed_while_it_merges_ends_well(
     before, then, file: int, questions, tmp_path: Path, monkeypatch
 ) -> None:
@@ -208,10 +208,11 @@ def test_a_run_killed_while_it_merges_ends_well(
 
         return call
 
-    with monkeypatch.context() as patched, suppress(Killed):  # a merge into JSONL replaces fewer files
+    with monkeypatch.context() as patched:
         patched.setattr(os, "replace", dying(os.replace))
         patched.setattr(Path, "unlink", dying(Path.unlink))
-        fill(store(tmp_path, then), questions)
+        with pytest.raises(Killed):
+            fill(store(tmp_path, then), questions)
     fill(store(tmp_path, then), questions)
     assert list(whole(tmp_path).items()) == list(TRACES.items())
 

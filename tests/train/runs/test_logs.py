@@ -43,7 +43,7 @@ def test_the_log_has_each_row_and_all_tokens_once_in_a_resumed_run_too(
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight)
     interrupted(resumed, 5)
-    assert [row["step"] for row in rows(resumed.output_dir)] == [1, 2, 3, 4, 4, 5][: len(rows(resumed.output_dir))]
+    assert [row["step"] for row in rows(resumed.output_dir)] in ([1, 2, 3, 4, 4], [1, 2, 3, 4, 4, 5])
     fine_tune(resumed)
 
     log = rows(resumed.output_dir)
