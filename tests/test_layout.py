@@ -144,19 +144,25 @@ def is_private(dotted: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in dotted.split("."))
 
 
+def called(function: ast.expr) -> str:
+    """The last name of a called function."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
 def private_names(tree: ast.AST) -> Iterator[str]:
     """The private names that a test imports, reads of anything but its own `self`, or patches by their text."""
     for node in ast.walk(tree):
         names: list[str] = []
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
-            names = [ast.unparse(node)] if is_private(node.attr) else []
+        if isinstance(node, ast.Attribute):
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            names = [ast.unparse(node)] if is_private(node.attr) and not is_own else []
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and is_private(node.module or ""):
             names = [node.module or ""]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].endswith(("attr", "patch", "object")):
+        elif isinstance(node, ast.Call) and called(node.func).endswith(("attr", "patch", "object")):
             names = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         yield from (name for name in names if is_private(name) and name not in PRIVATE_OF_LIBRARIES)
 

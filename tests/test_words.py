@@ -16,6 +16,7 @@ MODULES = sorted(path for folder in (*CODE, "benchmarks", "scripts", "src") for 
 TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__))
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 PAGES += [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+PAGES += [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted((ROOT / "scripts").glob("*.sh"))]
 
 FIRST_WORDS = re.compile(r"(What|Whether|How|Which|Where|Who|One|It)\b")
 """Not the first word of a docstring."""
