@@ -42,7 +42,7 @@ def test_a_server_that_asks_for_a_long_wait_ends_the_run_with_its_length(stub_se
 def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
     server = stub_server(str, lambda text, number: {"seconds": 3600.0} if number == 0 else {})
 
-    Transport(Endpoint(server.url, "stub", timeout=5.0)).post(body("0"), unchanged)
+    Transport(Endpoint(server.url, "stub", timeout=1.0)).post(body("0"), unchanged)
 
     assert len(server.requests) == 2
 
