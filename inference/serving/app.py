@@ -80,15 +80,21 @@ def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings,
 
 
 def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
+    def described(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": 0, "owned_by": "reflectune"}
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        common = {"object": "model", "created": 0, "owned_by": "reflectune"}
-        return {"object": "list", "data": [{"id": name, **common} for name in service.pipelines]}
+        return {"object": "list", "data": [*map(described, service.pipelines)]}
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> dict[str, Any]:
+        return described(await _in_thread(service.pipeline_named, name))
 
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> Response:
         body = await run_in_threadpool(parse, ChatBody, await request.body())
-        question, identity = body.question(), uuid.uuid4().hex
+        question, identity = body.question(last_message=settings.last_message), uuid.uuid4().hex
         future, events = await _ask(service, settings, load, question, from_data_url(question.image))
         if not body.stream:
             return JSONResponse(completion(_complete(await _result(request, future)), identity))

@@ -34,6 +34,10 @@ class _ChatMessage(BaseModel):
     role: str
     content: str | list[_ContentPart]
 
+    def parts(self) -> list[_ContentPart]:
+        """Return the content's parts."""
+        return [_ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+
 
 class ChatBody(BaseModel):
     """A request of OpenAI's chat completions. Sampling options are ignored: answers are greedy."""
@@ -43,8 +47,12 @@ class ChatBody(BaseModel):
     stream: bool | None = None
     n: int | None = None
 
-    def question(self) -> AnswerBody:
+    def question(self, *, last_message: bool = False) -> AnswerBody:
         """Return the question of a conversation.
+
+        Args:
+            last_message: Read the last message alone, with the latest picture, in place of refusing a system prompt
+                and earlier rounds.
 
         Raises:
             RequestProblem: It is not one message of the user with one picture, or several answers are requested.
@@ -52,12 +60,12 @@ class ChatBody(BaseModel):
         if self.n not in (None, 1):
             raise RequestProblem(400, "`n`: one answer is given; leave `n` out")
         roles = [message.role for message in self.messages]
-        if roles != ["user"]:
+        if roles != ["user"] and not (last_message and roles[-1:] == ["user"]):
             problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
-            raise RequestProblem(400, f"`messages`: {problem}")
-        content = self.messages[0].content
-        parts = [_ContentPart(type="text", text=content)] if isinstance(content, str) else content
-        pictures = [part.image_url.url for part in parts if part.image_url]
+            raise RequestProblem(400, f"`messages`: {problem} (the server's `last_message` reads the last one)")
+        *_, parts = rounds = [message.parts() for message in self.messages if message.role == "user"]
+        pictured = [row for it in rounds if (row := [part.image_url.url for part in it if part.image_url])]
+        pictures = pictured[-1] if pictured else []
         if len(pictures) != 1:
             raise RequestProblem(400, f"`messages`: one picture is needed, as `image_url`; found {len(pictures)}")
         return AnswerBody(

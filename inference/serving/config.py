@@ -23,6 +23,9 @@ class ServerSettings(Settings):
         "REFLECTUNE_TOKEN", "environment variable of the token that requests must carry; never the token itself"
     )
     page: bool = setting(True, "serve the page at / if gradio is installed")
+    last_message: bool = setting(
+        False, "chat completions: read the last message and picture; system prompts and earlier rounds are ignored"
+    )
     most_requests: int = setting(64, "requests under way; others are refused with 429", ge=1)
     most_picture_mb: int = setting(10, "size of a picture's file, in MB", ge=1)
     most_megapixels: int = setting(32, "pixels of a picture, in millions", ge=1)

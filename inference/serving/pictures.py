@@ -13,7 +13,8 @@ from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.problems import RequestProblem
 
-_DATA_URL: Final = re.compile(r"data:image/[\w.+-]{1,40};base64,", re.IGNORECASE)
+_DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100}?;base64,", re.IGNORECASE)
+"""Beginning of a data URL, whatever type it names: the bytes decide."""
 
 
 def from_data_url(url: str) -> bytes:
@@ -26,7 +27,7 @@ def from_data_url(url: str) -> bytes:
         problem = "a picture must be a data URL, data:image/png;base64,…; addresses and paths are not opened"
         raise RequestProblem(400, problem)
     try:
-        return base64.b64decode(url[head.end() :], validate=True)
+        return base64.b64decode("".join(url[head.end() :].split()), validate=True)
     except (binascii.Error, ValueError):
         raise RequestProblem(400, "the picture's data URL is not valid Base64") from None
 

@@ -28,7 +28,9 @@ from reflectune.inference.serve import serve
 from reflectune.inference.serving import admission
 from reflectune.inference.serving import app as app_module
 from reflectune.inference.serving.app import create_app
+from reflectune.inference.serving.bodies import ChatBody
 from reflectune.inference.serving.config import ServeConfig, ServerSettings
+from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.questions import PageQuestions
 from reflectune.inference.serving.server import DrainingServer, server_config
 
@@ -135,6 +137,35 @@ def test_metrics_count_requests_questions_and_batches(client) -> None:
         assert line in text
     assert client.get("/healthz").json() == {"status": "ok"}
     assert [model["id"] for model in client.get("/v1/models").json()["data"]][:2] == ["mr2ag", "closed_book"]
+
+
+def test_a_pipeline_is_found_by_its_name(client) -> None:
+    assert client.get("/v1/models/closed_book").json()["id"] == "closed_book"
+    assert client.get("/v1/models/gpt").status_code == 404
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:;base64,", "data:application/octet-stream;base64,"])
+def test_a_data_url_may_have_any_type_and_line_breaks(client, photo, head: str) -> None:
+    """As `base64.encodebytes` and file pickers write them."""
+    lines = head + base64.encodebytes(encoded(photo)).decode()
+    replies = [
+        client.post("/v1/chat/completions", json=chat(picture=picture, model="closed_book")).json()
+        for picture in (url(encoded(photo)), lines)
+    ]
+    assert replies[0]["choices"] == replies[1]["choices"]
+
+
+def test_the_last_message_is_read_with_the_latest_picture_if_asked_to() -> None:
+    said = [{"role": "system", "content": "Be brief."}, *chat("Who?", url(WIDE))["messages"]]
+    said += [*chat("What?", url(PHOTO))["messages"], {"role": "assistant", "content": "An owl."}]
+    said += [{"role": "user", "content": "And what does it eat?"}]
+    body = ChatBody(model="mr2ag", messages=said)
+    read = body.question(last_message=True)
+    assert (read.question, read.image) == ("And what does it eat?", url(PHOTO))
+    with pytest.raises(RequestProblem, match="one message of the role user"):
+        body.question()
+    with pytest.raises(RequestProblem, match="one message of the role user"):
+        ChatBody(model="mr2ag", messages=said[:-1]).question(last_message=True)
 
 
 def bomb() -> dict[str, Any]:
