@@ -27,7 +27,7 @@ _TEMPLATES: Final = "data_builders/exporting/templates"
 
 @dataclass(frozen=True)
 class ExportLayout:
-    """ExportLayout of one tool.
+    """Layout of the data of one training tool.
 
     Attributes:
         masking: Which of the assistant's turns the tool can leave out of the loss.

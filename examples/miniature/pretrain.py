@@ -30,9 +30,9 @@ from reflectune.examples.miniature.models.architecture import (
 )
 from reflectune.examples.miniature.models.contrastive import passage_logits, train_contrastively, train_text_retriever
 from reflectune.examples.miniature.models.pretraining import Pretrainer, resume_or_train
-from reflectune.examples.miniature.world.curriculum import corpus_for, draw_exam, draw_pool, stages_for
+from reflectune.examples.miniature.world.curriculum import draw_exam, draw_pool, stages_for
 from reflectune.examples.miniature.world.entities import describe, make_entity
-from reflectune.examples.miniature.world.lessons import Teacher
+from reflectune.examples.miniature.world.lessons import Teacher, corpus
 from reflectune.examples.miniature.world.passage_lessons import Librarian
 
 CLIP_STEPS = 500
@@ -73,7 +73,7 @@ def pretrain(config: PretrainConfig) -> None:
     output.mkdir(parents=True, exist_ok=True)
     log = _logger(output / "pretrain.log")
     rng = random.Random(config.seed)
-    tokenizer = train_tokenizer(corpus_for(random.Random(5)), 1024, config.family)
+    tokenizer = train_tokenizer(corpus(random.Random(5)), 1024, config.family)
     if config.family == "clip":
         _pretrain_clip(config, output, tokenizer, rng, log)
     elif config.family == "text":

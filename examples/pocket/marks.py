@@ -123,7 +123,6 @@ def report(table: Sequence[Mark], mr2ag: Metrics, mmkb: Metrics, minutes: Mappin
     lines = ["| | mark | | |", "|---|---|---|---|", *(mark.line for mark in table), ""]
     if mr2ag:
         lines += [f"In brackets: 95 % intervals; of the scores, over {mr2ag['resampled']}.", ""]
-    if mr2ag:
         lines += ["## At equal depth", "", "```", *equal_depth(dict(mr2ag)), "```", ""]
     if mmkb:
         lines += ["## MMKB-RAG", "", *pipeline_table(mmkb), ""]

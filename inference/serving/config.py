@@ -37,17 +37,12 @@ class ServerSettings(Settings):
         """The token in the environment; "" if none is set."""
         return os.environ.get(self.token_variable, "").strip()
 
-    @property
-    def is_local(self) -> bool:
-        """True if only this machine reaches the server."""
-        return self.host in LOCAL_HOSTS
-
     @cross_check
     def token_problems(self) -> Iterator[str]:
         """Yield the problem of a server that everyone could use."""
         if not self.token_variable.isidentifier():
             yield "`token_variable` must be the name of an environment variable, e.g. REFLECTUNE_TOKEN, not the token"
-        elif not self.is_local and len(self.token) < 16:
+        elif self.host not in LOCAL_HOSTS and len(self.token) < 16:
             yield (
                 f"`host` {self.host} is reached from other machines: set {self.token_variable} to a token of at least "
                 "16 characters, e.g. `openssl rand -hex 16`"

@@ -44,13 +44,12 @@ _LINK_JS: Final = """() => {
 }"""
 
 
-def mount_page(app: FastAPI, service: AnswerService, path: str = "/") -> FastAPI:
-    """Mount the page in a server, if one of its pipelines reflects.
+def mount_page(app: FastAPI, service: AnswerService) -> FastAPI:
+    """Mount the page at the root of a server, if one of its pipelines reflects.
 
     Args:
         app: The server.
         service: Answers the questions.
-        path: Where the page lies.
     """
     if not (names := [name for name in service.pipelines if name in reflecting()]):
         print(f"no page: it needs {' or '.join(reflecting())} among the pipelines")
@@ -59,7 +58,7 @@ def mount_page(app: FastAPI, service: AnswerService, path: str = "/") -> FastAPI
     return gr.mount_gradio_app(
         app,
         build_page(PageQuestions(service, names[0])),
-        path,
+        "/",
         theme=theme,
         css=read_asset("inference/serving/page.css").text,
         footer_links=[],
@@ -223,13 +222,13 @@ def _sliders(questions: PageQuestions) -> dict[str, gr.Slider]:
     return sliders
 
 
-def find_examples(dataset: Dataset, each: int = 2) -> list[Question]:
-    """Return the first questions about different readable pictures: to look up, and to answer by looking."""
+def find_examples(dataset: Dataset) -> list[Question]:
+    """Return the first two questions of each kind, to look up and to answer by looking, about readable pictures."""
     names = sorted(splits(dataset.root), key=lambda name: (not name.startswith("val"), name))
     found: dict[tuple[bool, str], Question] = {}
     for question in islice((question for name in names[:2] for question in dataset.stream(name)), 5000):
         kind = bool(question.is_knowledge_based)
-        wanted = sum(known == kind for known, _ in found) < each and (kind, question.image) not in found
+        wanted = sum(known == kind for known, _ in found) < 2 and (kind, question.image) not in found
         if wanted and len(question.images) == 1 and _is_readable(question, dataset):
             found[kind, question.image] = question
     return [found[key] for key in sorted(found, reverse=True)]

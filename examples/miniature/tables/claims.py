@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -75,7 +75,7 @@ class PaperTable:
     rows: Sequence[TableRow]
     claims: Sequence[Claim] = ()
     note: str | Callable[[], str] = ""
-    visual: bool = field(default=False)
+    visual: bool = False
 
 
 def paper_column(paper: str, table: str) -> dict[str, float]:

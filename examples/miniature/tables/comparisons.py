@@ -87,7 +87,7 @@ def answers(
     return SeedAnswers(ids, entities(questions), unseen, np.asarray(right, dtype=float))
 
 
-def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Comparison:
+def compare(terms: Sequence[Term], seed: int) -> Comparison:
     """Compute a weighted sum of settings' scores, mean over seeds, with an interval over seeds and entities.
 
     `[(1, a), (-1, b)]` is the lead of a over b. Each resample draws as many seeds as there are, with replacement,
@@ -97,7 +97,6 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
     Args:
         terms: All with the same seeds and questions.
         seed: Seed of the resampling.
-        resamples: Number of resamples.
 
     Raises:
         ValueError: Terms or seeds are missing, or two settings answered different questions.
@@ -107,12 +106,12 @@ def compare(terms: Sequence[Term], seed: int, resamples: int = RESAMPLES) -> Com
         raise ValueError("expected settings' answers to the same questions, with at least one seed")
     first = terms[0][1]
     generator = np.random.default_rng(seed)
-    common = first[0].draw(generator, resamples)
+    common = first[0].draw(generator, RESAMPLES)
     drawn = []
     for number, seed_answers in enumerate(first):
-        weights = common if seed_answers.ids == first[0].ids else seed_answers.draw(generator, resamples)
+        weights = common if seed_answers.ids == first[0].ids else seed_answers.draw(generator, RESAMPLES)
         drawn.append(sum(weight * setting[number].scores(weights) for weight, setting in terms))
-    seeds = generator.integers(len(drawn), size=(len(drawn), resamples))
+    seeds = generator.integers(len(drawn), size=(len(drawn), RESAMPLES))
     means = np.take_along_axis(np.stack(drawn), seeds, axis=0).mean(axis=0)
     low, high = np.quantile(means, [0.025, 0.975])
     value = sum(weight * float(np.mean([seed_answers.score for seed_answers in setting])) for weight, setting in terms)

@@ -29,15 +29,10 @@ from reflectune.examples.miniature.world.entities import (
     famous_entities,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher
 
 PICTURES_PER_LOOKS = 6
 PICTURES_PER_FAMOUS = 24
-
-
-def corpus_for(rng: random.Random) -> list[str]:
-    """Return the corpus that every miniature's tokenizer is trained on."""
-    return corpus(4000, rng)
 
 
 Pixels = list[dict[str, Tensor]]
@@ -58,11 +53,9 @@ def draw_pool(
     return *_draw(looks, image_processor, rng), famous
 
 
-def draw_exam(
-    image_processor: BaseImageProcessor, rng: random.Random, pictures: int = 200
-) -> tuple[Pixels, list[Lesson]]:
+def draw_exam(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[Pixels, list[Lesson]]:
     """Draw lessons about looks that are held out of all training."""
-    shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(pictures)], image_processor, rng)
+    shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(200)], image_processor, rng)
     teacher = Teacher(shown, [], rng)
     lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_picture=True), 100)]
     lessons += [

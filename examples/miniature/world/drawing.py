@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from reflectune.examples.miniature.world.entities import Looks
+
+_SIDE: Final = 96
+"""Pixels of a side of each picture."""
 
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float, float]
@@ -74,19 +78,18 @@ class Pen:
         self._draw.line(path, fill=fill or self.edge, width=max(1, round(width * self._scale)), joint="curve")
 
 
-def draw(looks: Looks, balloons: int, rng: random.Random, size: int = 96) -> Image.Image:
+def draw(looks: Looks, balloons: int, rng: random.Random) -> Image.Image:
     """Draw one picture of an entity, with its own pose, colour jitter, scale, clutter and occlusion.
 
     Args:
         looks: Attributes to draw.
         balloons: Number of balloons in the sky.
         rng: Generator of everything that varies between two pictures of the same entity.
-        size: Side of the square picture in pixels.
 
     Returns:
-        An RGB image of `size` × `size` pixels.
+        An RGB image of 96 × 96 pixels.
     """
-    side = size * 2  # drawn at twice the size and reduced, which smooths the edges
+    side = _SIDE * 2  # drawn at twice the size and reduced, which smooths the edges
     image = Image.new("RGB", (side, side))
     sign_side = rng.choice((-1, 1))
     horizon = side * rng.uniform(0.66, 0.74)
@@ -100,8 +103,8 @@ def draw(looks: Looks, balloons: int, rng: random.Random, size: int = 96) -> Ima
     _balloons(image, balloons, -sign_side, rng)
     if rng.random() < 0.35:
         _foreground(image, looks.ground, rng)
-    image = image.resize((size, size), Image.Resampling.BOX)
-    noise = np.random.default_rng(rng.getrandbits(32)).integers(-5, 6, (size, size, 3))
+    image = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    noise = np.random.default_rng(rng.getrandbits(32)).integers(-5, 6, (_SIDE, _SIDE, 3))
     return Image.fromarray(np.clip(np.asarray(image, np.int16) + noise, 0, 255).astype(np.uint8))
 
 

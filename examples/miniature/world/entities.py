@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from reflectune.core.types import Entry, Section
@@ -63,17 +63,14 @@ class Looks:
         name = "/".join((self.kind, self.colour, self.ground, self.mark))
         return hashlib.sha256(name.encode()).digest()[0] % 6 == 0
 
-    def with_attribute(self, attribute: Attribute, value: str) -> Looks:
-        """Return the looks with one attribute replaced."""
-        return replace(self, **{attribute: value})
-
 
 ALL_LOOKS = tuple(Looks(*values) for values in itertools.product(*(VALUES[name] for name in ATTRIBUTES)))
 
 
 def change_attribute(looks: Looks, attribute: Attribute, rng: random.Random) -> Looks:
     """Return the looks with a different value of one attribute."""
-    return looks.with_attribute(attribute, rng.choice([v for v in VALUES[attribute] if v != getattr(looks, attribute)]))
+    others = [value for value in VALUES[attribute] if value != getattr(looks, attribute)]
+    return replace(looks, **{attribute: rng.choice(others)})
 
 
 def look_alike(looks: Looks, differences: int, rng: random.Random) -> Looks:
@@ -125,8 +122,7 @@ def make_entity(entity_id: str, looks: Looks, rng: random.Random, relations: int
 
 def describe(looks: Looks, rng: random.Random) -> str:
     """Return a sentence that describes an entity's looks. It opens the article's summary."""
-    values = {"kind": looks.kind, "colour": looks.colour, "ground": looks.ground, "mark": looks.mark}
-    return rng.choice(_SUMMARIES).format(**values)
+    return rng.choice(_SUMMARIES).format(**asdict(looks))
 
 
 def article(entity: Entity, rng: random.Random, *, images: tuple[str, ...] = (), more: Sequence[Section] = ()) -> Entry:

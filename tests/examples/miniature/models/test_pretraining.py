@@ -24,7 +24,7 @@ each_family = pytest.mark.parametrize("school", FAMILIES, indirect=True)
 @pytest.fixture(scope="module")
 def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
     rng, family = random.Random(0), getattr(request, "param", FAMILIES[0])
-    processor: Any = build_processor(family, train_tokenizer(corpus(40, rng), 500, family))
+    processor: Any = build_processor(family, train_tokenizer(corpus(rng, 40), 500, family))
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
     shown = [DrawnPicture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [DrawnPicture(famous[0].looks, 1)]
     pixels = [

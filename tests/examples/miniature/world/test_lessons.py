@@ -109,5 +109,5 @@ def test_recall_is_of_famous_entities_only(teacher: Teacher) -> None:
 
 
 def test_the_corpus_names_every_kind() -> None:
-    text = " ".join(corpus(300, random.Random(0)))
+    text = " ".join(corpus(random.Random(0), 300))
     assert all(kind in text for kind in CATEGORY_OF_KIND)
