@@ -30,6 +30,9 @@ FOLDER: Final = RUN / "switches"
 PROBES: Final = f"--documents_of retrieved --index {RUN}/index --encoder pocket/clip --title_weight 0 --documents 10"
 BALANCE: Final = "--srt_balance 4"
 TEXTS: Final = "--documents_by reranker --reranker embedding --reranker_model pocket/text"
+TAUGHT_SPLITS: Final = ("train", "val_unseen_entity")
+EVERY: Final = 3000
+"""More questions than a split has."""
 SCORES: Final = f"--rel_scores {FOLDER}/choice/rel_scores.jsonl"
 
 
@@ -43,8 +46,8 @@ class Switch:
         documents: Of `probe` and `evaluate`, which then has probes of its own.
         fused: True if `evaluate` has the choice that was fitted on held-out documents.
         evaluate: Of `evaluate` alone.
-        knowing: True for a reader of its own, tuned with and without passages on half of the entities: it knows their
-            facts by heart, so that RET has both labels.
+        knowing: True for a reader of its own that was taught the facts of half of the entities, so that RET has both
+            labels.
     """
 
     labels: str | None = BALANCE
@@ -123,23 +126,35 @@ def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]
         ),
         *f"--model {FOLDER}/mmkb_{model} --base_model {reader} --title_weight 0 --answer_model tuned".split(),
         *switch.evaluate.split(),
-        *f"--max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --pipelines mmkb_rag --splits".split(),
-        *splits,
+        *f"--max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --splits".split(),
+        *(*splits, "--pipelines", "mmkb_rag", *(["closed_book"] if switch.knowing else [])),  # RET is compared with it
     ]
     return made
 
 
 def knowing_reader(name: str, on: Sequence[str]) -> dict[str, list[str]]:
-    """Return the commands that tune and merge a reader that knows the facts of half of the training entities."""
-    data, tuned = FOLDER / f"baseline_{name}", FOLDER / f"plain_{name}"
-    return {
-        f"baseline_{name}": [
+    """Return the commands that teach a reader the facts of half of the entities, validation's included, and merge it.
+
+    Labels come from training questions alone, so that RET is measured on entities that it was not taught on.
+    """
+    reflection, data, tuned = (FOLDER / f"{kind}_{name}" for kind in ("reflection", "facts", "plain"))
+    commands = {}
+    for split in TAUGHT_SPLITS:
+        commands[f"{reflection.name}_{split}"] = [
+            *module("data_builders.build_mr2ag", "examples/pocket/mr2ag_data.yaml"),
+            *f"--split {split} --limit {EVERY} --visual_ratio 0.2 --output {reflection}".split(),
+        ]
+        commands[f"{data.name}_{split}"] = [
             *module("data_builders.build_plain", "examples/pocket/plain_data.yaml"),
-            *f"--evidence none passages --hold_out 0.5 --output {data}".split(),
-        ],
+            *f"--reflection {reflection} --split {split} --evidence none --hold_out 0.5 --output {data}".split(),
+        ]
+    mixture = json.dumps({f"{data}/{split}.parquet": 1 for split in TAUGHT_SPLITS})
+    memorising = "--epochs 4 --lora_r 32 --lora_alpha 64 --learning_rate 1.5e-3 --per_device_train_batch_size 8"
+    return {
+        **commands,
         f"plain_{name}": [
-            *(*module("train.sft", "examples/pocket/lora.yaml"), *on),
-            *f"--scheme plain --train_data {data} --output_dir {tuned}".split(),
+            *(*module("train.sft", "examples/pocket/lora.yaml"), *on, "--train_data", mixture),
+            *f"--scheme plain --model {RUN}/reader --output_dir {tuned} {memorising}".split(),
         ],
         f"reader_{name}": [
             *program("train.merge"),

@@ -1,12 +1,14 @@
 import importlib.util
 import itertools
 import json
+from pathlib import Path
 
 import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mmkb.config import DeriveConfig
+from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.examples.pocket import switches
@@ -15,7 +17,7 @@ from reflectune.train.settings.merge import MergeConfig
 from reflectune.train.settings.sft import SftConfig
 
 CONFIGS = {"probe": ProbeConfig, "derive_labels": DeriveConfig, "sft": SftConfig, "evaluate": EvaluateConfig}
-CONFIGS |= {"build_plain": PlainConfig, "merge": MergeConfig}
+CONFIGS |= {"build_plain": PlainConfig, "build_mr2ag": BuildConfig, "merge": MergeConfig}
 MISSING = (
     "has no",
     "is not a folder",
@@ -52,4 +54,6 @@ def test_a_switch_has_commands_whose_flags_exist_and_reads_what_earlier_ones_wri
             assert importlib.util.find_spec(command[2])
     pairs = [pair for command in stages.values() for pair in itertools.pairwise(command)]
     written = {value for key, value in pairs if key in ("--output", "--output_dir")} | {str(switches.RUN / "reader")}
-    assert {value for key, value in pairs if key in ("--probes", "--train_data", "--labels", "--model")} <= written
+    read = [value for key, value in pairs if key in ("--probes", "--train_data", "--labels", "--model")]
+    files = [Path(file) for value in read if value.startswith("{") for file in json.loads(value)]
+    assert {*(value for value in read if not value.startswith("{")), *(str(file.parent) for file in files)} <= written
