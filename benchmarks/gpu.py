@@ -41,7 +41,7 @@ LONG = 700
 LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
 PROBED = 8
-"""Tokens of the answers behind every passage, as a probe asks them."""
+"""Tokens of the answers after every passage, as a probe asks them."""
 FAMILIES = ("llava", "qwen2_vl", "qwen3_5")
 RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
 MARKS: tuple[tuple[str, str, float, str, str], ...] = (
@@ -423,7 +423,7 @@ those of 8 questions at once are per question.
 - *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
   all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
 - *Batched rows*: a question's whole rows as one batch, then `generate` on all chosen rows.
-- *Probe*: answers of {PROBED} tokens behind all passages.
+- *Probe*: answers of {PROBED} tokens after all passages.
 
 LoRA steps, by configs/recipes/mr2ag_lora.yaml, are of {TREES} questions if no number is given. TFLOP/s count 6
 operations a weight and token.

@@ -172,7 +172,7 @@ BENCHMARK = Benchmark(
     f"""
 Random weights, float32, CPU seconds of one thread, medians. A question has a picture of 576 tokens and {PASSAGES}
 passages of {TOKENS} tokens. Both sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains the rows,
-and has the same at 7 B. *Probe*: answers of {PROBED} tokens behind all passages.
+and has the same at 7 B. *Probe*: answers of {PROBED} tokens after all passages.
 """,
     tables,
     claims,

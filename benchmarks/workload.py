@@ -236,7 +236,7 @@ def engine_gates(
 def engine_answers(
     engine: PrefixEngine, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]], count: int, new_tokens: int
 ) -> list[list[int]]:
-    """Answer behind the `count` branches of each question with the highest gates, with the engine."""
+    """Answer after the `count` branches of each question with the highest gates, with the engine."""
     read = engine.branch(engine.read(prefixes), branches)
     gates = read.probabilities([GATE])
     rows = [(q, k) for q, probabilities in enumerate(gates) for k in probabilities[:, 0].topk(count).indices.tolist()]
@@ -279,7 +279,7 @@ def repeated_cache(
 
 
 def _continued(model: Any, ids: Tensor, cache: Any, first: int) -> Tensor:
-    """Read tokens behind a cache, at positions from `first` on, and return the last token's logits."""
+    """Read tokens after a cache, at positions from `first` on, and return the last token's logits."""
     positions = (first + torch.arange(ids.shape[1], device=ids.device)).expand(len(ids), -1)
     if model.config.model_type != "llava":
         positions = positions.expand(3, *positions.shape)

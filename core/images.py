@@ -281,7 +281,7 @@ def _text_size(kind: bytes, data: bytes) -> float:
     if kind == b"iCCP" or (kind in _TEXTS and not keyword):
         return math.inf
     if kind == b"zTXt" or (kind == b"iTXt" and text[:1] == b"\1"):
-        packed = text[1:] if kind == b"zTXt" else text[2:].split(b"\0", 2)[-1]  # behind a language and a translation
+        packed = text[1:] if kind == b"zTXt" else text[2:].split(b"\0", 2)[-1]  # after a language and a translation
         try:
             return len(zlib.decompressobj().decompress(packed, _MOST_TEXT + 1))
         except zlib.error:

@@ -20,7 +20,7 @@ DEFAULT_SIZES: dict[str, int] = {"windows": 300, "words": 100}
 
 _PARAGRAPHS = re.compile(r"\n\s*\n|\n(?=\S)")
 _SENTENCE_END = re.compile(
-    r"[.!?\u0589\u061f\u06d4\u0964\u0965\u104b\u1362][\"”’)\]]*(?=\s|$)"  # Armenian to Ethiopic: with a space behind
+    r"[.!?\u0589\u061f\u06d4\u0964\u0965\u104b\u1362][\"”’)\]]*(?=\s|$)"  # Armenian to Ethiopic: with a space after
     r"|[\u3002\uff01\uff0e\uff1f\uff61][\"”’)\]\u300d\u300f\uff09]*"  # Chinese and Japanese: with none
 )
 _ABBREVIATIONS = "St Mt Ft Dr Mr Mrs Ms Prof Jr Sr No Nos ca approx cf esp fl pron sp spp ssp subsp syn var vs".split()

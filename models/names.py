@@ -90,7 +90,7 @@ def encoder_name(value: str) -> str:
         return "; ".join(filter(None, map(encoder_name, pair)))
     way, colon, model = value.partition(":")
     if colon and way in EMBEDDERS:
-        return _named(model, ("config.json",)) if model else f"{short(value)} names no model behind the colon"
+        return _named(model, ("config.json",)) if model else f"{short(value)} names no model after the colon"
     if value.endswith(".safetensors"):
         return "" if os.path.isfile(value) else f"there is no file {short(value)}"
     if os.path.isdir(value):

@@ -24,7 +24,7 @@ class BenchmarkSettings(DatasetKey):
 
     mode: Mode = setting(
         "pipeline",
-        "base: base_model, before reflection; no_retrieval: the checkpoint, behind a forced [No Retrieval]; gate: its "
+        "base: base_model, before reflection; no_retrieval: the checkpoint, after a forced [No Retrieval]; gate: its "
         "gate decides, and with an open gate the question stays unanswered; pipeline: it is looked up",
     )
     answer_style: AnswerStyle = setting(

@@ -122,7 +122,7 @@ def read_dictionary(path: Path) -> dict[str, Article]:
 
 
 def find_pictures(folder: Path, words: Mapping[str, Article]) -> dict[str, list[Path]]:
-    """Return the pictures of each headword that names one, at most four; emoji last, EmojiOne's behind Twitter's."""
+    """Return the pictures of each headword that names one, at most four; emoji last, EmojiOne's after Twitter's."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted((folder / "clip_art").rglob("*.png")):
         title = re.split(r"[^a-z]+", path.stem.lower())

@@ -47,7 +47,7 @@ class Prompt:
         picture: True to show the question's pictures.
         form: Form of the reply; one that can't be read in it is counted.
         pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
-            behind a label `Picture n:`; n counts the pictures of the prompt, the question's first.
+            after a label `Picture n:`; n counts the pictures of the prompt, the question's first.
         more_pictures: Number of the question's pictures after its first one. They are labelled, and come before the
             text.
         sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.

@@ -1,6 +1,6 @@
 """Controls that isolate mR²AG's relevance-reflection: its checkpoint, gate and search, without its verdicts.
 
-A difference from `mr2ag` is due to the verdicts: gates and direct answers are the same. Answers are decoded behind a
+A difference from `mr2ag` is due to the verdicts: gates and direct answers are the same. Answers are decoded after a
 forced [Relevant], the one form in which this checkpoint learned to answer from a passage. Without a token it would
 write its verdict first. The forced token is the same for all passages, so it carries no verdict.
 """

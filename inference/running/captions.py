@@ -33,7 +33,7 @@ from reflectune.retrieval.indexes.captions import CAPTION_FILE
 NAME: Final = "captions"
 """Name of the traces."""
 CAPTION: Final = "Generate an image caption that provides the essential clues within three sentences."
-"""Figure 5, behind its "Given the image", since the picture is first."""
+"""Figure 5, after its "Given the image", since the picture is first."""
 
 
 def run(config: CaptionConfig) -> int:

@@ -34,7 +34,7 @@ EXTRACTION_FIELDS = """
 ##Best Answer:"""
 EXTRACTION_ANSWER = """ {answer}
 """
-"""MI-RAG, figure A12; an image stands before each group of fields, and an answer behind those of an example."""
+"""MI-RAG, figure A12; an image stands before each group of fields, and an answer after those of an example."""
 
 _CUE = "##best answer:"
 _COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}

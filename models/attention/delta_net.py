@@ -77,7 +77,7 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
     def _read(
         self, hidden: Tensor, generations: Sequence[Generation], before: States | None
     ) -> tuple[Tensor, list[States]]:
-        """Read segments, each from the states behind the one that it continues.
+        """Read segments, each from the states after the one that it continues.
 
         Args:
             hidden: Inputs, (rows, tokens, hidden size).
@@ -85,7 +85,7 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
             before: States that the first generation begins with; None for zeros.
 
         Returns:
-            Outputs, (rows, tokens, value heads, value size), 0 at padding; and the states behind each generation.
+            Outputs, (rows, tokens, value heads, value size), 0 at padding; and the states after each generation.
         """
         none = hidden.shape[0] * hidden.shape[1]
         mixed, update, decay = (F.pad(part.flatten(0, 1), (0, 0, 0, 1)) for part in self._projected(hidden))
@@ -101,7 +101,7 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
     def _delta_rule(
         self, mixed: Tensor, update: Tensor, decay: Tensor, real: Tensor | None, before: States | None
     ) -> tuple[Tensor, States]:
-        """Return outputs (rows, tokens, value heads, value size), and the states behind each row's last real token.
+        """Return outputs (rows, tokens, value heads, value size), and the states after each row's last real token.
 
         Args:
             mixed: Queries, keys and values before the convolution, (rows, tokens, channels).

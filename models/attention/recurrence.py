@@ -13,7 +13,7 @@ LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention
 """Types of a model's layers, by their names in transformers."""
 
 States = tuple[Tensor, Tensor]
-"""States of a layer behind N rows.
+"""States of a layer after N rows.
 
 The last inputs of its convolution, (N, channels, kernel size - 1), and its recurrent state, (N, value heads, key size,
 value size) in float32.
@@ -28,9 +28,9 @@ class Recurrence:
 
     Attributes:
         real: Bool of shape (rows, new tokens), False at padding on the right; None without padding.
-        before: States behind earlier rows, by layer; none at the beginning of a sequence.
+        before: States after earlier rows, by layer; none at the beginning of a sequence.
         row: Index of the earlier row that each row continues, shape (rows,); None if row i continues row i.
-        after: States behind the last real token of each row, by layer; written by the pass.
+        after: States after the last real token of each row, by layer; written by the pass.
     """
 
     real: Tensor | None
@@ -62,7 +62,7 @@ class PackedRecurrence:
         generations: The segments: those that continue none of the row, then those that continue these, and so on.
         order: Index of each segment of the row among those of all generations, shape (segments,).
         before: States that the first generation begins with, by layer; none at the beginning of a sequence.
-        after: States behind each segment of the row, by layer; written by the pass.
+        after: States after each segment of the row, by layer; written by the pass.
     """
 
     generations: Sequence[Generation]

@@ -107,7 +107,7 @@ class TreeLayout:
 
     @property
     def ahead(self) -> tuple[Tensor, Tensor]:
-        """Queries in pictures, and the keys behind them: query i sees keys 0 … i. Each (pictures, most tokens - 1)."""
+        """Queries in pictures, and the keys after them: query i sees keys 0 … i. Each (pictures, most tokens - 1)."""
         return self.reversed_pictures[:, 1:], self.reversed_pictures[:, :-1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:

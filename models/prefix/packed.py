@@ -176,7 +176,7 @@ class PackedReader:
         return found
 
     def _cost(self, part: TreePart) -> int:
-        """Return a part's tokens; states behind a segment count as the tokens whose keys and values are as large."""
+        """Return a part's tokens; states after a segment count as the tokens whose keys and values are as large."""
         return part.tokens + part.segments * self.forward.state_tokens
 
     def _read(self, group: list[TreePart], limit: int) -> list[Ends]:
@@ -204,7 +204,7 @@ class PackedReader:
         return prefix, [*ends, *others]
 
     def _pass(self, parts: list[TreePart]) -> list[Ends]:
-        """Read parts in one packed row, behind copies of their parents' keys and values."""
+        """Read parts in one packed row, after copies of their parents' keys and values."""
         laid_out = self._ahead.pop(id(parts), None) or self._laid_out(parts)
         self._run(laid_out, self._joined(laid_out.parents))
         return laid_out.ends
@@ -256,7 +256,7 @@ class PackedReader:
         return runs_of(np.array(row.ids) == positions.image_token_id) if positions.is_two_way else []
 
     def _positions(self, end: Spot | None, count: int) -> np.ndarray:
-        """Return positions (1 or 3, count) of tokens behind a spot."""
+        """Return positions (1 or 3, count) of tokens after a spot."""
         positions = (end.next_position if end else 0) + np.arange(count)
         return positions[None].repeat(3 if self.forward.positions.is_3d else 1, 0)
 

@@ -30,7 +30,7 @@ class PackedRow:
         ids: Token ids.
         positions: Positions of each segment, (1 or 3, tokens).
         segments: Segments, as `block_mask` takes them.
-        linear: States of linear attention behind each segment, by layer. Empty in other models, before the row is
+        linear: States of linear attention after each segment, by layer. Empty in other models, before the row is
             read, and after they were dropped.
     """
 

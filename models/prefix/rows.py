@@ -23,7 +23,7 @@ class Level:
         cache: Keys and values of each layer, (N, key heads, tokens, head size), of head size 0 in layers of linear
             attention; empty if they were dropped.
         real: Bool of shape (N, tokens); False at padding.
-        states: States of linear attention behind each row, by layer.
+        states: States of linear attention after each row, by layer.
     """
 
     cache: KeysValues

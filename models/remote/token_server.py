@@ -64,7 +64,7 @@ class TokenReply:
 def request_after(
     prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: PictureUrls, image_token_id: int
 ) -> TokenRequest:
-    """Return the request for a reply behind a prefix and token ids that follow it.
+    """Return the request for a reply after a prefix and token ids that follow it.
 
     Args:
         prefix: With its pictures.

@@ -201,7 +201,7 @@ def content(turn: Turn, gap: Callable[[], str], closing: str) -> list[dict[str, 
     Args:
         turn: The turn.
         gap: Returns the text of a `Gap`.
-        closing: Text behind an assistant's turn.
+        closing: Text after an assistant's turn.
     """
     made, text = [{"type": "image"}] if turn.image else [], ""
     for part in turn.parts:

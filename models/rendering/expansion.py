@@ -14,7 +14,7 @@ class Expansion:
     Attributes:
         token: Id of the picture's tokens; in Gemma-3 another than the placeholder's.
         before: Number of tokens before the first of them.
-        after: Number of tokens behind the last.
+        after: Number of tokens after the last.
     """
 
     token: int

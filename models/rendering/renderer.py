@@ -151,7 +151,7 @@ class Renderer:
         return self._asked(shared, texts[0], image), [row[len(shared) :] for row in rows]
 
     def under_system(self, words: str, turn: Turn) -> Turns:
-        """A user's turn behind a system's; where the chat template has no such turn, its words begin the user's."""
+        """A user's turn after a system's; where the chat template has no such turn, its words begin the user's."""
         if not words:
             return (turn,)
         if self._has_system_turn:
@@ -159,7 +159,7 @@ class Renderer:
         return (dataclasses.replace(turn, parts=(words, "\n\n", *turn.parts)),)
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Image and question, inside the user's turn: what all prompts behind a question share."""
+        """Image and question, inside the user's turn: what all prompts after a question share."""
         chunks = self._chunks(answer_turns(self._prompts, "short", documents=False), cue=True)
         return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
 
@@ -223,7 +223,7 @@ class Renderer:
             labels.append(token if speaking else IGNORE)
             if speaking and token == self.end_token_id:
                 speaking, end = False, place + 1
-        return ids[:end], labels[:end]  # what the template puts behind the last end of turn is cut off
+        return ids[:end], labels[:end]  # what the template puts after the last end of turn is cut off
 
     def after_reply(self, turn: Turn, texts: Texts) -> list[int]:
         """Return the ids between a reply's end token and the assistant's next cue: a user's turn with its texts."""
@@ -387,7 +387,7 @@ class Renderer:
             ids_by_role[role] = self.tokenizer.convert_tokens_to_ids(token)
             if first != [ids_by_role[role]] or ids_by_role[role] == self.tokenizer.unk_token_id:
                 raise UserError(
-                    f"the tokenizer doesn't read {token} as one token behind the assistant's cue; load the model with "
+                    f"the tokenizer doesn't read {token} as one token after the assistant's cue; load the model with "
                     f"scheme={self.scheme.name if self.scheme else ''}, which adds it"
                 )
         return ids_by_role

@@ -117,7 +117,7 @@ def asking_turns(prompt: str) -> Turns:
 
 
 def further_pictures(pictures: int) -> tuple[str | PictureSlot, ...]:
-    """Return the places of a question's second to last picture, each behind its label, for the start of its turn.
+    """Return the places of a question's second to last picture, each after its label, for the start of its turn.
 
     Args:
         pictures: Number of the question's pictures, the first one included.

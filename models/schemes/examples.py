@@ -92,7 +92,7 @@ class PromptedExample:
     `style` is the answer style, with documents and without. With a `template`, the user's turn is the template only, as
     a step of a pipeline asks it: `{question}` and `{documents}` in it are the texts of these names, and each branch
     only has its `reply`. `system` is the system turn before it. If the branches differ in `{documents}`,
-    `branch_documents` has the text of each, and `documents` is empty. An agent's trajectory goes on behind the reply of
+    `branch_documents` has the text of each, and `documents` is empty. An agent's trajectory goes on after the reply of
     its only branch: `follow_ups` are tools' results and the next replies.
     """
 

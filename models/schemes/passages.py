@@ -60,7 +60,7 @@ class PassageScheme(Scheme):
 
         user: <image> {question}; assistant: [No Retrieval]; user: {instruction}. The instruction follows the gate, as
         it does with a passage: before it, the gate would learn which questions carry one. A free answer has none: it
-        stands in the assistant's first turn, behind the token (`conversation_turns`).
+        stands in the assistant's first turn, after the token (`conversation_turns`).
         """
         if style == "free":
             return None
@@ -125,7 +125,7 @@ class PassageScheme(Scheme):
                 _need(later.question.strip(), "a conversation's later round has no question; leave the round out")
                 _need(later.answer.strip(), f"the later question `{later.question}` of a conversation has no answer")
             return renderer.supervised(self.conversation_turns(len(follow_ups)), conversation_texts(answer, follow_ups))
-        _need(not follow_ups, "a conversation goes on behind a free answer alone; this one is asked for in a word")
+        _need(not follow_ups, "a conversation goes on after a free answer alone; this one is asked for in a word")
         read, reply = self.direct_branch(renderer, style), renderer.reply_ids(answer)
         verdict = read[: read.index(renderer.end_token_id) + 1]
         return [*read, *reply], [*verdict, *[IGNORE] * (len(read) - len(verdict)), *reply]
@@ -139,7 +139,7 @@ class PassageScheme(Scheme):
         if example.retrieve and not example.branches:
             return "a question with retrieval needs a passage"
         if example.follow_ups and (example.retrieve or example.style != "free"):
-            return "a conversation goes on (`follow_ups`) behind a free answer without retrieval alone"
+            return "a conversation goes on (`follow_ups`) after a free answer without retrieval alone"
         if any(not (later.question.strip() and later.answer.strip()) for later in example.follow_ups):
             return "a later round of its conversation lacks its question or its answer"
         if any(branch.relevant and not branch.answer.strip() for branch in example.branches):

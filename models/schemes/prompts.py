@@ -39,7 +39,7 @@ _NO_PLACE: Final = (
 
 
 class PromptScheme(Scheme):
-    """A scheme that asks each thing by a prompt of its own behind the question."""
+    """A scheme that asks each thing by a prompt of its own after the question."""
 
     form = "a scheme that asks prompt by prompt, as plain does"
     example_type = PromptedExample
@@ -163,7 +163,7 @@ class PromptScheme(Scheme):
         return Tree(Segment.of(prefix.ids, prefix.labels), segments, prefix.vision)
 
     def _later_rounds(self, renderer: Renderer, example: PromptedExample) -> Supervised:
-        """Return ids and labels of a trajectory behind its first reply; tools' results are not supervised."""
+        """Return ids and labels of a trajectory after its first reply; tools' results are not supervised."""
         ids, labels = list[int](), list[int]()
         for later in example.follow_ups:
             read, said = (

@@ -5,7 +5,7 @@
     user:      Consider this paragraph: <paragraph>{passage}</paragraph>
     assistant: [Relevant] {answer}              or     [No Relevant]
 
-and at last, behind [Retrieval], by all relevant passages in one paragraph with `. Give a short answer.`
+and at last, after [Retrieval], by all relevant passages in one paragraph with `. Give a short answer.`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reflectune.models.schemes.passages import PassageScheme
 
 
 class Reflectiva(PassageScheme):
-    """ReflectiVA. Its answers are asked for in the same words whatever their style, and stand behind their token."""
+    """ReflectiVA. Its answers are asked for in the same words whatever their style, and stand after their token."""
 
     title = "ReflectiVA ([2411.16863](https://arxiv.org/abs/2411.16863))"
     is_released = True

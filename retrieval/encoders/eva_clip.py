@@ -253,7 +253,7 @@ class EvaClip(nn.Module):
         return self.visual_projection(self.vision_model(pixels))
 
     def encode_text(self, ids: Tensor) -> Tensor:
-        """Vectors of texts of shape (batch, tokens), padded behind their ends: (batch, dimensions), not scaled."""
+        """Vectors of texts of shape (batch, tokens), padded after their ends: (batch, dimensions), not scaled."""
         return self.text_projection(self.text_model(ids))
 
 

@@ -3,7 +3,7 @@
 Any family that `models/loading.py` loads can be one; what its prompts are is the training's affair:
 
 - **gme** (Alibaba-NLP/gme-Qwen2-VL-2B-Instruct, arXiv 2412.16855): a chat of Qwen2-VL with an instruction as its
-  system prompt, the picture and the text as the user's turn, and `<|endoftext|>` behind the assistant's cue, which is
+  system prompt, the picture and the text as the user's turn, and `<|endoftext|>` after the assistant's cue, which is
   the token whose state is taken; pictures of 256 to 1,280 tokens.
 - **vlm2vec** (TIGER-Lab/VLM2Vec, arXiv 2410.05160): no chat; the image token and a sentence for a picture, the bare
   text for a text, and the last token, whatever it is.

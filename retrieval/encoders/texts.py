@@ -111,7 +111,7 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ma
 def most_positions(model: nn.Module, config: Any) -> int | None:
     """Return the number of positions that a model has for tokens; None if any.
 
-    RoBERTa and its like (XLM-R, MPNet) count from behind the padding's index: the table's first rows are unused.
+    RoBERTa and its like (XLM-R, MPNet) start after the padding's index: the table's first rows are unused.
     """
     declared = getattr(config, "max_position_embeddings", None)
     tables = [

@@ -441,7 +441,7 @@ def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
     [
         ({"follow_ups": (FollowUp(" ", "Yes."),)}, "has no question"),
         ({"follow_ups": (FollowUp("Is it?", " "),)}, "`Is it\\?` of a conversation has no answer"),
-        ({"style": "short"}, "behind a free answer alone"),
+        ({"style": "short"}, "after a free answer alone"),
     ],
 )
 def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(renderer, image, changes, message):

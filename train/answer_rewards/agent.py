@@ -42,7 +42,7 @@ from reflectune.train.runs.checkpointed_trainer import Run
 
 @dataclass
 class _Sampled:
-    """A sampled trajectory: the ids behind its prompt, with 1 for those of the agent and 0 for tools' results."""
+    """A sampled trajectory: the ids after its prompt, with 1 for those of the agent and 0 for tools' results."""
 
     image: Image.Image
     prompt: Rendered
@@ -213,7 +213,7 @@ class AgentTrainer(AnswerTrainer):
         super().__init__(*args, **kwargs)
 
     def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Sample a reply behind each row of ids, with its end token unless it is cut off.
+        """Sample a reply after each row of ids, with its end token unless it is cut off.
 
         Args:
             rows: Token ids.

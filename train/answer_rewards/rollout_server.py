@@ -68,7 +68,7 @@ class RolloutServer:
         }
 
     def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Sample a reply behind each row of token ids, which begins with its prompt's; seeds are torch's next numbers.
+        """Sample a reply after each row of token ids, which begins with its prompt's; seeds are torch's next numbers.
 
         Raises:
             UnusableInput: The server refuses a row.

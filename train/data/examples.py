@@ -366,7 +366,7 @@ def weigh_answers(tree: Tree, replies: Sequence[Sequence[str]], renderer: Render
 def _weighed(segment: Segment, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Segment:
     weights, end = list(segment.weights), len(segment.ids)
     for reply in reversed(replies):
-        while end and segment.labels[end - 1] == IGNORE:  # a tool's result behind it
+        while end and segment.labels[end - 1] == IGNORE:  # a tool's result after it
             end -= 1
         ids = renderer.reply_ids(reply)
         start, end = end - len(ids), end - len(ids)

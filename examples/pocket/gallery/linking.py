@@ -21,7 +21,7 @@ _GROUP_WORDS = frozenset(
     "tribe subfamily superfamily suborder superorder subspecies informal common several part parts piece category "
     "name collection set member members number phylum grouping classification breed taxonomic".split()
 )
-"""Words before "of" that don't describe a thing; the words behind it do."""
+"""Words before "of" that don't describe a thing; the words after it do."""
 _HEAD_ENDS: Final = re.compile(
     r"[,;(–]| (?:in|for|to|with|that|which|who|from|by|on|at|used|made|native|where|as|resulting|consisting|played|worn"
     r"|covering|having|containing|built|based|growing|known|including|of) "
@@ -180,7 +180,7 @@ def head_noun(description: str) -> str:
 
 
 def first_definition(summary: str) -> str:
-    """Return the text behind the first `is a` of a summary."""
+    """Return the text after the first `is a` of a summary."""
     match = re.search(r"\b(?:is|are|was|were) (?:an?|the|any|one of)? ?(.+?)[.;]", summary)
     return match[1] if match else ""
 

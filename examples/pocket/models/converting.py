@@ -104,7 +104,7 @@ def copied(files: Iterable[Path], folder: Path) -> None:
 
 
 def _dequantised(graph: Any) -> dict[str, Tensor]:
-    """Return the float32 weights of a graph by name; int8 matrices are named by the bias behind them."""
+    """Return the float32 weights of a graph by name; int8 matrices are named by the bias after them."""
     from onnx import numpy_helper
 
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}

@@ -177,7 +177,7 @@ def test_the_name_says_which_way(name: str, found: tuple[str, str] | None) -> No
 def test_a_key_takes_a_way_and_a_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert encoder_name(f"gme:{tmp_path}") == encoder_name("vlm2vec:owner/name") == ""
-    assert "names no model behind the colon" in encoder_name("gme:")
+    assert "names no model after the colon" in encoder_name("gme:")
     assert "is not a folder" in encoder_name("gme:/no/such/folder")
     assert "is not a folder" in encoder_name("other:owner/name")
 

@@ -127,7 +127,7 @@ def test_examples_are_read_with_their_image_root(data_folder: Path, examples: li
         ({"image": "gone.png"}, r"k0: image not found: .*images/gone\.png"),
         ({"branches": ()}, "k0: a question with retrieval needs a passage"),
         ({"retrieve": False, "branches": ()}, "k0: a question without retrieval needs an answer"),
-        ({"follow_ups": (FollowUp("Why?", "So."),)}, "k0: a conversation goes on .* behind a free answer without"),
+        ({"follow_ups": (FollowUp("Why?", "So."),)}, "k0: a conversation goes on .* after a free answer without"),
         (
             {"retrieve": False, "answer": "A.", "style": "free", "follow_ups": (FollowUp("", "So."),)},
             "k0: a later round of its conversation lacks",
