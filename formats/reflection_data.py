@@ -276,7 +276,7 @@ def build_split(
     Args:
         folder: Folder to write to.
         split: Name of the split.
-        manifest: Scheme, image root and image folders; the fingerprints of other splits stay.
+        manifest: Scheme, image root and image folders; fingerprints and image folders of other splits stay.
         key: Hash of everything that determines the examples.
         example_type: Type of the examples.
         items: Inputs of `make`.
@@ -290,8 +290,8 @@ def build_split(
         UserError: The folder holds data of a different scheme or with a different image root.
     """
     target = folder / f"{split}.parquet"
-    before = earlier_manifest(folder, manifest.scheme, manifest.image_root).fingerprints
-    if before.get(split) == key and target.is_file():
+    earlier = earlier_manifest(folder, manifest.scheme, manifest.image_root)
+    if earlier.fingerprints.get(split) == key and target.is_file():
         print(f"nothing to do: {target} is built")
         return None
     logs = Logs(folder, f".{split}.{key}.jsonl", key)
@@ -302,7 +302,9 @@ def build_split(
     rows = run_chunks(items, size, make_row, logs)
     examples = [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
     write_examples(target, examples, example_type)
-    write_manifest(folder, dataclasses.replace(manifest, fingerprints={**before, split: key}))
+    folders = tuple(sorted({*earlier.image_folders, *manifest.image_folders}))
+    fingerprints = {**earlier.fingerprints, split: key}
+    write_manifest(folder, dataclasses.replace(manifest, image_folders=folders, fingerprints=fingerprints))
     Logs(folder, f".{split}.{'?' * len(key)}.jsonl", key).remove()  # those of interrupted builds too
     return examples
 

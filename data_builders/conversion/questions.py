@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
+from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
@@ -93,16 +94,32 @@ class QuestionRun:
         return stop if self.rejected is None else self.rejected
 
     def convert(self, workers: Workers, journal: Path, key: str) -> QuestionTotals:
-        """Write every part that isn't in the journal of an earlier run with the same key."""
-        totals = QuestionTotals()
+        """Write every part that isn't in the journal of an earlier run with the same key.
+
+        Raises:
+            UserError: The rows can't be read, or a finished batch has other questions now.
+        """
+        totals, finished = QuestionTotals(), dict[str, str]()
         with RowLog(journal, key) as log:
             for row in read_rows(journal):
+                finished[row["id"]] = row["of"]
                 self._count(totals, _from_json(row))
-            todo = (batch for batch in self._batches() if str(batch.number) not in log.done)
-            for batch, done in workers.map(write_question_batch, todo):
-                log.append(str(batch.number), _to_json(done))
+            for batch, done in workers.map(write_question_batch, self._unfinished(finished)):
+                log.append(str(batch.number), {"of": batch.fingerprint, **_to_json(done)})
                 self._count(totals, done)
         return totals
+
+    def _unfinished(self, finished: Mapping[str, str]) -> Iterator[QuestionBatch]:
+        """Yield the batches that aren't finished; `finished` has the fingerprint of each finished one by its number."""
+        for batch in self._batches():
+            before = finished.get(str(batch.number), batch.fingerprint)
+            if before != batch.fingerprint:
+                raise UserError(
+                    f"{self.folder} was begun with other rows: pictures came or went since then, on which it depends "
+                    "which rows are used; delete the folder, and run the same command again"
+                )
+            if str(batch.number) not in finished:
+                yield batch
 
     def check(self, workers: Workers) -> QuestionTotals:
         """Read and check everything, and write nothing."""
@@ -180,6 +197,6 @@ def _to_json(done: QuestionsDone) -> dict[str, Any]:
 
 
 def _from_json(row: dict[str, Any]) -> QuestionsDone:
-    values = {key: value for key, value in row.items() if key != "id"}
+    values = {key: value for key, value in row.items() if key not in ("id", "of")}
     parts = [(split, file, rows) for split, file, rows in row["parts"]]
     return QuestionsDone(**{**values, "parts": parts, "rejected": [from_json(error) for error in row["rejected"]]})

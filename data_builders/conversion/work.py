@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from reflectune.core.hashing import fingerprint
 from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.core.rejected import BadRow, Reject, UnreadableImage, stop
 from reflectune.core.rows import to_row
@@ -40,6 +41,11 @@ class QuestionBatch:
     image_root: Path | None
     verify: Verify
     skip: bool
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the questions' ids."""
+        return fingerprint([question.id for question in self.questions])
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,5 @@ class ExampleBuilder:
         return [self._passages(entry) for entry in others[: self._settings.retrieval_depth]]
 
     def _draw_article(self, rng: random.Random) -> list[Passage]:
-        return self._passages(rng.choice(self._entry_ids))
-
-    @functools.cached_property
-    def _entry_ids(self) -> list[str]:
-        return list(self._dataset.knowledge.ids)  # lazy: a visual data set has no knowledge base
+        knowledge = self._dataset.knowledge
+        return self._passages(knowledge.id_at(rng.randrange(len(knowledge))))

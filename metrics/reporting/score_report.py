@@ -55,14 +55,14 @@ def score_files(
         joined = join(file.rows, questions, mode, metric)
         if joined.left_out and not joined.pairs:
             raise UserError(
-                f"{path}: {metric} scores none of its questions: they have no answers that it compares with"
+                f"{path}: {metric} scores none of its questions: they are visual, or have no answers to compare"
             )
         run: dict[str, Any] = {
             "predictions": str(path),
             "layout": file.layout,
             "counts": joined.counts,
             "fingerprint": file_fingerprint(*([path] if path.is_file() else sorted(path.glob("*.json*")))),
-            "retrieval": retrieval_table(file, joined),
+            "retrieval": retrieval_table(file, joined, mode),
         }
         if file.layout != "echosight_retrieval":
             scored.append(score(joined, metric, mode, bem))
@@ -110,7 +110,7 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _connected_lists(joined: Joined, metric: Metric) -> int:
     """Return the number of answers in which `&&` is read as a comma for the official code."""
-    if metric not in ("infoseek", "evqa", "evqa_exact", "exact_match"):
+    if metric not in ("evqa", "evqa_exact"):
         return 0
     return sum(evqa_candidate(str(p.answer), q) != p.answer for q, p in joined.pairs)
 

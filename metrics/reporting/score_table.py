@@ -11,6 +11,7 @@ from reflectune.metrics.reporting.breakdown import breakdown, by_label, columns,
 from reflectune.metrics.reporting.intervals import entities, permutation_test
 from reflectune.metrics.reporting.retrieval import article_recall_at_k, reciprocal_rank
 from reflectune.metrics.scoring.predictions import PredictionFile
+from reflectune.metrics.scoring.registry import Mode
 from reflectune.metrics.scoring.scoring import Joined, Scored
 
 RECALLS = (1, 5, 10, 20)
@@ -67,12 +68,15 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
     }
 
 
-def retrieval_table(file: PredictionFile, joined: Joined) -> dict[str, Any]:
+def retrieval_table(file: PredictionFile, joined: Joined, mode: Mode) -> dict[str, Any]:
     """Return the file's retrieval metrics: article recall and MRR over ranked articles; PMSR's entity-mention recall.
 
-    In a file with retrieval results, a question without any counts as not found.
+    In a file with retrieval results, a question without any counts as not found; in strict mode so does one without a
+    row.
     """
     known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if q.entity_ids]
+    if mode == "strict":
+        known += [((), question.entity_ids) for question in joined.missing if question.entity_ids]
     retrieval_scores: dict[str, Any] = {}
     if any(ranked for ranked, _ in known):
         for k in RECALLS:

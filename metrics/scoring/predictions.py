@@ -52,7 +52,7 @@ class Prediction:
         question: The question's text, in layouts without an id.
         references: Accepted answers, in layouts without an id.
         retrieved: Retrieved articles, best first, in layouts that have them.
-        row: The row itself.
+        row: The row itself, in PMSR's layout.
     """
 
     where: str
@@ -79,15 +79,17 @@ def read_predictions(path: str | Path) -> PredictionFile:
         UserError: The file is missing or empty, a line is cut off, or a field is missing or of another type. The
             error names file, line, id and field.
     """
-    path = Path(path)
-    rows = [(where, row) for file in _files(path) for where, row in _raw_rows(file)]
-    if not rows:
+    path, layout, predictions = Path(path), "", []
+    pipelines = set[str]()
+    for where, row in (pair for file in _files(path) for pair in _raw_rows(file)):
+        layout = layout or _layout(where, row)
+        pipelines.add(str(row.get("pipeline")))
+        predictions.append(_read(_LAYOUTS[layout][1], where, row))
+    if not predictions:
         raise UserError(f"{path} holds no predictions")
-    layout = _layout(*rows[0])
-    if layout == "traces" and len(names := sorted({str(row.get("pipeline")) for _, row in rows})) > 1:
-        raise UserError(f"{path} has traces of {', '.join(names)}; give the file of one of them")
-    read = _LAYOUTS[layout][1]
-    return PredictionFile(layout, tuple(_read(read, where, row) for where, row in rows))
+    if layout == "traces" and len(pipelines) > 1:
+        raise UserError(f"{path} has traces of {', '.join(sorted(pipelines))}; give the file of one of them")
+    return PredictionFile(layout, tuple(predictions))
 
 
 def _read(read: Callable[[str, Row], Prediction], where: str, row: Row) -> Prediction:
@@ -114,21 +116,43 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
         yield from _table_rows(path)
         return
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        for number, row in _lines(path) if _is_jsonl(path) else _whole(path):
+            if set(_mapping(f"{path}:{number}", row)) != {"fingerprint"}:
+                yield f"{path}:{number}", row
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} can't be read as a prediction file: {error}") from error
+
+
+def _is_jsonl(path: Path) -> bool:
+    """Return True if the first line is a value of its own, and not the last."""
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        first, second = (next((line for line in file if line.strip()), "") for _ in range(2))
     try:
-        rows: Iterable[tuple[int, Any]] = enumerate(_members(json.loads(text)), start=1)
+        json.loads(first)
+    except json.JSONDecodeError:
+        return not first
+    return bool(second)
+
+
+def _whole(path: Path) -> Iterable[tuple[int, Any]]:
+    """Return the number and the value of each row of an array or an object; of each line if it is neither."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        return enumerate(_members(json.loads(text)), start=1)
     except json.JSONDecodeError as error:
         if text.lstrip().startswith("["):
             raise UserError(
                 f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file cut off? Copy it again"
             ) from error
-        lines = ((number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip())
-        rows = ((number, _parsed(f"{path}:{number}", line)) for number, line in lines)
-    for number, row in rows:
-        if set(_mapping(f"{path}:{number}", row)) != {"fingerprint"}:
-            yield f"{path}:{number}", row
+        return _lines(path)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each line that isn't empty."""
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _parsed(f"{path}:{number}", line)
 
 
 def _members(whole: Any) -> list[Any]:
@@ -173,14 +197,14 @@ def _layout(where: str, row: Row) -> str:
 
 def _with_answer(where: str, row: Row, field: str) -> Prediction:
     key = _text(where, row, "data_id", "")
-    return Prediction(where, (key,), _text(where, row, field, key), row=row)
+    return Prediction(where, (key,), _text(where, row, field, key))
 
 
 def _vqa(where: str, row: Row) -> Prediction:
     number = row["question_id"]
     if type(number) is not int:
         raise UserError(f"{where}: field `question_id`: expected a whole number, found {number!r}; each row needs one")
-    return Prediction(where, (str(number),), _text(where, row, "answer", str(number)), row=row)
+    return Prediction(where, (str(number),), _text(where, row, "answer", str(number)))
 
 
 def _reflectiva(where: str, row: Row) -> Prediction:
@@ -189,7 +213,7 @@ def _reflectiva(where: str, row: Row) -> Prediction:
         raise UserError(f"{where}: field `reference`: expected a list of texts, found {references!r}")
     question = _text(where, row, "question", "")
     return Prediction(
-        where, (), _text(where, row, "answers", question), question=question, references=tuple(references), row=row
+        where, (), _text(where, row, "answers", question), question=question, references=tuple(references)
     )
 
 
@@ -209,13 +233,13 @@ def _echosight_retrieval(where: str, row: Row) -> Prediction:
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         raise UserError(f"{where}: id {row['data_id']}: field `retrieved_entries`: expected a list of URLs")
     reranked = row.get("reranked_entries")
-    return Prediction(where, (str(row["data_id"]),), retrieved=tuple(reranked or entries), row=row)
+    return Prediction(where, (str(row["data_id"]),), retrieved=tuple(reranked or entries))
 
 
 def _trace(where: str, row: Row) -> Prediction:
     key = _text(where, row, "question_id", "")
     hits = [hit["entry_id"] for hit in row.get("hits") or [] if isinstance(hit, dict) and "entry_id" in hit]
-    return Prediction(where, (key,), _text(where, row, "answer", key), retrieved=tuple(hits), row=row)
+    return Prediction(where, (key,), _text(where, row, "answer", key), retrieved=tuple(hits))
 
 
 def _text(where: str, row: Row, key: str, row_id: str) -> str:

@@ -94,7 +94,9 @@ def is_scored(question: Question, metric: Metric) -> bool:
     InfoSeek's halves have no two-hop questions, E-VQA's score has the first picture of a row, and A-OKVQA's direct
     answers are not scored where its `difficult_direct_answer` is true.
     """
-    if question.is_knowledge_based is False or (metric == "infoseek" and is_two_hop(question)):
+    if question.is_knowledge_based is False and metric != "rouge_l":  # which compares free replies to visual questions
+        return False
+    if metric == "infoseek" and is_two_hop(question):
         return False
     if "row_picture" in question.meta or (metric == "vqa" and question.meta.get("difficult_direct_answer") == "true"):
         return False

@@ -269,7 +269,7 @@ def _shard_settings(
         "store": choice.address or choice.kind,
         "leave_out": leave_out.fingerprint,
         "summaries": summaries,
-        **({"captions": captions} if (captions := captions_of(kb)) else {}),
+        "captions": captions_of(kb),
     }
 
 

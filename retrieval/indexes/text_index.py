@@ -139,7 +139,8 @@ def build_text_index(
         _encode(kb, encoder, cutting, shards, choice, shard_entries, progress, processes)
         if processes.index == 0:
             _assemble(folder, shards, origin, choice, rows, kb, encoder, questions)
-            shutil.rmtree(shards)
+    if processes.index == 0:
+        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
     processes.wait()
     check_shareable(choice_of(folder, read_text_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost

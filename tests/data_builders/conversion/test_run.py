@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.config import find_problems
+from reflectune.core.durable import RowLog
 from reflectune.core.errors import UserError
 from reflectune.data_builders.conversion import knowledge as knowledge_module
 from reflectune.data_builders.conversion import questions as questions_module
@@ -460,6 +461,35 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, 
     assert len(Dataset(killed).knowledge) == 784
     assert len(orphans) >= (workers > 1) * 2 * workers
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
+
+
+def test_a_picture_that_comes_between_two_runs_is_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without a picture are left out before rows are numbered, so that the finished parts would not fit."""
+    rows = [{**question(n), "image": f"images/{'late' if n == 0 else 'red'}.png"} for n in range(20)]
+    write(source / "questions.jsonl", rows)
+    wanted = config(source, on_error="skip")
+    append, done = RowLog.append, []
+
+    def killed(log: RowLog, row_id: str, row: dict[str, Any]) -> None:
+        if done:
+            raise KeyboardInterrupt
+        append(log, row_id, row)
+        done.append(row_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowLog, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            convert(wanted)
+    (source / "images/red.png").rename(source / "images/late.png")
+    Image.new("RGB", (6, 6), "red").save(source / "images/red.png")
+    with pytest.raises(UserError, match="was begun with other rows: pictures came or went since then"):
+        convert(wanted)
+
+
+def test_another_name_of_a_converted_data_set_is_refused(source: Path) -> None:
+    convert(config(source, name="one"))
+    with pytest.raises(UserError, match=r"made with other settings \(name\)"):
+        convert(config(source, name="two"))
 
 
 def start(wanted: ConvertConfig) -> subprocess.Popen[bytes]:

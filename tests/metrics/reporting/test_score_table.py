@@ -112,17 +112,19 @@ def test_retrieval_where_the_file_says_what_was_found() -> None:
     questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u9",))]
     rows = tuple(Prediction("r:1", (key,), retrieved=("u0", "u1")) for key in ("a", "b"))
     file = PredictionFile("echosight_retrieval", rows)
-    scores = retrieval_table(file, join(rows, questions, "official"))
+    scores = retrieval_table(file, join(rows, questions, "official"), "official")
     assert (scores["article_recall@1"], scores["article_recall@5"], scores["mrr"], scores["n"]) == (0.0, 0.5, 0.25, 2)
-    assert retrieval_table(file, join((), questions, "official")) == {}
+    assert retrieval_table(file, join((), questions, "official"), "official") == {}
 
 
 def test_a_question_for_which_nothing_was_retrieved_is_not_found() -> None:
     """Left out, it would raise the recall of a system that retrieves for easy questions alone."""
     questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u2",))]
     rows = (Prediction("r:1", ("a",), retrieved=("u1",)), Prediction("r:2", ("b",), retrieved=()))
-    scores = retrieval_table(PredictionFile("traces", rows), join(rows, questions, "official"))
+    scores = retrieval_table(PredictionFile("traces", rows), join(rows, questions, "official"), "official")
     assert (scores["article_recall@1"], scores["mrr"], scores["n"]) == (0.5, 0.5, 2)
+    strict = retrieval_table(PredictionFile("traces", rows[:1]), join(rows[:1], questions, "strict"), "strict")
+    assert (strict["article_recall@1"], strict["n"]) == (0.5, 2)
     closed_book = rows[1:]
     file = PredictionFile("traces", closed_book)
-    assert retrieval_table(file, join(closed_book, questions, "official")) == {}
+    assert retrieval_table(file, join(closed_book, questions, "official"), "official") == {}

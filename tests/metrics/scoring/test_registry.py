@@ -7,7 +7,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import METRICS, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
 from reflectune.metrics.scoring import registry
-from reflectune.metrics.scoring.registry import find_metric, has_truth, metric_of_one, metric_problems
+from reflectune.metrics.scoring.registry import find_metric, has_truth, is_scored, metric_of_one, metric_problems
 
 OAK = Question("q", "", "What?", answers=("oak",))
 TALL = dataclasses.replace(OAK, answers=("50 m",), answer_type="numerical")
@@ -54,6 +54,12 @@ def test_a_question_has_a_truth_if_the_metric_has_something_to_compare_with(metr
     assert has_truth(TALL, metric) is (metric not in ("infoseek", "cover_match"))
     assert has_truth(ranged, metric) is (metric in ("infoseek", "cover_match", "exact_match"))
     assert has_truth(dataclasses.replace(OAK, answer_type="free_form"), metric) is (metric == "rouge_l")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_visual_questions_count_in_the_metric_of_free_replies_alone(metric: registry.Metric) -> None:
+    visual = dataclasses.replace(OAK, requires_retrieval=False)
+    assert is_scored(visual, metric) is (metric == "rouge_l")
 
 
 @pytest.mark.parametrize("metric", ["exact_match", "infoseek"])

@@ -10,12 +10,13 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.retrieval.build_index import IndexConfig, build_index
+from reflectune.retrieval.indexes.building import build_index as build
 from reflectune.retrieval.indexes.captions import CaptionedKnowledge
 from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, Weights, modality_weights
 
-from .conftest import vectors
+from .conftest import Counting, vectors
 
 Write = Callable[..., Path]
 
@@ -71,6 +72,13 @@ def test_an_index_of_other_captions_is_refused(built, captions: Write, kb, encod
         EntryRetriever(index, encoder).check(modality_weights("I", "C"), captions=True)
     with pytest.raises(UserError, match=r"`captions` \(none\), now it is"):
         built("summaries", captions=str(captions()))
+
+
+def test_shards_of_captions_are_not_taken_for_those_of_summaries(captions: Write, kb, encoder, tmp_path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build(CaptionedKnowledge(kb, captions()), Counting(encoder, 1), tmp_path / "index", summaries=True)
+    with pytest.raises(UserError, match=r"was begun with captions [0-9a-f]+, now it is"):
+        build(kb, encoder, tmp_path / "index", summaries=True)
 
 
 def test_captions_of_something_else_are_refused(kb, captions: Write, tmp_path) -> None:
