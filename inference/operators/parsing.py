@@ -136,12 +136,12 @@ def box(text: str) -> Box | None:
 def letters(reply: str, count: int) -> tuple[int, ...]:
     """Parse which of `count` lettered options a reply names, best first, as indices from 0: `Answer: C, A` is (2, 0).
 
-    Letters follow "Answer:"; without it, the reply must consist of letters alone, since "A" may be an article.
+    Letters alone follow "Answer:", or are the whole reply, since "A" may be an article and "I" a person.
     """
     text = spoken(reply)
     lines = [match["text"] for match in _CHOICE.finditer(text)]
-    named = lines[-1] if lines else text if _LETTERS.fullmatch(text) else ""
-    places = (ord(letter) - ord("A") for letter in _OPTION.findall(named))
+    named = lines[-1] if lines else text
+    places = (ord(letter) - ord("A") for letter in _OPTION.findall(named if _LETTERS.fullmatch(named) else ""))
     return tuple(dict.fromkeys(place for place in places if place < count))
 
 

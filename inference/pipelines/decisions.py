@@ -178,8 +178,9 @@ def _documents(
     ]
     if isinstance(settings, MmkbRagSettings):
         update = {"threshold": controls.threshold, "k": controls.documents or "auto"}
-        kept, below = keep_documents(passages, hits, settings.model_copy(update=update))
-        return tuple(k for k in kept if k not in controls.without), "best_relevance" if below else ""
+        left = [k for k in range(len(passages)) if k not in controls.without]
+        kept, below = keep_documents([passages[k] for k in left], opened.hits, settings.model_copy(update=update))
+        return tuple(left[k] for k in kept), "best_relevance" if below else ""
     judged = [
         (k, passage.s_rel, passage.s_irr or 0.0) for k, passage in enumerate(passages) if passage.s_rel is not None
     ]

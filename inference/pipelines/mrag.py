@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from reflectune.core.config import setting
+from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
@@ -28,7 +29,7 @@ from reflectune.inference.pipelines.iterative import (
     reading_models,
     trajectory_models,
 )
-from reflectune.inference.pipelines.oracle import gold_entries
+from reflectune.inference.pipelines.oracle import gold_entries, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, RERANKER
 from reflectune.inference.pipelines.settings import DepthSettings
@@ -227,6 +228,8 @@ def _mrag(settings: MragSettings, parts: PipelineParts) -> Mrag:
     reranker = parts.reranker if settings.unit == "passage" else None
 
     def gold(question: Question) -> tuple[Passage, ...]:
+        if not has_gold(question, parts.knowledge):
+            raise UnusableInput(f"question {question.id} has no entry of its own in the knowledge base")
         entries = [parts.knowledge.get(entry_id) for entry_id in gold_entries(question)]
         documents = [document_of(question.text, entry, reranker, settings.lead) for entry in entries]
         return tuple(document for document in documents if document is not None)

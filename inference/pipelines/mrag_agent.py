@@ -3,8 +3,8 @@
 The model judges whether a document is relevant, answers from it, and judges whether that answer is valid; at a No it
 moves on to the next document. Both judgements compare probabilities of Yes and No, where the paper generates the word.
 If no document leads to a valid answer, the paper's agent answers "Model fails to answer the question", which its judges
-compare with the references like any other answer. Here it gives no answer, which every metric counts as wrong, and the
-trace's `ended` has those words.
+compare with the references like any other answer. Here it gives no answer, which is wrong but for
+InfoSeek's ranges around 0 (its official program reads no number as 0), and the trace's `ended` has those words.
 """
 
 from __future__ import annotations

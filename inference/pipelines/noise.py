@@ -58,6 +58,8 @@ def with_noise(
                 return tuple(map(shown, request))
             if not isinstance(request, WriteRequest) or request.operator not in _READ_FROM_RECORDS:
                 return request
+            if "{documents}" not in request.prompt.template:  # PMSR-web condenses a question without its records
+                return request
             mixed = among(request.prompt.documents, texts, spread)
             return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, documents=mixed))
 

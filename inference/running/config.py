@@ -20,7 +20,7 @@ from reflectune.inference.config import (
     TextIndexSettings,
 )
 from reflectune.inference.operators.budget import BudgetSettings
-from reflectune.inference.pipelines.recipe import TUNED_BASELINES, Recipe
+from reflectune.inference.pipelines.recipe import CONTROLS, TUNED_BASELINES, Recipe
 from reflectune.inference.pipelines.registry import (
     all_forms,
     all_recipes,
@@ -37,6 +37,7 @@ from reflectune.models.names import PlacementKeys
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
+from reflectune.retrieval.rerankers.config import PICTURED
 from reflectune.retrieval.retrievers.queries import Fusion
 
 # Type checkers see no keys here: only the pipelines' own files may read them.
@@ -89,6 +90,18 @@ class PipelinesConfig(ModelSettings, AllPipelines):
                 f"`scheme` is {self.scheme}, but {reflecting_names[0]} needs a checkpoint of scheme {schemes[0]}"
             )
         return issues
+
+    @cross_check
+    def picture_problems(self) -> Iterator[str]:
+        """Yield the pipelines that rerank by texts alone, if the reranker reads pictures."""
+        if getattr(self, "reranker", "") not in PICTURED:
+            return
+        recipes = self.recipes()
+        names = [name for name, recipe in recipes.items() if recipe.form == CONTROLS and RERANKER in recipe.requires]
+        names += ["mmkb_rag"] * ("mmkb_rag" in recipes and getattr(self, "documents_by", "") == "reranker")
+        names += ["mrag"] * ("mrag" in recipes and getattr(self, "unit", "") == "passage")
+        if names:
+            yield f"`reranker: {self.reranker}` reads pictures, and {', '.join(names)} rerank by texts alone"
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

@@ -48,7 +48,9 @@ def open_parts(
     return PipelineParts(
         knowledge=dataset.knowledge,
         folder=dataset.root,
-        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, lead, seed),
+        probes=DiagnosticPassages(dataset.root, dataset.manifest, dataset.knowledge, lead, seed)
+        if "probes" in required
+        else None,
         retriever=open_entries(retriever, dataset, device) if retriever.finds_entries else None,
         reranker=open_reranker(RerankerConfig.of(config), device=device) if "reranker" in required else None,
         texts=open_texts(texts, text_knowledge or dataset.knowledge, device) if reads_texts else None,

@@ -10,6 +10,7 @@ from reflectune.data_builders.probing.labels import Rule
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
 from reflectune.inference.trace_files.columns import with_texts
+from reflectune.retrieval.retrievers.two_stage import ARTICLE
 
 RIGHT: Final = "right"
 OUTCOMES: Final[Mapping[str, str]] = {
@@ -53,7 +54,11 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
         k
         for k, passage in enumerate(read.passage for read in trace.passages)
         if passage.entry_id in entries
-        and (not question.evidence or Evidence(passage.entry_id, passage.section) in question.evidence)
+        and (
+            passage.section == ARTICLE  # the whole article
+            or not question.evidence
+            or Evidence(passage.entry_id, passage.section) in question.evidence
+        )
     }
     if right & _read(trace):
         return "misread"
@@ -81,9 +86,11 @@ def counted(keys: Sequence[str | None]) -> dict[str, int]:
 
 
 def _read(trace: Trace) -> set[int]:
-    """Return the positions of the passages that the answer was read from."""
+    """Return the positions of the passages that the answer was read from, also by their summary."""
     if trace.chosen is not None:
         return {trace.chosen}
+    if trace.mct is not None and trace.mct.merged:
+        return {trace.kept[number - 1] for number in trace.mct.keep}
     if trace.fallback == "abstain":
         return set()
     is_judged = bool(trace.kept) or any(read.s_rel is not None for read in trace.passages)

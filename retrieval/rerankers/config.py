@@ -15,6 +15,8 @@ from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 Kind = Literal["words", "embedding", "cross_encoder", "encoder", "q_former"]
 DocumentRanking = Literal["words", "reranker"]
 DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
+PICTURED: Final[tuple[Kind, ...]] = ("encoder", "q_former")
+"""Rerankers that read a question with its picture."""
 _TEXT: Final = ("embedding", "cross_encoder")
 _READERS: Final[Mapping[str, tuple[Kind, ...]]] = {
     "reranker_pooling": ("embedding",),

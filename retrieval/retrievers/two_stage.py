@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -109,11 +108,12 @@ class Summaries:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query the summaries of the `top` best entries, best first."""
+        """For each query the summaries of the `top` best entries, best first, without those that have no text."""
         return [
             [
-                PassageHit(summary_of(self.knowledge.get(hit.entry_id)), hit.score, hit.rank, hit.kb, hit.parts)
+                PassageHit(summary, hit.score, hit.rank, hit.kb, hit.parts)
                 for hit in hits
+                if (summary := summary_of(self.knowledge.get(hit.entry_id))) is not None
             ]
             for hits in self.retriever.search_queries(queries, top, weights=self.weights)
         ]
@@ -189,17 +189,11 @@ def _inside(hit: Hit, scored: ScoredPassage, rank: int) -> PassageHit:
     return PassageHit(scored.passage, scored.score, rank, hit.kb, parts)
 
 
-def summary_of(entry: Entry) -> Passage:
-    """An entry's summary as a passage, `entry_id#-1.0`; its first passage where it has none.
-
-    Raises:
-        UserError: The entry has no text at all.
-    """
+def summary_of(entry: Entry) -> Passage | None:
+    """An entry's summary as a passage, `entry_id#-1.0`; its first passage where it has none; None without text."""
     if text := " ".join(entry.summary.split()):
         return Passage(entry.id, SUMMARY, 0, entry.title, "", "", text)
-    if passages := split_passages(entry):
-        return passages[0]
-    raise UserError(f"the entry `{entry.id}` has neither a summary nor a section with text; give it one, or drop it")
+    return next(iter(split_passages(entry)), None)
 
 
 def article_of(entry: Entry, *, lead: Lead = "none") -> Passage | None:

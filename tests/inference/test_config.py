@@ -9,6 +9,8 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 
+Q_FORMER = {"reranker": "q_former", "reranker_model": "/tmp"}
+
 
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, str]:
@@ -63,6 +65,12 @@ def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None
         ({"plain_model": {"none": "b"}, "pipelines": ["text_rag_tuned"]}, "reader of passages, which text_rag_tuned"),
         ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
+        (
+            {**Q_FORMER, "pipelines": ["controls", "mr2ag"]},
+            "reads pictures, and mr2ag_first_passage, mr2ag_text_scored rerank",
+        ),
+        ({**Q_FORMER, "pipelines": ["mmkb_rag"], "documents_by": "reranker"}, "and mmkb_rag rerank by texts alone"),
+        ({**Q_FORMER, "pipelines": ["mrag"], "unit": "passage"}, "and mrag rerank by texts alone"),
         ({"passages": 0}, "`passages` must be at least 1"),
         ({"extract_answer": True}, "`extract_answer` shortens a detailed answer"),
         ({"output": ""}, "`output` is needed"),

@@ -100,6 +100,7 @@ REPLIES: dict[str, dict[str, tuple[str, object]]] = {
         "an article is no letter": ("A bridge of stone.", ()),
         "twice the same": ("Answer: B, B, A", (1, 0)),
         "letters of no option": ("Answer: Z, B", (1,)),
+        "words after the label": ("Answer: I would say C, A", ()),
         "in thoughts": ("<think>Answer: A</think>Answer: B", (1,)),
         "nothing": ("", ()),
     },

@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 
+from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring import losses
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import FoundPassage, Step
+from reflectune.retrieval.retrievers.two_stage import ARTICLE
 
 WRONG = "fir"
+MERGED = MctTrace("2. Fir.", 2, keep=(2,), summary="Fir.", merged=True)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,8 @@ WRONG = "fir"
         ("left_out", "rejected"),
         ("kept_and_used", "misread"),
         ("mct_dropped", "outranked"),
+        ("mct_merged", "misread"),
+        ("whole_article", "misread"),
         ("given", "misread"),
         ("step_found", "rejected"),
         ("unlabelled", "unknown"),
@@ -61,6 +66,8 @@ def test_a_wrong_answer_is_lost_at_the_first_step_after_which_it_cannot_be_right
         },
         "kept_and_used": {**looked_up, "passages": (gold, other), "kept": (1, 0), "used": (0,)},
         "mct_dropped": {**looked_up, "passages": (gold, other), "kept": (0, 1), "used": (1,)},
+        "mct_merged": {**looked_up, "passages": (gold, other), "kept": (1, 0), "mct": MERGED},
+        "whole_article": {**looked_up, "passages": (make.read("e1", ARTICLE, answer=WRONG, ans=0.5),), "chosen": 0},
         "given": {"passages": (unjudged,)},
         "step_found": {"retrieved": True, "steps": (found,)},
         "unlabelled": looked_up,
