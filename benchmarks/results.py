@@ -88,7 +88,8 @@ class Benchmark:
     def write_page(self, arguments: argparse.Namespace) -> None:
         """Write the page, and print it."""
         text = self.page(arguments.results)
-        (PAGES / f"{self.name}.md").write_text(text, encoding="utf-8")
+        if arguments.results.resolve() == RESULTS:
+            (PAGES / f"{self.name}.md").write_text(text, encoding="utf-8")
         print(text)
 
 

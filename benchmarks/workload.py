@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -383,7 +384,7 @@ def timed(run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up
         _synchronize(device)
         if number >= warm_up:
             seconds.append(clock() - start)
-    return sorted(seconds)[len(seconds) // 2], result
+    return statistics.median(seconds), result
 
 
 def _synchronize(device: str) -> None:

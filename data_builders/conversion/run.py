@@ -26,7 +26,7 @@ from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.dataset import MANIFEST, stream_questions
 
 VERSION = 2
-"""Version of the output's layout; an unfinished run of another one starts again."""
+"""Version of the output's layout; an unfinished run with a different one starts again."""
 
 _JOURNAL = ".convert"
 _SHOWN = 5

@@ -94,14 +94,14 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     @cross_check
     def picture_problems(self) -> Iterator[str]:
         """Yield the pipelines that rerank by texts alone, if the reranker reads pictures."""
-        if getattr(self, "reranker", "") not in PICTURED:
+        if (kind := getattr(self, "reranker", "")) not in PICTURED:
             return
         recipes = self.recipes()
         names = [name for name, recipe in recipes.items() if recipe.form == CONTROLS and RERANKER in recipe.requires]
         names += ["mmkb_rag"] * ("mmkb_rag" in recipes and getattr(self, "documents_by", "") == "reranker")
         names += ["mrag"] * ("mrag" in recipes and getattr(self, "unit", "") == "passage")
         if names:
-            yield f"`reranker: {self.reranker}` reads pictures, and {', '.join(names)} rerank by texts alone"
+            yield f"`reranker: {kind}` reads pictures, and {', '.join(names)} rerank by texts alone"
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

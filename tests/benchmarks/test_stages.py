@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -22,14 +21,12 @@ MODULES = {name.partition(".")[2]: f"reflectune.{name}" for group in cli.GROUPS.
 def commands(script: Script) -> dict[str, list[str]]:
     """Return the commands of every benchmark that runs stages."""
     run = Path("run")
-    scale = script("scale").steps(run, 1000, 2)
     return {
         **{f"mmkb {name}": words for name, words in script("mmkb").stages(run, "llava", 0).items()},
         **{f"grpo {name}": words for name, words in script("grpo").stages(run, 0, 40, 0.3, ["refined"]).items()},
         **{f"two_hop {name}": words for name, words in script("two_hop").stages(run, run, [1], [2]).items()},
         **{f"agent {name}": words for name, words in script("two_hop").agent_stages(run, run, [1, 2], [3]).items()},
         **{f"gates {name}": words for name, words in script("gates").stages(run, [1, 2]).items()},
-        **{f"scale {name}": [sys.executable, *words] for name, (_, words, _) in scale.items()},
     }
 
 
@@ -55,7 +52,7 @@ def test_each_stage_is_a_command_with_a_recipe_of_the_package(commands: dict[str
     for stage, words in commands.items():
         program = program_of(words)
         assert program[-1] in MODULES if len(program) == 2 else importlib.util.find_spec(program[0]), stage
-        if "--config" in words and not stage.startswith("scale"):
+        if "--config" in words:
             assert Path(words[words.index("--config") + 1]).is_file(), stage
 
 
