@@ -426,8 +426,8 @@ gates. Seconds are medians; those of 8 questions at once are per question.
 - *Batched rows*: a question's whole rows as one batch, then `generate` on all chosen rows.
 - *Probe*: answers of {PROBED} tokens after all passages.
 
-LoRA steps, by configs/recipes/mr2ag_lora.yaml, have {TREES} questions unless the row says otherwise. TFLOP/s count 6
-operations a weight and token.
+LoRA steps, by configs/recipes/mr2ag_lora.yaml, have {TREES} questions unless numbered. TFLOP/s count 6 operations a
+weight and token.
 """,
     tables,
     claims,
