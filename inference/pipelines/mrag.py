@@ -228,9 +228,13 @@ def _mrag(settings: MragSettings, parts: PipelineParts) -> Mrag:
     reranker = parts.reranker if settings.unit == "passage" else None
 
     def gold(question: Question) -> tuple[Passage, ...]:
-        if not has_gold(question, parts.knowledge):
-            raise UnusableInput(f"question {question.id} has no entry of its own in the knowledge base")
-        entries = [parts.knowledge.get(entry_id) for entry_id in gold_entries(question)]
+        names = gold_entries(question)
+        if not names or not has_gold(question, parts.knowledge):
+            raise UnusableInput(
+                f"question {question.id} has no entry of its own in the knowledge base, and `answer_from: gold` needs "
+                "one; leave it out, or set `on_error: skip`"
+            )
+        entries = [parts.knowledge.get(name) for name in names]
         documents = [document_of(question.text, entry, reranker, settings.lead) for entry in entries]
         return tuple(document for document in documents if document is not None)
 

@@ -74,7 +74,7 @@ def run(python: str, config: Path, runs: list[dict[str, Any]], folder: Path) -> 
 def knowledge_tasks(world: Path, make, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tasks `infoseek` and `encyclopedic_vqa` over documents of two data sets."""
     folder = tmp_path_factory.mktemp("tasks")
-    (folder / "knowledge.py").write_text((TASK / "knowledge.py").read_text())
+    (folder / "functions.py").write_text((TASK / "functions.py").read_text())
     for name, metric in (("infoseek", "infoseek"), ("encyclopedic_vqa", "evqa_exact")):
         splits = ["val_unseen_question", "val_unseen_entity"] * 3
         asked = [make.question(i, split=split, image=str(world / f"{i}.jpg")) for i, split in enumerate(splits)]

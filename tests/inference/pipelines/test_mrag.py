@@ -1,12 +1,13 @@
 """mRAG's pipeline and its agent, replayed: what is asked and searched, in order, on every way through."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -123,6 +124,9 @@ def test_the_gold_document_is_the_article_or_its_passage(knowledge: KnowledgeBas
         settings = MragSettings(unit=unit, answer_from="gold")
         built = find_recipe("mrag").trajectory(settings, parts)
         assert [document.id for document in built.gold(question)] == [found]
+        for entity_ids in ((), ("absent",)):
+            with pytest.raises(UnusableInput, match="has no entry of its own in the knowledge base"):
+                built.gold(dataclasses.replace(question, entity_ids=entity_ids))
 
 
 def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
