@@ -18,7 +18,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings, Unjudged, choose, make
 from reflectune.inference.pipelines.recipe import CONTROLS, PipelineParts, Recipe, every, needed
-from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER, Requirement
+from reflectune.inference.pipelines.requirements import ENTRIES, TEXT_RERANKER, Requirement
 from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
@@ -104,6 +104,8 @@ def _recipe(kind: type[MR2AG], title: str, *parts: Requirement) -> Recipe[Any]:
 
 RECIPES = {
     Unjudged.name: _recipe(Unjudged, "passages not judged"),
-    FirstPassage.name: _recipe(FirstPassage, "best passage of the first entry", RERANKER),
-    TextScored.name: dataclasses.replace(_recipe(TextScored, "judged by a text score", RERANKER), make=_text_scored),
+    FirstPassage.name: _recipe(FirstPassage, "best passage of the first entry", TEXT_RERANKER),
+    TextScored.name: dataclasses.replace(
+        _recipe(TextScored, "judged by a text score", TEXT_RERANKER), make=_text_scored
+    ),
 }

@@ -17,7 +17,7 @@ from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
-from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
+from reflectune.inference.pipelines.requirements import DOCUMENT_RERANKER, ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
 from reflectune.inference.reading.document_choice import (
     Mct,
@@ -312,7 +312,7 @@ RECIPES = {
         MmkbRagSettings,
         "model",
         every,
-        requires=(ENTRIES, RERANKER),
+        requires=(ENTRIES, DOCUMENT_RERANKER),
         uses=lambda config: ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base"),
         may_use_base=True,
         title="MMKB-RAG",
@@ -324,7 +324,7 @@ RECIPES = {
             _reader(settings, parts), _finder(settings, parts), _base(settings, parts)
         ),
     ),
-    "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES, RERANKER)),
+    "reflection": Recipe(_scores, DocumentFinderSettings, "model", every, requires=(ENTRIES, DOCUMENT_RERANKER)),
 }
 
 

@@ -31,7 +31,7 @@ from reflectune.inference.pipelines.iterative import (
 )
 from reflectune.inference.pipelines.oracle import gold_entries, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, RERANKER
+from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, UNIT_RERANKER
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.queries import Target, modality_weights
@@ -214,7 +214,7 @@ def mrag_recipe(
         settings,
         "base_model",
         knowledge_based,
-        requires=(ENTRY_INDEX, RERANKER, REMOTE, BUDGET),
+        requires=(ENTRY_INDEX, UNIT_RERANKER, REMOTE, BUDGET),
         uses=trajectory_models,
         title=title,
         form=name,

@@ -14,7 +14,7 @@ from reflectune.inference.operators.requests import Writing
 from reflectune.models.names import model_name
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.config import RerankerConfig
+from reflectune.retrieval.rerankers.config import PICTURED, RerankerConfig
 from reflectune.retrieval.retrievers.web import WebConfig
 
 SERVER: Final = "server"
@@ -93,6 +93,16 @@ def _no_server(config: Any, names: str) -> Iterable[str]:
         yield from config.llm_problems()
 
 
+def _reads_pictures(key: str = "", value: str = "") -> Callable[[Any, str], Iterable[str]]:
+    """Return a check that the reranker reads texts alone, if the key has this value."""
+
+    def missing(config: Any, names: str) -> Iterable[str]:
+        if config.reranker in PICTURED and (not key or getattr(config, key) == value):
+            yield f"`reranker: {config.reranker}` reads pictures, and {names} rerank by texts alone"
+
+    return missing
+
+
 def _none(config: Any, names: str) -> Iterable[str]:
     return ()
 
@@ -131,7 +141,13 @@ PAGES: Final = Requirement(
 PROBES: Final = Requirement("probes", _none)
 """Passages of the data set for a diagnosis."""
 RERANKER: Final = Requirement("reranker", _none, (RerankerConfig,))
-"""A reranker of passages by text; BM25 by default."""
+"""A reranker of passages; BM25 by default."""
+TEXT_RERANKER: Final = Requirement("reranker", _reads_pictures(), (RerankerConfig,))
+"""A reranker that is given texts alone."""
+DOCUMENT_RERANKER: Final = Requirement("reranker", _reads_pictures("documents_by", "reranker"), (RerankerConfig,))
+"""The same, needed with `documents_by: reranker`."""
+UNIT_RERANKER: Final = Requirement("reranker", _reads_pictures("unit", "passage"), (RerankerConfig,))
+"""The same, needed with `unit: passage`."""
 REMOTE: Final = Requirement("remote", _no_server, (RoleSettings, RemoteConfig))
 """A server's model, needed if `reader` or `answerer` is `server`."""
 BUDGET: Final = Requirement("budget", _none, (BudgetSettings,))

@@ -20,7 +20,7 @@ from reflectune.inference.config import (
     TextIndexSettings,
 )
 from reflectune.inference.operators.budget import BudgetSettings
-from reflectune.inference.pipelines.recipe import CONTROLS, TUNED_BASELINES, Recipe
+from reflectune.inference.pipelines.recipe import TUNED_BASELINES, Recipe
 from reflectune.inference.pipelines.registry import (
     all_forms,
     all_recipes,
@@ -29,7 +29,7 @@ from reflectune.inference.pipelines.registry import (
     pipeline_settings,
     reflecting,
 )
-from reflectune.inference.pipelines.requirements import RERANKER, SERVER
+from reflectune.inference.pipelines.requirements import DOCUMENT_RERANKER, SERVER
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
@@ -37,7 +37,6 @@ from reflectune.models.names import PlacementKeys
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
-from reflectune.retrieval.rerankers.config import PICTURED
 from reflectune.retrieval.retrievers.queries import Fusion
 
 # Type checkers see no keys here: only the pipelines' own files may read them.
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 else:
     AllPipelines = pipeline_settings(all_recipes())
     """Settings of all registered pipelines."""
-    ReflectingPipelines = pipeline_settings(reflecting(), without=(RERANKER,))
+    ReflectingPipelines = pipeline_settings(reflecting(), without=(DOCUMENT_RERANKER,))
     """Settings of pipelines that are named like the scheme of their checkpoint."""
     SinglePassPipelines = pipeline_settings(name for name, it in all_recipes().items() if not it.is_iterative)
     """Settings of pipelines that retrieve at most once."""
@@ -90,18 +89,6 @@ class PipelinesConfig(ModelSettings, AllPipelines):
                 f"`scheme` is {self.scheme}, but {reflecting_names[0]} needs a checkpoint of scheme {schemes[0]}"
             )
         return issues
-
-    @cross_check
-    def picture_problems(self) -> Iterator[str]:
-        """Yield the pipelines that rerank by texts alone, if the reranker reads pictures."""
-        if (kind := getattr(self, "reranker", "")) not in PICTURED:
-            return
-        recipes = self.recipes()
-        names = [name for name, recipe in recipes.items() if recipe.form == CONTROLS and RERANKER in recipe.requires]
-        names += ["mmkb_rag"] * ("mmkb_rag" in recipes and getattr(self, "documents_by", "") == "reranker")
-        names += ["mrag"] * ("mrag" in recipes and getattr(self, "unit", "") == "passage")
-        if names:
-            yield f"`reranker: {kind}` reads pictures, and {', '.join(names)} rerank by texts alone"
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

@@ -71,6 +71,7 @@ def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None
         ),
         ({**Q_FORMER, "pipelines": ["mmkb_rag"], "documents_by": "reranker"}, "and mmkb_rag rerank by texts alone"),
         ({**Q_FORMER, "pipelines": ["mrag"], "unit": "passage"}, "and mrag rerank by texts alone"),
+        ({**Q_FORMER, "pipelines": ["mrag_agent"], "unit": "passage"}, "and mrag_agent rerank by texts alone"),
         ({"passages": 0}, "`passages` must be at least 1"),
         ({"extract_answer": True}, "`extract_answer` shortens a detailed answer"),
         ({"output": ""}, "`output` is needed"),
