@@ -23,14 +23,15 @@ def save_jpeg(image: Image.Image, path: Path) -> None:
         image.save(partial, format="JPEG", quality=92)
 
 
-def built_manifest(folder: Path, settings: str) -> dict[str, Any] | None:
-    """Return the manifest of a data set that these settings built into a folder; None if there is none yet.
-
-    Without one the folder is marked with the settings, as pictures of an interrupted build are kept.
+def begin(folder: Path, settings: str) -> dict[str, Any] | None:
+    """Mark a folder with the settings that build a data set into it, since an interrupted build's pictures are kept.
 
     Args:
         folder: Folder of the data set.
         settings: Hash that the manifest holds under `settings`.
+
+    Returns:
+        The manifest if the data set is built already; else None, and `finish` is to be called at the end.
 
     Raises:
         UserError: The folder holds a different data set, or a part of one.

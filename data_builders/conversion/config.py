@@ -124,10 +124,8 @@ class ConvertConfig(Settings):
 
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that determine the output."""
-        names = (
-            "name root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
-        )
-        others = ("sample", "sample_knowledge", "on_error", "verify_images")
+        names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
+        others = ("name", "sample", "sample_knowledge", "on_error", "verify_images")
         seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
         return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
 

@@ -16,7 +16,7 @@ from reflectune.inference.reading.document_choice import fuse, fusion_features, 
 from reflectune.inference.reading.ranking import document_shares
 from reflectune.metrics.reporting.gates import fit_logistic, logistic_loss
 
-FILE: Final = "choice.json"
+CHOICE_FILE: Final = "choice.json"
 TEMPERATURES: Final = (0.005, 0.01, 0.02, 0.05, 0.1)
 """Values of `s_ret_temperature` to try."""
 _RIDGE: Final = 1e-3
@@ -45,7 +45,7 @@ class DocumentChoice:
     @classmethod
     def read(cls, folder: Path) -> DocumentChoice:
         """Read the choice that `choose` wrote into a folder."""
-        row = read_json(folder / FILE, "the fitted choice")
+        row = read_json(folder / CHOICE_FILE, "the fitted choice")
         values = {field.name: row[field.name] for field in dataclasses.fields(cls)}
         return cls(**{**values, "srt_fusion": tuple(row["srt_fusion"])})
 

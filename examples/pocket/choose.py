@@ -23,7 +23,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 from reflectune.data_builders.probing.store import read_settings, stream_probes
-from reflectune.examples.pocket.choice_fit import FILE, DocumentChoice, JudgedDocument, fit_choice
+from reflectune.examples.pocket.choice_fit import CHOICE_FILE, DocumentChoice, JudgedDocument, fit_choice
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import stream_ids
 from reflectune.inference.reading.prompted_reader import PromptedReader
@@ -73,7 +73,7 @@ def choose(
         if name not in trained
     ]
     choice = fit_choice(held_out)
-    write_json(output / FILE, {**dataclasses.asdict(choice), "questions": len(held_out)})
+    write_json(output / CHOICE_FILE, {**dataclasses.asdict(choice), "questions": len(held_out)})
     return choice
 
 

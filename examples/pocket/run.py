@@ -42,7 +42,7 @@ FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one")
 MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 EVERY = 1000
-"""More questions than a split has."""
+"""More questions than a test split has."""
 QUESTIONS = 40
 """Questions of each split that the shipped models are evaluated on."""
 MINUTES = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from reflectune.core.entry_point import entry_point
-from reflectune.examples.pocket.choice_fit import FILE, DocumentChoice
+from reflectune.examples.pocket.choice_fit import CHOICE_FILE, DocumentChoice
 from reflectune.examples.staging import module, program, run_stages
 from reflectune.metrics.reporting.breakdown import in_per_cent
 
@@ -205,7 +205,7 @@ def main() -> None:
         if arguments.commands:
             print("\n".join(shlex.join(["python", *command[1:]]) for command in commands.values()))
             if SWITCHES[name].fused:
-                print(f"# evaluate_{name} also takes the options in {choice(name) / FILE}")
+                print(f"# evaluate_{name} also takes the options in {choice(name) / CHOICE_FILE}")
             continue
         *before, (last, evaluate) = commands.items()
         run_stages(FOLDER, dict(before))

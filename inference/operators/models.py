@@ -288,9 +288,8 @@ class ServedModel:
         try:
             (reply,) = self._remote.log_probabilities([conversation], [yes, no], desc="")
         except (NoLogProbabilities, AllRefused) as error:
-            if self._is_settled:  # the server gives them; this reply has none, e.g. by a content filter
-                return JudgeReply(0.0, 0.0, refused=str(error))
-            return self._label(prompt, conversation, yes, no)
+            filtered = JudgeReply(0.0, 0.0, refused=str(error))  # once the server has given probabilities
+            return filtered if self._is_settled else self._label(prompt, conversation, yes, no)
         if reply.refused:
             return JudgeReply(0.0, 0.0, refused=reply.refused)
         self._is_settled = True

@@ -17,7 +17,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
+from reflectune.examples.data_sets import begin, finish, save_jpeg
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS, Looks
 from reflectune.examples.miniature.world.facts import RELATIONS
@@ -75,7 +75,7 @@ def build_world(
     if neighbours != NEIGHBOURS:
         more["neighbours"] = neighbours
     key = fingerprint({**asked_for, **more})
-    if built := built_manifest(folder, key):
+    if built := begin(folder, key):
         return built
     articles = populate(SIZES[size], _rng(seed, "population"), neighbours)
     painter = _Painter(folder, seed, quiet)

@@ -19,7 +19,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
+from reflectune.examples.data_sets import begin, finish, save_jpeg
 from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
@@ -79,7 +79,7 @@ def build_gallery(
     reviewed = read_reviewed()
     made_of = {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
     key = fingerprint({**made_of, **({"flags": flags} if flags < 1 else {})})
-    if built := built_manifest(folder, key):
+    if built := begin(folder, key):
         return built
     return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet), flags)
 

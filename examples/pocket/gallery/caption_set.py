@@ -14,7 +14,7 @@ from typing import Any, Final
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.examples.data_sets import built_manifest, finish, save_jpeg
+from reflectune.examples.data_sets import begin, finish, save_jpeg
 from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_pictures
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
@@ -70,7 +70,7 @@ def build_captions(
     """
     known = load_manifest(gallery)
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
-    if built := built_manifest(folder, key):
+    if built := begin(folder, key):
         return built
     splits = _ask(gallery, sources, settings, quiet)
     for split, questions in splits.items():
