@@ -1,12 +1,13 @@
 """Measure the toolkit on one GPU at the size of 7 B against simple code of transformers, in one command.
 
-    python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 17 minutes
+    python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 22 minutes
     python benchmarks/gpu.py --results OUT --sections training gradients weights  # training alone: at most 9
     python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32 --packed    # does it run? anywhere
 
 Each section is a process of its own with a limit in seconds. Figures are written after each measurement, so that a
-section that is cut off keeps those it has; a measurement that fails is recorded with its error. Weights are random.
-Trees need the transformers of pyproject.toml (5.23): earlier ones take no mask as `logits_to_keep`.
+section that is cut off keeps those it has; a measurement that fails is recorded with its error. Sections measured one
+after another, by the same commit on the same machine, are joined in one file. Weights are random. Trees need the
+transformers of pyproject.toml (5.23): earlier ones take no mask as `logits_to_keep`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ from results import Benchmark, table
 
 from reflectune.examples.scores import at
 
-LIMITS = {"exact": 90, "llava": 160, "qwen2_vl": 145, "qwen3_5": 160, "again": 45}
+LIMITS = {"exact": 90, "llava": 200, "qwen2_vl": 200, "qwen3_5": 220, "again": 45}
 LIMITS |= {"training": 110, "gradients": 120, "weights": 300}
-"""Seconds of each section: those of inference take 10 minutes together, those of training 9."""
+"""Seconds of each section: those of inference take 13 minutes together, those of training 9."""
 PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
 """Passages of a question, tokens of each, answers, and tokens of an answer."""
 QUESTIONS = 8
 LONG = 700
 """Tokens of a long passage."""
+LONG_GATES = f"gates of {PASSAGES} x {LONG}"
+REPEATS = 3
+"""Timed calls of each measurement on a GPU, after one that isn't."""
 LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
 PROBED = 8
@@ -59,8 +63,8 @@ MARKS: tuple[tuple[str, str, float, str, str], ...] = (
 class Figures:
     """Figures of a section, written to a file after each measurement."""
 
-    def __init__(self, path: Path, device: str, repeats: int = 1) -> None:
-        self._path, self._device, self._repeats, self.values = path, device, repeats, dict[str, Any]()
+    def __init__(self, path: Path, device: str) -> None:
+        self._path, self._device, self.values = path, device, dict[str, Any]()
 
     def put(self, name: str, row: str, value: Any) -> None:
         """Keep one figure, and write them all."""
@@ -68,10 +72,10 @@ class Figures:
         print(f"{name}, {row}: {value}", flush=True)
         self._path.write_text(json.dumps(self.values), encoding="utf-8")
 
-    def time(self, name: str, row: str, run: Callable[[], Any], repeats: int = 3, share: int = 1) -> Any:
-        """Time calls, keep the seconds divided by `share` and the peak memory, and return the last call's result.
+    def time(self, name: str, row: str, run: Callable[[], Any], share: int = 1) -> Any:
+        """Time three calls, one on a CPU, keep the median divided by `share` and the peak memory; return the result.
 
-        A call that fails is kept as an error, and None is returned. On a CPU the repeats are bounded by `Figures`.
+        A call that fails is kept as an error, and None is returned.
         """
         import torch
         from workload import timed
@@ -81,7 +85,7 @@ class Figures:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            seconds, result = timed(run, self._device, repeats if on_gpu else min(repeats, self._repeats), int(on_gpu))
+            seconds, result = timed(run, self._device, REPEATS if on_gpu else 1, int(on_gpu))
         except Exception as error:  # the section goes on: the error is the figure
             traceback.print_exc()
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
@@ -99,7 +103,7 @@ def exact(arguments: argparse.Namespace, figures: Figures) -> None:
 
     for family in FAMILIES:
         size = "tiny" if arguments.size == "tiny" else "small"
-        model = w.build(family, w.SIZES[size], device=arguments.device)
+        model = w.build(family, size, device=arguments.device)
         prefix, branches = w.question(model), w.passages(model, PASSAGES, TOKENS)
         expected = w.batched_rows(model, prefix, branches, rows=1)
         best = expected.topk(ANSWERS).indices.tolist()
@@ -121,31 +125,31 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     import torch
     import workload as w
 
-    model = w.build(family, w.SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
+    model = w.build(family, arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     figures.put("model", "parameters", model.num_parameters())
     figures.put("model", "language parameters", w.language_parameters(model))
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
-    lengths = (PASSAGES // 2, PASSAGES) if arguments.device != "cpu" or arguments.size == "tiny" else ()
-    found = {} if arguments.engine else rivals(model, prefixes, branches, figures, lengths)
+    long = arguments.device != "cpu" or arguments.size == "tiny"
+    found = {} if arguments.engine else rivals(model, prefixes, branches, figures, long=long)
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
     figures.put("model", "token budget", engine.token_budget)
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
     if engine.packed is not None and arguments.device == "cuda":
-        figures.time("gates", "engine, eager layers", lambda: w.engine_gates(engine, *first), 3)
+        figures.time("gates", "engine, eager layers", lambda: w.engine_gates(engine, *first))
         compiling(engine, prefixes, branches, figures)
     answer = functools.partial(w.engine_answers, engine)
-    figures.time("gates", "engine", lambda: w.engine_gates(engine, *first), 5)
-    gates = figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), 3, QUESTIONS)
+    figures.time("gates", "engine", lambda: w.engine_gates(engine, *first))
+    gates = figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), QUESTIONS)
     answers = figures.time("answers", "engine", lambda: answer(*first, ANSWERS, NEW))
-    figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), 2, QUESTIONS)
-    figures.time("answers", "engine, longer", lambda: answer(*first, ANSWERS, LONGER), 1)
-    figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), 1, QUESTIONS)
+    figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), QUESTIONS)
+    figures.time("answers", "engine, longer", lambda: answer(*first, ANSWERS, LONGER))
+    figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), QUESTIONS)
     decode_steps(figures)
-    figures.time("gates", "engine, question's gate first", lambda: w.engine_gates(engine, *first, first=True), 3)
-    for count in lengths:
-        given = prefixes[:1], [w.passages(model, count, LONG)]
-        figures.time(f"gates of {count} x {LONG}", "engine", functools.partial(w.engine_gates, engine, *given), 2)
+    figures.time("gates", "engine, question's gate first", lambda: w.engine_gates(engine, *first, first=True))
+    if long:
+        given = prefixes[:1], [w.passages(model, PASSAGES, LONG)]
+        figures.time(LONG_GATES, "engine", lambda: w.engine_gates(engine, *given))
     figures.time("probe", "engine", lambda: answer(*first, PASSAGES, PROBED))
     for name, values in (("engine", gates), ("repeated cache", found.get("cache of 8"))):
         if values is not None and found.get("rows of 8") is not None:
@@ -157,10 +161,8 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
         profile(lambda: answer(*first, ANSWERS, LONGER), figures)
 
 
-def rivals(
-    model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, lengths: Sequence[int]
-) -> dict[str, Any]:
-    """Time what an engineer would write first, and return gates and answers; `lengths` are numbers of long passages."""
+def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, *, long: bool) -> dict[str, Any]:
+    """Time what an engineer would write first, on long passages too if `long`, and return gates and answers."""
     import torch
     import workload as w
 
@@ -176,26 +178,26 @@ def rivals(
         return w.batched_generate(model, prefixes[:count], chosen, new)
 
     rows = figures.time("gates", "batched rows", lambda: rows_of(1)[0])
-    figures.time("gates", "one row at a time", lambda: w.batched_rows(model, prefixes[0], branches[0], rows=1), 1)
+    figures.time("gates", "one row at a time", lambda: w.batched_rows(model, prefixes[0], branches[0], rows=1))
     cached = figures.time("gates", "repeated cache", lambda: ours(*first)[0][0])
     chosen = [branches[0][k] for k in (cached if rows is None else rows).topk(ANSWERS).indices.tolist()]
-    rows_of_8 = figures.time("gates of 8", "batched rows", lambda: rows_of(QUESTIONS), 1, QUESTIONS)
-    cache_of_8 = figures.time("gates of 8", "repeated cache", lambda: ours(*last)[0], 1, QUESTIONS)
+    rows_of_8 = figures.time("gates of 8", "batched rows", lambda: rows_of(QUESTIONS), QUESTIONS)
+    cache_of_8 = figures.time("gates of 8", "repeated cache", lambda: ours(*last)[0], QUESTIONS)
     answers = figures.time("answers", "repeated cache", lambda: ours(*first, ANSWERS, NEW)[1])
-    figures.time("answers", "repeated cache, longer", lambda: ours(*first, ANSWERS, LONGER), 1)
+    figures.time("answers", "repeated cache, longer", lambda: ours(*first, ANSWERS, LONGER))
     figures.time("answers", "batched rows", lambda: answer_rows(1))
-    figures.time("answers of 8", "repeated cache", lambda: ours(*last, ANSWERS, NEW), 3, QUESTIONS)
-    figures.time("answers of 8", "repeated cache, longer", lambda: ours(*last, ANSWERS, LONGER), 1, QUESTIONS)
-    figures.time("answers of 8", "batched rows", lambda: answer_rows(QUESTIONS), 1, QUESTIONS)
+    figures.time("answers of 8", "repeated cache", lambda: ours(*last, ANSWERS, NEW), QUESTIONS)
+    figures.time("answers of 8", "repeated cache, longer", lambda: ours(*last, ANSWERS, LONGER), QUESTIONS)
+    figures.time("answers of 8", "batched rows", lambda: answer_rows(QUESTIONS), QUESTIONS)
     single = functools.partial(w.batched_generate, model, prefixes[:1])
     figures.time("generate", "batched rows", lambda: single([chosen], NEW))
-    figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER), 1)
+    figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER))
     figures.time("probe", "repeated cache", lambda: ours(*first, PASSAGES, PROBED))
     figures.time("probe", "batched rows", lambda: single(branches[:1], PROBED))
-    for count in lengths:
-        name, long = f"gates of {count} x {LONG}", w.passages(model, count, LONG)
-        figures.time(name, "batched rows", functools.partial(w.batched_rows, model, prefixes[0], long, rows=4), 1)
-        figures.time(name, "repeated cache", functools.partial(ours, prefixes[:1], [long]), 1)
+    if long:
+        given = w.passages(model, PASSAGES, LONG)
+        figures.time(LONG_GATES, "batched rows", lambda: w.batched_rows(model, prefixes[0], given, rows=4))
+        figures.time(LONG_GATES, "repeated cache", lambda: ours(prefixes[:1], [given]))
     return {"answers": answers, "rows of 8": rows_of_8, "cache of 8": cache_of_8}
 
 
@@ -216,7 +218,7 @@ def again(arguments: argparse.Namespace, figures: Figures) -> None:
     import torch
     import workload as w
 
-    model = w.build("llava", w.SIZES[arguments.size], dtype=getattr(torch, arguments.dtype), device=arguments.device)
+    model = w.build("llava", arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
     engine = w.engine_of(model, packed=arguments.packed)
@@ -350,8 +352,7 @@ def inference_tables(figures: dict[str, Any]) -> list[str]:
     """Return a table of gates, answers, probes and decode steps for each family."""
     lines: list[str] = []
     steps = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
-    long = f"gates of {PASSAGES} x {LONG}"
-    columns = ("gates", "gates of 8", "answers", "answers of 8", "probe", long, *steps, "answers of 8, GiB")
+    columns = ("gates", "gates of 8", "answers", "answers of 8", "probe", LONG_GATES, *steps, "answers of 8, GiB")
     times = ("gates, s", "of 8", "gates and answers, s", "of 8", "probe, s", f"gates, {LONG} tokens, s")
     heads = (*times, "decode step, ms", "of 32 rows", "GiB of 8")
     for family in FAMILIES:
@@ -366,7 +367,7 @@ def inference_tables(figures: dict[str, Any]) -> list[str]:
             ours = at(found, column, "engine")
             ratios.append(min(others) / ours if ours and others else None)
         rows.append(("best rival / engine", *ratios, None))
-        lines += [*table((family, *heads), rows), "", *notes(figures, found, long)]
+        lines += [*table((family, *heads), rows), "", *notes(figures, found)]
     return lines
 
 
@@ -374,7 +375,7 @@ def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def notes(figures: dict[str, Any], found: dict[str, Any], long: str) -> list[str]:
+def notes(figures: dict[str, Any], found: dict[str, Any]) -> list[str]:
     """Return lines about rates, agreement and the profile of a family."""
     lines, rows = [], []
     for name in ("engine", "repeated cache"):
@@ -384,7 +385,7 @@ def notes(figures: dict[str, Any], found: dict[str, Any], long: str) -> list[str
     if rows:
         head = (f"log-odds of gates against batched rows, {QUESTIONS} questions", "median difference", "99 %")
         lines += [*table((*head, "another best passage"), rows), ""]
-    if (seconds := at(found, long, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
+    if (seconds := at(found, LONG_GATES, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
         prefix = 600 + PASSAGES * LONG
         reached = 2 * prefix * found["model"].get("language parameters", 0) / seconds / 1e12
         lines.append(f"- {LONG} tokens: {reached:.0f} TFLOP/s, {reached / rate:.0%} of a matrix product.")
@@ -397,8 +398,7 @@ def notes(figures: dict[str, Any], found: dict[str, Any], long: str) -> list[str
 def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return the rows of the board."""
     rows = []
-    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL"), ("qwen3_5", "Qwen3.5")):
-        name += "" if family == "llava" else " of its widths"
+    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL-7B"), ("qwen3_5", "Qwen3.5-9B")):
         for key, text in (("answers", "one question"), ("answers of 8", "each of eight questions")):
             ours, cache, flat = (at(figures, family, key, row) for row in RIVALS[:3])
             if ours and cache and flat:
@@ -417,9 +417,9 @@ BENCHMARK = Benchmark(
     "gpu",
     "On one GPU",
     f"""
-Random weights of LLaVA-1.5-7B's widths and depths in every family, bfloat16. A question has a picture of 576 tokens
-and {PASSAGES} passages of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens follow the passages with the highest
-gates. Seconds are medians; those of 8 questions at once are per question.
+Random weights in bfloat16. A question has a picture of 576 tokens and {PASSAGES} passages of {TOKENS} tokens;
+{ANSWERS} answers of {NEW} tokens follow the passages with the highest gates. Seconds are medians, of 8 questions a
+question.
 
 - *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
   all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
@@ -427,10 +427,11 @@ gates. Seconds are medians; those of 8 questions at once are per question.
 - *Probe*: answers of {PROBED} tokens after all passages.
 
 LoRA steps, by configs/recipes/mr2ag_lora.yaml, have {TREES} questions unless numbered. TFLOP/s count 6 operations a
-weight and token.
+token and weight, 4 for a frozen one.
 """,
     tables,
     claims,
+    joined=True,
 )
 
 

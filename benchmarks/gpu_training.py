@@ -64,14 +64,15 @@ CASES = (
 def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
     """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
-    base: Any = w.build("llava", w.SIZES[arguments.size], dtype=dtype, device=device)
-    weights = w.language_parameters(base)
+    base: Any = w.build("llava", arguments.size, dtype=dtype, device=device)
     model = _with_lora(base, 128 if arguments.size == "7b" else 4)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
     optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
-    tree = w.tree_of(base, BRANCHES, BRANCH_TOKENS)
-    rows = {name: torch.cat([value] * TREES) for name, value in w.flat_rows(base, tree).items()}
+    trees = [w.tree_of(base, BRANCHES, BRANCH_TOKENS, seed=seed) for seed in range(TREES)]
+    parts, read = [w.flat_rows(base, tree) for tree in trees], sum(tree.length for tree in trees)
+    rows = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    needed = needed_operations(base.model.language_model.layers)
 
     def flat_loss() -> Any:
         return model(**rows).loss
@@ -96,13 +97,13 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
                 seconds = figures.values["step"][name + suffix]
                 figures.put("tokens", name + suffix, tokens)
                 figures.put("tokens/s", name + suffix, round(tokens / seconds))
-                figures.put("TFLOP/s", name + suffix, round(6 * weights * tokens / seconds / 1e12, 1))
+                figures.put("TFLOP/s", name + suffix, round(needed * tokens / seconds / 1e12, 1))
 
     measure("flat rows", rows["input_ids"].numel(), flat_loss)
-    dense = trees_on(base, [tree] * TREES, device, packed=False)  # from here on the model's attention reads trees
-    measure("trees, dense masks", TREES * tree.length, lambda: tree_loss(dense))
-    packed = trees_on(base, [tree] * TREES, device)
-    measure("trees", TREES * tree.length, lambda: tree_loss(packed))
+    dense = trees_on(base, trees, device, packed=False)  # from here on the model's attention reads trees
+    measure("trees, dense masks", read, lambda: tree_loss(dense))
+    packed = trees_on(base, trees, device)
+    measure("trees", read, lambda: tree_loss(packed))
     model.eval()  # without dropout both sides have one loss
     with torch.no_grad(), torch.autocast(device, dtype, enabled=dtype != torch.float32):
         figures.put("loss", "flat rows", flat_loss().item())
@@ -144,7 +145,7 @@ def gradients(arguments: argparse.Namespace, figures: Figures) -> None:
     """Compare losses and gradients of trees, read as on this device, with those of separate rows, in float32."""
     size = "tiny" if arguments.size == "tiny" else "small"
     for family in ("llava", "qwen2_vl", "qwen2_5_vl", "qwen3_5"):
-        model: Any = w.build(family, w.SIZES[size], device=arguments.device).train()
+        model: Any = w.build(family, size, device=arguments.device).train()
         tree = w.tree_of(model, 4, 60)
         rows = w.flat_rows(model, tree)
         supervised = int((rows["labels"][:, 1:] != w.IGNORE).sum())
@@ -187,15 +188,17 @@ def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
 
 def _trained(family: str, arguments: argparse.Namespace, dtype: torch.dtype) -> Any:
     """Draw a model all of whose weights but the vision tower's have gradients."""
-    model: Any = w.build(family, w.SIZES[arguments.size], dtype=dtype, device=arguments.device).train()
+    model: Any = w.build(family, arguments.size, dtype=dtype, device=arguments.device).train()
     tower = model.model.vision_tower if family == "llava" else model.model.visual
     tower.requires_grad_(False)
     return model
 
 
 def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None:
-    tree = w.tree_of(model, case.branches, case.tokens, picture=case.picture)
-    rows = w.flat_rows(model, tree) if case.flat else {}
+    trees = [
+        w.tree_of(model, case.branches, case.tokens, seed=seed, picture=case.picture) for seed in range(case.trees)
+    ]
+    rows = w.flat_rows(model, trees[0]) if case.flat else {}
     if case.recomputed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     needed = needed_operations(model.model.language_model.layers)
@@ -206,7 +209,7 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
         loss.backward()
         return float(loss)
 
-    batch = trees_on(model, [tree] * case.trees, device)
+    batch = trees_on(model, trees, device)
 
     def tree_pass() -> float:
         model.zero_grad()
@@ -224,7 +227,7 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
     with compiled(model, on=device == "cuda"):
         if rows:
             measure("flat rows", flat_pass, rows["input_ids"].numel())
-        measure("trees", tree_pass, case.trees * tree.length)
+        measure("trees", tree_pass, sum(tree.length for tree in trees))
         if device == "cuda" and case.trees > 1:
             with profile(activities=[ProfilerActivity.CUDA]) as record:
                 tree_pass()

@@ -37,7 +37,7 @@ from reflectune.models.attention.collation import TreeCollator, loss_terms
 
 def shared_pictures(family: str, size: str) -> dict[str, float]:
     """Time the gates of 8 questions about 8 pictures and about one; one passage each."""
-    model = build(family, SIZES[size])
+    model = build(family, size)
     different = [question(model, seed=seed) for seed in range(QUESTIONS)]
     same = [replace(prefix, vision=different[0].vision) for prefix in different]
     branches = [passages(model, 1, TOKENS, seed=seed) for seed in range(QUESTIONS)]
@@ -67,7 +67,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
 
 def hybrid_inference() -> dict[str, Any]:
     """Time the gates of a question's passages by the engine and by one forward pass each."""
-    model = build("qwen3_5", SIZES["hybrid"])
+    model = build("qwen3_5", "hybrid")
     prefix, branches = question(model), passages(model, PASSAGES, TOKENS)
     alone, expected = timed(partial(batched_rows, model, prefix, branches, rows=1))
     engine = engine_of(model)
@@ -83,7 +83,7 @@ def hybrid_inference() -> dict[str, Any]:
 
 def hybrid_training() -> dict[str, Any]:
     """Time a step on a tree and on flat rows of the same question, read by transformers' own layers."""
-    model: Any = build("qwen3_5", SIZES["hybrid"])
+    model: Any = build("qwen3_5", "hybrid")
     model.model.visual.requires_grad_(False)
     model.train()
     tree = tree_of(model, 8, TOKENS + 17)

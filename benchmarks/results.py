@@ -34,6 +34,7 @@ class Benchmark:
         tables: Lines of the page below the text, from the figures.
         claims: Rows of the board, from the figures: claim, measured value, reference.
         also: Names of further results that the page shows, by their own functions of the figures.
+        joined: True if figures of earlier commands stay in the file: those of the same commit, machine and versions.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Benchmark:
     tables: Callable[[dict[str, Any]], list[str]]
     claims: Callable[[dict[str, Any]], list[tuple[str, str, str]]] = lambda figures: []
     also: Mapping[str, Callable[[dict[str, Any]], list[str]]] | None = None
+    joined: bool = False
 
     def parser(self, description: str | None) -> argparse.ArgumentParser:
         """Return a parser with the options that every benchmark has."""
@@ -54,13 +56,22 @@ class Benchmark:
     def write(self, figures: dict[str, Any], arguments: argparse.Namespace, name: str = "") -> Path:
         """Write the figures with the machine, the commit and the command; return the file."""
         path = arguments.results / f"{name or self.name}.json"
-        record = {
+        measured = {
             "benchmark": self.name,
             "commit": arguments.commit or commit(),
-            "date": datetime.date.today().isoformat(),
             "machine": machine(figures.get("gpu")),
             "versions": versions(),
-            "command": command_line(),
+        }
+        commands = [command_line()]
+        if self.joined and path.is_file():
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            if measured.items() <= earlier.items():
+                figures = earlier["figures"] | figures
+                commands = list(dict.fromkeys([*earlier["command"].split(" && "), *commands]))
+        record = {
+            **measured,
+            "date": datetime.date.today().isoformat(),
+            "command": " && ".join(commands),
             "claims": [dict(zip(("claim", "value", "reference"), row, strict=True)) for row in self.claims(figures)],
             "figures": figures,
         }
@@ -70,8 +81,8 @@ class Benchmark:
 
     def finish(self, figures: dict[str, Any], arguments: argparse.Namespace) -> None:
         """Write the figures and the page, and print the tables."""
-        self.write(figures, arguments)
-        print("\n".join(self.tables(figures)))
+        path = self.write(figures, arguments)
+        print("\n".join(self.tables(json.loads(path.read_text(encoding="utf-8"))["figures"])))
         if arguments.results.resolve() == RESULTS:
             (PAGES / f"{self.name}.md").write_text(self.page(), encoding="utf-8")
 

@@ -102,7 +102,7 @@ def collated_step(model: PreTrainedModel, collate: TreeCollator, trees: list[Tre
 
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time a step on flat rows and on a tree, and a batch about one picture and about several."""
-    model: Any = build(family, SIZES[arguments.size])
+    model: Any = build(family, arguments.size)
     tower = model.model.vision_tower if family == "llava" else model.model.visual
     tower.requires_grad_(False)
     model.train()
@@ -306,7 +306,7 @@ def whole_training(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train on the questions by one side, and return its speed, its first losses and its peak memory."""
     torch.compiler.reset()
     dtype = torch.bfloat16 if arguments.device == "cuda" else torch.float32
-    model: Any = build(arguments.family, SIZES[arguments.size], dtype=dtype, device=arguments.device)
+    model: Any = build(arguments.family, arguments.size, dtype=dtype, device=arguments.device)
     examples, clock = drawn_questions(model, arguments), Clock(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = SIDES[kind](model, examples, arguments, folder, kind)

@@ -6,23 +6,22 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForImageTextToText,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
-    LlavaForConditionalGeneration,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
 )
 
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
@@ -30,6 +29,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.train.estimates.from_shapes import model_config
 
 IMAGE_TOKEN = 3
 QWEN_TOKENS: dict[str, Any] = {
@@ -37,19 +37,28 @@ QWEN_TOKENS: dict[str, Any] = {
     "video_token_id": 4,
     "vision_start_token_id": 5,
     "vision_end_token_id": 6,
-    "tie_word_embeddings": False,
 }
-"""Special tokens of Qwen's models, whose output matrix is their own."""
+"""Special tokens of Qwen's models."""
 GATE = 7
 """Token id that stands for a reflection token."""
 SUPERVISED = 17
 """Supervised tokens at a branch's end: a reflection token and an answer of 16."""
 FAMILIES = ("llava", "qwen2_vl")
+ARCHITECTURES = Path(__file__).resolve().parents[1] / "configs/architectures"
+PUBLISHED = {
+    "llava": "llava15_7b",
+    "qwen2_vl": "qwen2_vl_7b",
+    "qwen2_5_vl": "qwen25_vl_7b",
+    "qwen3_5": "qwen3_5_9b",
+}
+"""Architecture of a family's models of size `7b`."""
+LONGEST = 16_384
+"""Positions of every model."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and depths of a model. `key_heads` are Qwen's; LLaVA has as many as heads, as Llama 2 has."""
+    """Widths and depths of a small model. `key_heads` are Qwen's; LLaVA has as many as heads, as Llama 2 has."""
 
     vocabulary: int = 8000
     width: int = 768
@@ -62,28 +71,42 @@ class Size:
     vision_heads: int = 6
 
 
-SIZES = {
+SMALL = {
     "small": Size(),
-    "7b": Size(32_064, 4096, 32, 32, 4, 11_008, 1024, 24, 16),
     "tiny": Size(1000, 64, 2, 4, 2, 128, 64, 2, 2),
     "hybrid": Size(8000, 1024, 4, 8, 2, 3584, 384, 2, 6),
 }
+SIZES = ("7b", *SMALL)
 
 
-def build(family: str, size: Size, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    """Build a model that reads pictures of 336 × 336 pixels as 576 tokens. Its answers never end early."""
+def build(family: str, size: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    """Build a model whose answers never end early, of a published architecture (`7b`) or of one of `SMALL`."""
+    config = config_of(family, size)
     torch.manual_seed(0)
     with torch.device(device):
-        model: Any = BUILDERS[family](size)
-        model = model.to(dtype)
+        made: Any = AutoModelForImageTextToText
+        model: Any = made.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model.generation_config.eos_token_id = None
+    std = 0.04 * (768 / config.get_text_config().hidden_size) ** 0.5
     for parameter in model.parameters():
         if parameter.dim() == 2:  # wide enough that the likeliest tokens differ from row to row
-            torch.nn.init.normal_(parameter, std=0.04 * (768 / size.width) ** 0.5)
+            torch.nn.init.normal_(parameter, std=std)
     return model.eval()
 
 
-def _llava(size: Size) -> PreTrainedModel:
+def config_of(family: str, size: str) -> PreTrainedConfig:
+    """Return a model's config, with the special tokens of `question`."""
+    config = (
+        CONFIGS[family](SMALL[size]) if size in SMALL else model_config(ARCHITECTURES / f"{PUBLISHED[family]}.json")
+    )
+    names = {"image_token_index": IMAGE_TOKEN} if family == "llava" else QWEN_TOKENS
+    for name, value in names.items():
+        setattr(config, name, value)
+    config.get_text_config().max_position_embeddings = LONGEST
+    return config
+
+
+def _llava(size: Size) -> PreTrainedConfig:
     vision = CLIPVisionConfig(
         hidden_size=size.vision_width,
         intermediate_size=4 * size.vision_width,
@@ -99,15 +122,11 @@ def _llava(size: Size) -> PreTrainedModel:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.heads,
-        max_position_embeddings=16_384,
     )
-    config = LlavaConfig(
-        vision_config=vision, text_config=text, image_token_index=IMAGE_TOKEN, tie_word_embeddings=False
-    )
-    return LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return LlavaConfig(vision_config=vision, text_config=text, tie_word_embeddings=False)
 
 
-def _qwen2_vl(size: Size) -> PreTrainedModel:
+def _qwen2_vl(size: Size) -> PreTrainedConfig:
     vision = {
         "depth": max(1, size.vision_layers * 3 // 4),
         "embed_dim": size.vision_width,
@@ -117,11 +136,10 @@ def _qwen2_vl(size: Size) -> PreTrainedModel:
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-    config = Qwen2VLConfig(vision_config=vision, **_qwen_text(size))
-    return Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return Qwen2VLConfig(vision_config=vision, text_config=_qwen_text(size), tie_word_embeddings=False)
 
 
-def _qwen2_5_vl(size: Size) -> PreTrainedModel:
+def _qwen2_5_vl(size: Size) -> PreTrainedConfig:
     depth = max(4, size.vision_layers * 4 // 3)
     vision = {
         "depth": depth,
@@ -133,28 +151,25 @@ def _qwen2_5_vl(size: Size) -> PreTrainedModel:
         "window_size": 112,
         "fullatt_block_indexes": list(range(depth // 4 - 1, depth, depth // 4)),
     }
-    config = Qwen2_5_VLConfig(vision_config=vision, **_qwen_text(size))
-    return Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return Qwen2_5_VLConfig(vision_config=vision, text_config=_qwen_text(size), tie_word_embeddings=False)
 
 
 def _qwen_text(size: Size) -> dict[str, Any]:
-    """Return the language model and the special tokens that Qwen2-VL and Qwen2.5-VL share."""
+    """Return the language model that Qwen2-VL and Qwen2.5-VL share."""
     head = size.width // size.heads
     sections = [head // 8, 3 * head // 16, head // 2 - head // 8 - 3 * head // 16]
-    text = {
+    return {
         "vocab_size": size.vocabulary,
         "hidden_size": size.width,
         "intermediate_size": size.hidden,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
         "num_key_value_heads": size.key_heads,
-        "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": sections, "rope_theta": 1e4},
     }
-    return {"text_config": text, **QWEN_TOKENS}
 
 
-def _qwen3_5(size: Size) -> PreTrainedModel:
+def _qwen3_5(size: Size) -> PreTrainedConfig:
     vision = {
         "depth": size.vision_layers,
         "hidden_size": size.vision_width,
@@ -173,14 +188,12 @@ def _qwen3_5(size: Size) -> PreTrainedModel:
         "full_attention_interval": min(4, size.layers),
         "linear_num_key_heads": min(16, 2 * size.heads),
         "linear_num_value_heads": min(16, 2 * size.heads),
-        "max_position_embeddings": 16_384,
         "rope_parameters": {"rope_type": "default", "mrope_section": [11, 11, 10], "rope_theta": 1e7},
     }
-    config = Qwen3_5Config(text_config=text, vision_config=vision, **QWEN_TOKENS)
-    return Qwen3_5ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=False)
 
 
-BUILDERS = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
+CONFIGS = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
 
 
 def language_parameters(model: PreTrainedModel) -> int:
@@ -198,7 +211,8 @@ def question(model: PreTrainedModel, words: int = 24, *, seed: int = 1, picture:
         return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
     ids = [1, 5, *[IMAGE_TOKEN] * picture, 6, *text[3:]]
     high = 2 * max(rows for rows in range(1, picture + 1) if rows * rows <= picture and picture % rows == 0)
-    pixels = torch.randn(4 * picture, 3 * 2 * 14 * 14, generator=generator)
+    side = model.config.vision_config.patch_size
+    pixels = torch.randn(4 * picture, 3 * 2 * side * side, generator=generator)
     return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, high, 4 * picture // high]])})
 
 
@@ -348,13 +362,16 @@ def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
     return inputs
 
 
-def tree_of(model: PreTrainedModel, count: int, tokens: int, *, picture: int = 576) -> Tree:
-    """Build a question's tree for training; the prefix's last token stands for [Retrieval]."""
-    prefix = question(model, picture=picture)
+def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, picture: int = 576) -> Tree:
+    """Build a question's tree for training, each seed's about a picture of its own.
+
+    The prefix's last token stands for [Retrieval].
+    """
+    prefix = question(model, seed=seed, picture=picture)
     labels = [*[IGNORE] * (len(prefix.ids) - 1), prefix.ids[-1]]
     branches = [
         Segment.of(ids, [IGNORE] * (len(ids) - SUPERVISED) + ids[-SUPERVISED:])
-        for ids in passages(model, count, tokens)
+        for ids in passages(model, count, tokens, seed=seed + 1)
     ]
     return Tree(Segment.of(prefix.ids, labels), tuple(branches), dict(prefix.vision))
 

@@ -40,6 +40,21 @@ def test_both_sides_of_a_comparison_compute_the_same(forked_python: str, tmp_pat
     assert "flat rows" in claims["LLaVA-1.5-7B: a LoRA step on trees"]["reference"]
 
 
+@pytest.mark.parametrize(
+    ("family", "parameters"),
+    [
+        ("llava", 7_063_427_072),
+        ("qwen2_vl", 8_291_375_616),
+        ("qwen2_5_vl", 8_292_166_656),
+        ("qwen3_5", 9_409_813_744),
+    ],
+)
+def test_a_model_of_7b_has_the_published_shapes(
+    script: Callable[[str], ModuleType], family: str, parameters: int
+) -> None:
+    assert script("workload").build(family, "7b", device="meta").num_parameters() == parameters
+
+
 def test_a_section_that_fails_is_recorded_with_its_error(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
     options = {"device": "cpu", "size": "tiny", "dtype": "float32", "packed": False, "engine": False}
     figures = script("gpu").run_section("training", 0.1, argparse.Namespace(results=tmp_path, **options))

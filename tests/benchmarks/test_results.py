@@ -56,6 +56,22 @@ def test_a_record_names_what_its_figures_depend_on(script, tmp_path, monkeypatch
     assert "| rows | 7 | none |" in results.board(tmp_path)
 
 
+def test_sections_of_one_commit_are_joined_and_other_figures_are_replaced(script, tmp_path, monkeypatch) -> None:
+    trial = script("results").Benchmark("trial", "A trial", "Text.", lambda f: [], joined=True)
+
+    def written(commit: str, **figures: int) -> dict:
+        monkeypatch.setattr("sys.argv", ["trial.py", "--sections", *figures])
+        path = trial.write(figures, argparse.Namespace(results=tmp_path, commit=commit))
+        return json.loads(path.read_text(encoding="utf-8"))
+
+    written("abc", n=7)
+    record = written("abc", m=8)
+    assert record["figures"] == {"n": 7, "m": 8}
+    assert record["command"] == "python benchmarks/trial.py --sections n && python benchmarks/trial.py --sections m"
+    assert written("abc", n=9)["figures"] == {"n": 9, "m": 8}
+    assert written("abd", m=1)["figures"] == {"m": 1}
+
+
 def test_figures_that_are_missing_are_dashes(script) -> None:
     results = script("results")
 
