@@ -63,8 +63,8 @@ MARKS: tuple[tuple[str, str, float, str, str], ...] = (
 class Figures:
     """Figures of a section, written to a file after each measurement."""
 
-    def __init__(self, path: Path, device: str) -> None:
-        self._path, self._device, self.values = path, device, dict[str, Any]()
+    def __init__(self, path: Path, device: str, repeats: int) -> None:
+        self._path, self._device, self._repeats, self.values = path, device, repeats, dict[str, Any]()
 
     def put(self, name: str, row: str, value: Any) -> None:
         """Keep one figure, and write them all."""
@@ -73,7 +73,7 @@ class Figures:
         self._path.write_text(json.dumps(self.values), encoding="utf-8")
 
     def time(self, name: str, row: str, run: Callable[[], Any], share: int = 1) -> Any:
-        """Time three calls, one on a CPU, keep the median divided by `share` and the peak memory; return the result.
+        """Time calls, keep the median divided by `share` and the peak memory, and return the last call's result.
 
         A call that fails is kept as an error, and None is returned.
         """
@@ -85,7 +85,7 @@ class Figures:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            seconds, result = timed(run, self._device, REPEATS if on_gpu else 1, int(on_gpu))
+            seconds, result = timed(run, self._device, self._repeats, int(on_gpu))
         except Exception as error:  # the section goes on: the error is the figure
             traceback.print_exc()
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
@@ -452,7 +452,8 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.section:
         path = arguments.results / f"gpu_{arguments.section}.part"
-        return SECTIONS[arguments.section](arguments, Figures(path, arguments.device))
+        repeats = REPEATS if arguments.device == "cuda" else 1
+        return SECTIONS[arguments.section](arguments, Figures(path, arguments.device, repeats))
     figures = hardware(arguments.device)
     shutil.rmtree(arguments.results / "gpu_compiled", ignore_errors=True)  # compiling is measured
     for name in arguments.sections:

@@ -213,6 +213,7 @@ def find_budget(forward: Forward) -> int:
     peaks = [torch.cuda.max_memory_allocated(gpu) - held for gpu, held in zip(gpus, before, strict=True)]
     kept = [kept_bytes(read.levels, gpu) for gpu in gpus]
     forward.token_bytes = max(peaks) / _TRIAL
+    forward.tokens_read -= _TRIAL  # the trial's are nobody's prompt
     del read
     torch.cuda.empty_cache()
     return min(

@@ -140,13 +140,15 @@ class ConnectionKeys(Settings):
     """Keys of the requests to a server."""
 
     llm_key_variable: str = setting(
-        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", secret=True
+        "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", secret=True, hashed=False
     )
-    llm_concurrency: int = setting(8, "requests under way at a time", ge=1)
+    llm_concurrency: int = setting(8, "requests under way at a time", ge=1, hashed=False)
     llm_timeout: float = setting(
-        120.0, "seconds to wait for a connection, for a reply to begin, and then for its end", gt=0
+        120.0, "seconds to wait for a connection, for a reply to begin, and then for its end", gt=0, hashed=False
     )
-    llm_retries: int = setting(6, "most retries after a rate limit, a server error or a lost connection", ge=0)
+    llm_retries: int = setting(
+        6, "most retries after a rate limit, a server error or a lost connection", ge=0, hashed=False
+    )
 
     def connect(self, url: str, model: str, url_key: str) -> Endpoint:
         """Return a server that is named by another key than `llm_url`, with the API key read from the environment."""

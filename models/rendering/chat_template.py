@@ -186,13 +186,18 @@ def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue
 
 
 def has_system_turn(processor: Any) -> bool:
-    """Return True if a chat template has a system turn: some render it as the assistant's, or refuse it."""
+    """Return True if a chat template has a system turn: some render it as the assistant's, or refuse it.
+
+    Gemma's writes its words into the user's turn, before a picture, and leaves them out without that turn.
+    """
     written = {"system": "", "assistant": ""}
+    asked = {"role": "user", "content": [{"type": "text", "text": "Who?"}]}
     for role in written:
         message = {"role": role, "content": [{"type": "text", "text": "Be brief."}]}
         with contextlib.suppress(jinja2.TemplateError, TypeError, ValueError):
-            written[role] = processor.apply_chat_template([message], tokenize=False)
-    return "Be brief." in written["system"] and written["system"] != written["assistant"]
+            written[role] = processor.apply_chat_template([message, asked], tokenize=False)
+    before, _, _ = written["system"].partition("Who?")
+    return "Be brief." in before and written["system"] != written["assistant"]
 
 
 def content(turn: Turn, gap: Callable[[], str], closing: str) -> list[dict[str, str]]:

@@ -392,6 +392,7 @@ def test_the_steps_of_a_dry_run_leave_out_an_incomplete_step(config) -> None:
     """TRL's sampler drops it, too: an epoch of seven prompts is three steps, of two prompts each."""
     once, thrice = config(max_steps=None), config(max_steps=None, epochs=2.5)
     args = grpo_arguments(once, common_arguments(once))
+    assert not args.gradient_checkpointing  # TRL's default recomputes
 
     assert [steps_of(once, prompts, args) for prompts in (2, 6, 7, 8)] == [1, 3, 3, 4]
     assert steps_of(thrice, 7, args) == 8

@@ -19,7 +19,7 @@ UNHASHED = {"model", "output_dir", "resume", "save_steps", "device", "gradient_c
     [
         (SftConfig, {"cache_mib", "train_data", "image_root", "cache_features", "eval_data"}),
         (GrpoConfig, {"cache_mib", "dataset", "index", "ranked_entities", "rewards", "bem"}),
-        (AnswerGrpoConfig, {"dataset", "train_data", "bem"}),
+        (AnswerGrpoConfig, {"dataset", "train_data", "bem", "server", "llm_timeout", "llm_concurrency"}),
     ],
 )
 def test_a_run_is_known_by_every_key_but_those_that_do_not_determine_its_weights(

@@ -38,6 +38,7 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         "vLLM that samples the replies, e.g. http://localhost:8000/v1, of the exported checkpoint that is `model`; it "
         "reads new weights from `output_dir`; transformers samples if unset",
         secret=True,
+        hashed=False,
     )
 
     @cross_check

@@ -197,6 +197,7 @@ def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOCo
         return GRPOConfig(
             **common,
             beta=0.0,  # no KL term, as published
+            activation_checkpointing=False,  # TRL's default recomputes; the run does so where it is asked to
             disable_dropout=True,  # so that replies are scored by the model that sampled them
             num_generations=config.generations,
             max_completion_length=config.max_new_tokens,

@@ -93,6 +93,8 @@ class MergeConfig(PartsSettings):
             return
         if self.checkpoint and (self.language or self.vision):
             yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
+        elif self.checkpoint and self.chat_template:
+            yield "`checkpoint` is an adapter; leave out `chat_template`: its checkpoint has one"
         elif self.checkpoint and given:
             yield f"`checkpoint` is an adapter; leave out {', '.join(given)}, which are of parts of a LLaVA"
         elif not self.checkpoint and not (self.language and self.vision):

@@ -23,7 +23,7 @@ from reflectune.train.weights.checkpoints import RECORD
 
 _SHOWN = (
     "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "
-    "weight_decay epochs max_steps per_device_train_batch_size gradient_accumulation_steps processes dtype seed".split()
+    "weight_decay epochs max_steps global_batch dtype seed".split()
 )
 """Settings that the card shows; all are in reflectune.json."""
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.rendering.turns import Slot
+from reflectune.models.schemes.base import Scheme
 
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
@@ -85,7 +87,7 @@ def readme(served: Served, renderer: Renderer) -> str:
                 "role": "user",
                 "content": [
                     {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,…"}},
-                    {"type": "text", "text": "What does it eat?"},
+                    {"type": "text", "text": _asked(renderer)},
                 ],
             }
         ],
@@ -111,3 +113,12 @@ def readme(served: Served, renderer: Renderer) -> str:
     base = [f"`{served.name}-base` is the base model without the adapter.", ""] if served.rank else []
     lines = [f"# {served.name}", "", "In this folder:", "", "```bash", launch_line(served), "```", ""]
     return "\n".join([*lines, *base, *(gate if ids else [])])
+
+
+def _asked(renderer: Renderer, question: str = "What does it eat?") -> str:
+    """Return the text of the user's turn that the first gate is asked by."""
+    scheme = renderer.scheme
+    if not isinstance(scheme, Scheme) or not scheme.gates:
+        return question
+    turn = scheme.gate_turns(scheme.gates[0], "short")[-1]
+    return "".join(question if isinstance(part, Slot) else str(part) for part in turn.parts)

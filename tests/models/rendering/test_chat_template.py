@@ -11,6 +11,7 @@ from reflectune.models.rendering.chat_template import (
     LLAVA_15,
     QWEN_35,
     extend_to_lists,
+    has_system_turn,
     takes_lists,
     turn_off_thinking,
 )
@@ -94,6 +95,28 @@ def test_another_template_is_refused_with_how_to_write_one(template: str, messag
         extend_to_lists(template, TOKENS)
     assert "{% for part in message['content'] %}" in str(error.value)
     assert "Traceback" not in str(error.value)
+
+
+GEMMA_3 = (
+    "{% set lead = '' %}{% set rest = messages %}{% if messages[0]['role'] == 'system' %}"
+    "{% set lead = messages[0]['content'][0]['text'] + '\n\n' %}{% set rest = messages[1:] %}{% endif %}"
+    "{% for message in rest %}{{ '<start_of_turn>' + message['role'] + '\n' }}{% if loop.first %}{{ lead }}{% endif %}"
+    "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+)
+"""Shape of Gemma-3's template: a system's words begin the first user's turn."""
+
+
+@pytest.mark.parametrize(
+    ("template", "has"),
+    [(GEMMA_3, True), (extend_to_lists(SMOLLM2, TOKENS), True), (GEMMA, False), (LLAVA_15, False)],
+    ids=["gemma3", "smollm2", "gemma", "llava15"],
+)
+def test_a_system_turn_is_one_before_the_users_text(template: str, has: bool) -> None:
+    def rendered(messages: list[dict[str, Any]], *, tokenize: bool) -> str:
+        assert not tokenize
+        return render(template, messages)
+
+    assert has_system_turn(SimpleNamespace(apply_chat_template=rendered)) is has
 
 
 THINKING = (

@@ -20,6 +20,7 @@ from reflectune.models.schemes.calibration import Calibration, GateScaling, load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.exporting import export_checkpoint
+from reflectune.train.weights.serving import Served, readme
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
 PROMPTS = 4
@@ -121,6 +122,20 @@ def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, pictu
         argv=["--checkpoint", str(tmp_path / "full"), "--output", str(tmp_path / "sglang"), "--to", "sglang"],
     )
     assert f"sglang.launch_server --model-path {tmp_path}/sglang" in export_checkpoint(sglang)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "asked"),
+    [
+        ("mr2ag", "What does it eat?"),
+        ("mmkb_rag", "What does it eat? Are documents needed to answer the question?"),
+    ],
+)
+def test_the_readme_asks_a_gate_as_training_did(base_model, scheme: str, asked: str) -> None:
+    loaded = load(str(base_model("llava", size="test")), scheme=scheme)
+    text = readme(Served("vllm", "mine", takes_video=False, dtype="bfloat16"), loaded.renderer)
+    request = json.loads(text.partition("```json\n")[2].partition("```")[0])
+    assert request["messages"][0]["content"][1]["text"] == asked
 
 
 def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
