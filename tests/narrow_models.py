@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import AddedToken
 from transformers import (
     AutoConfig,
     AutoModelForImageTextToText,
@@ -152,11 +153,13 @@ def _processor(family: str, tokenizer: PreTrainedTokenizerFast, config: Any) -> 
 
 
 def _gemma_tokenizer() -> PreTrainedTokenizerFast:
-    """Train a tokenizer with Gemma-3's special tokens and chat template."""
+    """Train a tokenizer with Gemma-3's special tokens, its tokens of several line breaks, and its chat template."""
     trained = train_tokenizer([_WORDS], 400, "llava")
+    backend = trained.backend_tokenizer
+    backend.add_special_tokens(["<start_of_turn>", "<end_of_turn>"])
+    backend.add_tokens([AddedToken("\n" * count, normalized=False) for count in (2, 3, 4)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=trained.backend_tokenizer,
-        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
+        tokenizer_object=backend,
         extra_special_tokens={
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",

@@ -164,4 +164,4 @@ class ServedEngine:
         return [replies[i] for i in range(len(rows))]
 
     def _request(self, prefix: Rendered, branch: Sequence[int], sampling: dict[str, Any]) -> TokenRequest:
-        return request_after(prefix, branch, sampling, self._urls, self.renderer.image_token_id)
+        return request_after(prefix, branch, sampling, self._urls, self.renderer)

@@ -16,7 +16,7 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.pictures import PictureUrls, url_key
 from reflectune.models.remote.transport import NotServed, Refused, Transport
-from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.rendering.renderer import Rendered, Renderer
 
 GENERATE: Final = "/inference/v1/generate"
 _NOT_A_NUMBER: Final = -9000.0
@@ -62,7 +62,7 @@ class TokenReply:
 
 
 def request_after(
-    prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: PictureUrls, image_token_id: int
+    prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: PictureUrls, renderer: Renderer
 ) -> TokenRequest:
     """Return the request for a reply after a prefix and token ids that follow it.
 
@@ -71,11 +71,11 @@ def request_after(
         branch: Token ids.
         sampling: vLLM's `SamplingParams`.
         urls: Cache of the pictures' data URLs.
-        image_token_id: Id that stands for a whole picture.
+        renderer: Of the model's prompts.
     """
-    ids = [*prefix.ids]
-    for _, start, end in reversed(prefix.pictures):
-        ids[start:end] = [image_token_id]
+    ids = prefix.ids
+    if ranges := [(start, end) for _, start, end in prefix.pictures]:
+        ids = renderer.line_breaks.collapse(ids, ranges, renderer.expansion, renderer.image_token_id)
     sent = [urls.of(image) for image, *_ in prefix.pictures]
     return TokenRequest([*ids, *branch], sent, len(prefix.ids) + len(branch), sampling)
 

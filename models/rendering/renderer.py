@@ -17,7 +17,7 @@ from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
-from reflectune.models.rendering.expansion import Expansion
+from reflectune.models.rendering.expansion import Expansion, LineBreaks
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
@@ -99,6 +99,7 @@ class Renderer:
         self.reflection_tokens: tuple[str, ...] = tuple(scheme.tokens.values()) if scheme else ()
         self._safe = SafeTokenizer(self.tokenizer, owned=(self.processor.image_token, *self.reflection_tokens))
         self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(self.processor.image_token)
+        self.line_breaks = LineBreaks(self.tokenizer)
         self.features: Features | None = None
         self.keeps_lines = False
         self._closing = ""
@@ -169,8 +170,7 @@ class Renderer:
         """Render one user's turn without reflection: images, question, passages, instruction, the assistant's cue."""
         (turn,) = answer_turns(self._prompts, style, documents=bool(passages))
         turn = dataclasses.replace(turn, parts=(*further_pictures(len(each_picture(image))), *turn.parts))
-        texts = {"question": question, "passage": documents_text(passages)}
-        return self.conversation((turn,), texts, image)
+        return self.conversation((turn,), {"question": question, "passage": documents_text(passages)}, image)
 
     def document(self, chunks: Chunks, texts: Texts, image: Image.Image | None = None) -> Rendered:
         """Render text outside of a conversation, such as an embedder's prompt.
@@ -306,10 +306,10 @@ class Renderer:
         places = [place for place, token in enumerate(ids) if token == self.image_token_id]
         pictures, longer = [], 0
         for image, place, (expansion, _) in zip(images, places, made, strict=True):
-            start = place + longer
-            ids = [*ids[:start], *expansion, *ids[start + 1 :]]
-            pictures.append((image, start, start + len(expansion)))
-            longer += len(expansion) - 1
+            before, own, after = self.line_breaks.join(ids[: place + longer], expansion, ids[place + longer + 1 :])
+            longer += len(before) + len(own) + len(after) - len(ids)
+            ids = [*before, *own, *after]
+            pictures.append((image, len(before), len(before) + len(own)))
         vision = visions[0] if len(visions) == 1 else join_vision(visions)
         return Rendered(ids, [IGNORE] * len(ids), vision, tuple(pictures))
 

@@ -63,7 +63,27 @@ def test_a_pictures_tokens_are_found_with_the_text_around_them(loaded, image) ->
     ((_, start, end),) = prefix.pictures
     assert renderer.expansion.range_in(prefix.ids) == (start, end)
     shown = "".join(renderer.tokenizer.decode([token]) for token in prefix.ids[start:end])
-    assert shown == "\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
+    assert shown == "\n\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
+
+
+@pytest.mark.parametrize("question", [QUESTION, "\nWhen?", "\n\n\n\nWhen?"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_line_breaks_next_to_a_picture_are_its_tokens_and_a_server_gets_them_back(
+    loaded, image, question: str, count: int
+) -> None:
+    renderer, tokenizer = loaded.renderer, loaded.processor.tokenizer
+    prefix = renderer.plain(question, [image] * count)
+    shown = [
+        "<start_of_image>" if token == renderer.image_token_id else tokenizer.decode([token])
+        for token in renderer.line_breaks.collapse(
+            prefix.ids, [(start, end) for _, start, end in prefix.pictures], renderer.expansion, renderer.image_token_id
+        )
+    ]
+    text = "".join(shown)
+    assert text.count("<start_of_image>") == count
+    made = loaded.processor(text=text, images=[[image] * count], add_special_tokens=False)
+    assert made["input_ids"][0] == prefix.ids
+    assert "user\n<start_of_image>" in text
 
 
 @pytest.mark.parametrize("token", ["<image_soft_token>", "<start_of_image>", "<end_of_turn>"])

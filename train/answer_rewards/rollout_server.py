@@ -24,7 +24,7 @@ from reflectune.core.launching import Processes
 from reflectune.models.remote.pictures import PictureUrls
 from reflectune.models.remote.token_server import TokenServer, request_after
 from reflectune.models.remote.transport import NotServed, Refused, Transport
-from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.train.weights.checkpoints import refuse_full_disk
 
 ROLLOUT_WEIGHTS = "rollout_weights"
@@ -39,7 +39,7 @@ class RolloutServer:
     Args:
         server: The server, whose model has been found.
         folder: Folder of the weights that are handed over; the server sees it under the same path.
-        image_token_id: Id that stands for a whole picture.
+        renderer: Of the prompts.
         ends: Ids that end a reply.
         temperature: Temperature of sampling.
         reply_tokens: Most tokens of a reply.
@@ -49,13 +49,13 @@ class RolloutServer:
         self,
         server: TokenServer,
         folder: Path,
-        image_token_id: int,
+        renderer: Renderer,
         ends: Sequence[int],
         *,
         temperature: float,
         reply_tokens: int,
     ) -> None:
-        self._server, self.folder, self._image_token_id = server, folder.resolve(), image_token_id
+        self._server, self.folder, self._renderer = server, folder.resolve(), renderer
         self._urls = PictureUrls(lossless=True)
         self._sampling = {
             "temperature": temperature,
@@ -76,9 +76,7 @@ class RolloutServer:
         """
         seeds = torch.randint(_SEEDS, (len(rows),)).tolist()
         requests = [
-            request_after(
-                prompt, row[len(prompt.ids) :], {**self._sampling, "seed": seed}, self._urls, self._image_token_id
-            )
+            request_after(prompt, row[len(prompt.ids) :], {**self._sampling, "seed": seed}, self._urls, self._renderer)
             for row, prompt, seed in zip(rows, prompts, seeds, strict=True)
         ]
         return [reply.ids for reply in self._server.generate_all(requests)]

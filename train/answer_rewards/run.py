@@ -107,7 +107,7 @@ class ReplyTraining(Method):
         return RolloutServer(
             server,
             Path(config.output_dir, ROLLOUT_WEIGHTS),
-            loaded.renderer.image_token_id,
+            loaded.renderer,
             end_tokens(loaded),
             temperature=config.temperature,
             reply_tokens=config.max_new_tokens,

@@ -26,9 +26,9 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_p
     loaded = load(str(started.export))
     server = TokenServer(Endpoint(started.url, "", url_key="server"))
     server.find(str(started.export))
-    image_token, ends = loaded.renderer.image_token_id, end_tokens(loaded)
+    ends = end_tokens(loaded)
     keys: Any = {"temperature": 1.0, "reply_tokens": 12}
-    rollouts = RolloutServer(server, tmp_path / "weights", image_token, ends, **keys)
+    rollouts = RolloutServer(server, tmp_path / "weights", loaded.renderer, ends, **keys)
     prompt = loaded.renderer.prefix(QUESTION, picture(1))
     adapted = add_adapters(loaded.model, (), rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets)
     engine = PrefixEngine(loaded)  # adapters lie inside the model
@@ -42,7 +42,7 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_p
         torch.manual_seed(0)
         assert rollouts.sample([row] * 24, [prompt] * 24) == samples[-1]
         greedy = {"temperature": 0, "max_tokens": 12, "logprobs": 0, "stop_token_ids": ends}
-        [reply] = server.generate_all([request_after(prompt, (), greedy, urls, image_token)])
+        [reply] = server.generate_all([request_after(prompt, (), greedy, urls, loaded.renderer)])
         [expected] = engine.generate(engine.read([prompt]), [(0, 0)], max_new_tokens=12)
         assert reply.ids == expected.token_ids
         assert reply.log_probs == pytest.approx(expected.log_probs, abs=1e-3)
