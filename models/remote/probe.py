@@ -48,7 +48,7 @@ def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
     prefix = renderer.prefix(_QUESTION, image)
     picture = {"type": "image_url", "image_url": {"url": PictureUrls(lossless=True).of(image)}}
     message = {"role": "user", "content": [picture, {"type": "text", "text": _QUESTION}]}
-    if (found := server.tokenize(messages=[message])) != prefix.ids:
+    if (found := server.tokenize(messages=[message], chat_template_kwargs={"enable_thinking": False})) != prefix.ids:
         raise UserError(
             f"{url} renders a question in other tokens ({len(found)}) than {loaded.name} ({len(prefix.ids)}): its chat "
             "template, its tokenizer or its image processor differs; serve the checkpoint's folder, without "

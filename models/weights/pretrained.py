@@ -1,17 +1,4 @@
-"""Load a model and its processor with transformers: safetensors only, no custom code, sdpa attention.
-
-Weights that are not cast are memory maps of their file, shared by all processes of a machine.
-
-Args:
-    source: A hub id or a folder.
-    dtype: Precision of the weights.
-    quantization: Quantization of the language model; None for plain weights.
-    device: Device of 4-bit weights; plain weights are left on the CPU.
-    cast: False keeps the stored dtype, except of the vocabulary's matrices; the config's `dtype` is set for `settle`.
-
-Raises:
-    UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or misshaped.
-"""
+"""Load a model and its processor with transformers: safetensors only, no custom code, sdpa attention."""
 
 from __future__ import annotations
 
@@ -60,20 +47,20 @@ _AGREE = {
 def load_pretrained(
     source: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device, *, cast: bool = True
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
-    """A model and its processor as transformers loads them: safetensors alone, no code of theirs, sdpa attention.
+    """Load a model and its processor with transformers.
 
-    Weights that are not cast are maps of their file, whose pages all processes of a machine share.
+    Weights that are not cast are memory maps of their file, shared by all processes of a machine.
 
     Args:
         source: A hub id or a folder.
-        dtype: Of the weights.
-        quantization: How to hold the language model in four bits; None for plain weights.
-        device: Where four bits lie; plain weights are left on the CPU.
-        cast: False leaves the weights in the dtype that they are stored in, but for the vocabulary's matrices, and has
-            the config say `dtype`: what `settle` makes of them.
+        dtype: Precision of the weights.
+        quantization: Quantization of the language model; None for plain weights.
+        device: Device of 4-bit weights; plain weights are left on the CPU.
+        cast: False keeps the stored dtype, except of the vocabulary's matrices; the config's `dtype` is set for
+            `settle`.
 
     Raises:
-        UserError: The model is missing, broken or stored quantised, or a tensor is missing, unknown or misshaped.
+        UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or misshaped.
     """
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)

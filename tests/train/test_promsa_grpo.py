@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from PIL import Image
 
 from reflectune.core.config import find_problems
 from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import PassageHit
@@ -127,6 +129,21 @@ def test_a_step_of_several_turns_has_a_gradient(config, monkeypatch: pytest.Monk
     log = read_json(Path(settings.output_dir, "checkpoint-1/trainer_state.json"), "log")["log_history"]
     assert any(math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0 for row in log if "grad_norm" in row)
     assert any(row.get("rewards/calls_used/mean", 0) > 0 for row in log)
+
+
+def test_questions_without_one_picture_are_left_out_or_refused_before_training(config, world: Path) -> None:
+    def load_data() -> None:
+        AgentTraining(settings, Dataset(world), {}, lambda *_: 1.0, SETTINGS, lambda: (search, "pairs")).load_data()
+
+    settings = config()
+    load_data()
+    kept = Question("q0", "a.png", "Which is older?", ("oak",), split="train")
+    write_questions(world, "train", [kept, replace(kept, id="q1", image="b.png")])
+    with pytest.raises(UserError, match=r"1 of 2 questions have no picture; question q1: image not found: .*b\.png"):
+        load_data()
+    write_questions(world, "train", [replace(kept, more_images=("a.png",))])
+    with pytest.raises(UserError, match="no question of train has an answer and one picture"):
+        load_data()
 
 
 def test_settings_that_do_not_fit_are_refused(config) -> None:

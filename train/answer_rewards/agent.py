@@ -19,7 +19,6 @@ from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.questions import check_one_picture
 from reflectune.inference.operators.requests import SearchReply, SearchRequest, StepReply, WriteReply, WriteRequest
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.operators.trajectory import SearchFunction, TrajectoryResult
@@ -36,6 +35,7 @@ from reflectune.train.answer_rewards.prompts import PromptProcessor, prompt_id, 
 from reflectune.train.answer_rewards.rewards import Reward
 from reflectune.train.answer_rewards.run import ReplyTraining, prompt_renderer
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
+from reflectune.train.data.examples import image_problem
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.checkpointed_trainer import Run
 
@@ -124,7 +124,6 @@ class AgentRollout:
         }
 
     def _begin(self, question: Question) -> _Sampled:
-        check_one_picture(question, "an agent's training")
         image = load_image(question.image, root=self._roots, needed_by=f"question {question.id}")
         steps = self._pipeline(question)
         course = _Sampled(image, self._rendered(question.id), steps)
@@ -272,12 +271,15 @@ class AgentTraining(ReplyTraining):
     def load_data(self) -> None:
         """Read the questions, drawn by seed; their prompts are the pipeline's first ones."""
         config = self._config
-        questions = [it for it in self._dataset.stream(config.split) if it.answers and it.image]
+        questions = [it for it in self._dataset.stream(config.split) if it.answers and it.image and not it.more_images]
         if not questions:
-            raise UserError(f"`split`: no question of {config.split} has an answer and a picture; name another split")
+            raise UserError(f"`split`: no question of {config.split} has an answer and one picture; name another split")
         drawn = random.Random(config.seed).sample(questions, len(questions))[: config.limit]
         self._questions = {question.id: question for question in drawn}
         self._roots = self._dataset.image_roots
+        found = ((question.id, image_problem(question.image, self._roots)) for question in drawn)
+        if problems := [f"question {name}: {problem}" for name, problem in found if problem]:
+            raise UserError(f"`dataset`: {len(problems)} of {len(drawn)} questions have no picture; {problems[0]}")
         self._examples = [
             PromptedExample(
                 question.id,

@@ -18,7 +18,14 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, read_header
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
-from reflectune.formats.reflection_data import StoredExamples, bad_rows, image_roots, read_manifest, stream_examples
+from reflectune.formats.reflection_data import (
+    MANIFEST,
+    StoredExamples,
+    bad_rows,
+    image_roots,
+    read_manifest,
+    stream_examples,
+)
 from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.rendering.renderer import Renderer
@@ -270,9 +277,9 @@ def load_examples(
     """
     path = source.file
     roots: tuple[Path, ...] = (Path(source.image_root), source.folder)
-    if not source.image_root:
+    if not source.image_root or Path(source.folder, MANIFEST).is_file():
         manifest = read_manifest(source.folder)
-        roots = image_roots(source.folder, manifest)
+        roots = roots if source.image_root else image_roots(source.folder, manifest)
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme, prompts)
@@ -281,13 +288,14 @@ def load_examples(
         images.setdefault(example.image, example.id)
     if not images:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := _image_problem(image, roots))]
+    problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := image_problem(image, roots))]
     if problems:
         raise UserError(bad_rows(path, problems))
     return StoredExamples(path, known.example_type), roots
 
 
-def _image_problem(image: str, roots: Roots) -> str:
+def image_problem(image: str, roots: Roots) -> str:
+    """Return the reason that a picture can't be opened below these folders; "" for none."""
     try:
         path = resolve_below(image, roots)
     except OutsideRoot as error:

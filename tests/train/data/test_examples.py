@@ -115,6 +115,10 @@ def test_examples_are_read_with_their_image_root(data_folder: Path, examples: li
 
     assert list(loaded) == [loaded[i] for i in range(len(loaded))] == examples
     assert roots[0] == data_folder / "images"
+    elsewhere = DataSource(str(data_folder), "train", str(data_folder / "images"))
+    assert load_examples(elsewhere, "mr2ag")[1][0] == data_folder / "images"
+    with pytest.raises(UserError, match="was built for the scheme `mr2ag`, and `scheme` is `mmkb_rag`"):
+        load_examples(elsewhere, "mmkb_rag")
 
 
 @pytest.mark.parametrize(
