@@ -88,13 +88,12 @@ class MergeConfig(PartsSettings):
             if given:
                 yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(given)}"
             return
+        given += ["`chat_template`"] * bool(self.chat_template)
         if self.checkpoint and self.vision and not self.language and not self.folder.is_dir():
             yield f"`checkpoint`: {self.folder} is not a folder"
             return
         if self.checkpoint and (self.language or self.vision):
             yield "`checkpoint` is an adapter, `language` and `vision` are parts of a LLaVA; give one or the other"
-        elif self.checkpoint and self.chat_template:
-            yield "`checkpoint` is an adapter; leave out `chat_template`: its checkpoint has one"
         elif self.checkpoint and given:
             yield f"`checkpoint` is an adapter; leave out {', '.join(given)}, which are of parts of a LLaVA"
         elif not self.checkpoint and not (self.language and self.vision):
