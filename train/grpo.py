@@ -63,7 +63,6 @@ def grpo(config: GrpoConfig) -> None:
     """Train the gates of a fine-tuned checkpoint by reward."""
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
-    from reflectune.core.launching import launch_device
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.running.loading import require_models
     from reflectune.inference.running.rollout import GateRewardRollout
@@ -74,7 +73,7 @@ def grpo(config: GrpoConfig) -> None:
     recipe = find_recipe(config.scheme)
     require_models([config.model, config.base_model if recipe.models(config).base_answers else ""])
     config.metric = config.scored_by(config.dataset)
-    bem = config.open_bem(launch_device(config.device))
+    bem = config.open_bem(config.device)
     measuring = functools.partial(
         GateRewardRollout,
         recipe.settings_of(config),

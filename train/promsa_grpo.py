@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from reflectune.core.command import command
-from reflectune.core.launching import launch_device
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 
 
@@ -27,7 +26,7 @@ def promsa_grpo(config: AgentGrpoConfig) -> None:
     from reflectune.train.runs.skeleton import run
 
     config.metric = config.scored_by(config.dataset)
-    bem = config.open_bem(launch_device(config.device))
+    bem = config.open_bem(config.device)
     dataset, settings = Dataset(Path(config.dataset)), PromsaSettings.of(config)
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
     hashes = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from reflectune.core.command import command
-from reflectune.core.launching import launch_device
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 
 
@@ -24,7 +23,7 @@ def reag_grpo(config: AnswerGrpoConfig) -> None:
     from reflectune.train.runs.skeleton import run
 
     config.metric = config.scored_by(config.dataset)
-    bem = config.open_bem(launch_device(config.device))
+    bem = config.open_bem(config.device)
     hashes = {"bem_fingerprint": bem.fingerprint} if bem else {}
     dataset, correctness = Dataset(Path(config.dataset)), find_metric(config.metric, bem)
     run(config, AnswerTraining(config, dataset, hashes, correctness, parsing.answer))
