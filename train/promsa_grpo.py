@@ -1,4 +1,4 @@
-"""Train ProMSA's agent by GRPO or GSPO: `accelerate launch train/promsa_grpo.py --config FILE.yaml [--key value …]`.
+"""Train ProMSA's agent by TN-GSPO or GSPO: `accelerate launch train/promsa_grpo.py --config FILE.yaml [--key value …]`.
 
 Trajectories are sampled with the trained model, and their calls search the data set's indexes. Rewards are for the
 official metric and the format, less a cost of calls. The same command resumes the run.
@@ -14,7 +14,7 @@ from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 
 @command(AgentGrpoConfig, writes="output_dir")
 def promsa_grpo(config: AgentGrpoConfig) -> None:
-    """Train the trajectories of ProMSA's agent by TRL's GRPO or GSPO."""
+    """Train the trajectories of ProMSA's agent by TN-GSPO or GSPO."""
     # slow to import: after the config is right
     from reflectune.formats.dataset import Dataset
     from reflectune.inference.config import TextIndexSettings

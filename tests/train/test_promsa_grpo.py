@@ -1,4 +1,4 @@
-"""ProMSA's GSPO with tiny random models: the ids of a trajectory, TN-GSPO's ratio, rewards, and a training."""
+"""ProMSA's GSPO with tiny random models: the ids of a trajectory, TN-GSPO's gradient, rewards, and a training."""
 
 import itertools
 import math
@@ -28,7 +28,7 @@ from reflectune.train.answer_rewards.agent import (
     AgentTrainer,
     AgentTraining,
     calls_of,
-    rescaled,
+    with_less_gradient,
     reward_functions,
 )
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
@@ -94,16 +94,13 @@ def test_a_trajectory_has_the_ids_that_the_pipeline_reads(family: str, world: Pa
     assert calls_of(torch.tensor([row["env_mask"]])).tolist() == [1]
 
 
-def test_tn_gspo_divides_a_trajectorys_log_ratio_by_its_calls() -> None:
-    new = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], requires_grad=True)
-    old = torch.tensor([[-1.5, -2.0, -2.0], [-1.5, -2.0, -2.0]])
+def test_tn_gspo_divides_a_trajectorys_gradient_by_its_calls() -> None:
+    logps = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], requires_grad=True)
     mask, scale = torch.tensor([[1, 0, 1], [1, 1, 1]]), torch.tensor([[1.5], [1.0]])  # one call, no call
-    scaled, moved = rescaled(new, old, mask, 0.5)
-    assert torch.equal(scaled, new)
-    torch.testing.assert_close(scaled - moved, (new - old) / scale)
-    (gradient,) = torch.autograd.grad(scaled.sum(), new)
+    less = with_less_gradient(logps, mask, 0.5)
+    assert torch.equal(less, logps)
+    (gradient,) = torch.autograd.grad(less.sum(), logps)
     torch.testing.assert_close(gradient, (1 / scale).expand(2, 3))
-    assert torch.equal(rescaled(new, None, mask, 0.5)[1], new)
 
 
 def test_rewards_are_accuracy_format_and_the_share_of_calls() -> None:
@@ -147,10 +144,9 @@ def test_questions_without_one_picture_are_left_out_or_refused_before_training(c
 
 
 def test_settings_that_do_not_fit_are_refused(config) -> None:
-    values = config().model_dump() | {"ratio": "token", "index": "", "page_summaries": "reader"}
+    values = config().model_dump() | {"index": "", "page_summaries": "reader"}
     problems = " ".join(find_problems(AgentGrpoConfig, values))
     for words in (
-        "`horizon` is of a trajectory's ratio",
         "`index` is needed by trajectories",
         "`page_summaries` is none in training",
     ):

@@ -1,6 +1,7 @@
-"""Train an agent's trajectories by TRL's GRPO or GSPO: its calls search our indexes, and only its replies are trained.
+"""Train an agent's trajectories by TN-GSPO or GSPO: its calls search our indexes, and only its replies are trained.
 
 TN-GSPO (ProMSA, arXiv 2606.27974) divides GSPO's mean log-ratio of a sequence by 1 + c · H, H the number of its calls.
+Each set of replies is used for one update, where all ratios are 1. Their gradient, divided by this, is then all of it.
 """
 
 from __future__ import annotations
@@ -183,26 +184,23 @@ def calls_of(mask: Tensor) -> Tensor:
     return ((mask[:, :-1] == 1) & (mask[:, 1:] == 0)).sum(-1)
 
 
-def rescaled(logps: Tensor, old: Tensor | None, mask: Tensor, horizon: float) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities, (rows, tokens), whose differences are divided by 1 + c · H.
-
-    The new ones keep their values, and get a gradient divided by it; the old ones move towards them.
+def with_less_gradient(logps: Tensor, mask: Tensor, horizon: float) -> Tensor:
+    """Return log-probabilities, (rows, tokens), of the same values, whose gradient is divided by 1 + c · H.
 
     Args:
-        logps: New log-probabilities.
-        old: Old ones; None if they are the same.
+        logps: Log-probabilities.
         mask: TRL's `tool_mask`.
         horizon: c.
     """
-    scale, fixed = 1 + horizon * calls_of(mask).unsqueeze(1), logps.detach()
-    return fixed + (logps - fixed) / scale, fixed if old is None else fixed - (fixed - old) / scale
+    fixed = logps.detach()
+    return fixed + (logps - fixed) / (1 + horizon * calls_of(mask).unsqueeze(1))
 
 
 class AgentTrainer(AnswerTrainer):
-    """Trains trajectories by GRPO or GSPO.
+    """Trains trajectories by GSPO or TN-GSPO.
 
     Args:
-        horizon: c of TN-GSPO; 0 leaves the ratio as GSPO has it.
+        horizon: c of TN-GSPO; 0 for GSPO.
         kwargs: Those of `AnswerTrainer`.
     """
 
@@ -234,14 +232,11 @@ class AgentTrainer(AnswerTrainer):
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's, rescaled inside the loss; TRL divides the sum of log-ratios by the length L."""
+        """Return TRL's, inside the loss with less gradient; TRL divides the sum of log-ratios by the length L."""
         logps, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         inputs = self._loss_inputs
-        if inputs is None or not self._horizon or "tool_mask" not in inputs:
-            return (logps, *others)
-        logps, inputs["old_per_token_logps"] = rescaled(
-            logps, inputs.get("old_per_token_logps"), inputs["tool_mask"], self._horizon
-        )
+        if inputs is not None and "tool_mask" in inputs:
+            logps = with_less_gradient(logps, inputs["tool_mask"], self._horizon)
         return (logps, *others)
 
 
@@ -295,14 +290,7 @@ class AgentTraining(ReplyTraining):
     def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
         """Make TRL's arguments."""
         config = self._config
-        args = super().arguments(
-            {
-                **common,
-                "importance_sampling_level": config.ratio,
-                "epsilon": config.clip_low,
-                "epsilon_high": config.clip_high,
-            }
-        )
+        args = super().arguments(common)
         args.reward_weights = [config.accuracy_reward, config.format_reward, -config.call_cost]
         return args
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.inference.config import TextIndexSettings
@@ -20,24 +20,17 @@ else:
 
 
 class AgentGrpoConfig(ReplyGrpoConfig, RetrieverConfig, TextIndexSettings, PromsaKeys):
-    """Train the trajectories of ProMSA's agent by TRL's GRPO, GSPO or TN-GSPO."""
+    """Train the trajectories of ProMSA's agent by TN-GSPO or GSPO."""
 
-    ratio: Literal["token", "sequence"] = setting(
-        "sequence", "importance ratio: of each token (GRPO), or of a whole trajectory (GSPO)"
-    )
     horizon: float = setting(
-        0.04, "TN-GSPO's c: a trajectory's log-ratio is divided by 1 + c x its calls; 0 for GSPO", ge=0
+        0.04, "TN-GSPO's c: a trajectory's gradient is divided by 1 + c x its calls; 0 for GSPO", ge=0
     )
-    clip_low: float = setting(0.2, "a ratio is clipped at 1 - this", gt=0, le=1)
-    clip_high: float = setting(0.28, "a ratio is clipped at 1 + this", gt=0)
     format_reward: float = setting(0.5, "reward of a trajectory whose replies are thoughts and one action each", ge=0)
     call_cost: float = setting(0.5, "cost of using all calls; of fewer, their share of it", ge=0)
 
     @cross_check
     def agent_problems(self) -> Iterator[str]:
-        """Yield the problems of the ratio, the index and the summaries."""
-        if self.horizon and self.ratio == "token":
-            yield "`horizon` is of a trajectory's ratio: set `ratio: sequence`, or `horizon: 0`"
+        """Yield the problems of the index and the summaries."""
         yield from LISTED_ENTRIES.missing(self, "trajectories")
         if PromsaSettings.of(self).page_summaries != "none":
             yield "`page_summaries` is none in training: no other model is loaded"
