@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from reflectune.core.errors import UserError
@@ -19,11 +21,17 @@ _OUT_OF_MEMORY = (
 def find_device(name: str) -> torch.device:
     """Return the device called `cpu`, `cuda`, `cuda:1`, …; `auto` is an accelerator if there is one, else the CPU.
 
+    Of several accelerators, `auto` gives each process of a launch its own, by the launcher's `LOCAL_RANK`.
+
     Raises:
         UserError: This machine has no device of this name.
     """
     if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        found = torch.accelerator.current_accelerator(check_available=True)
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        if found and 0 < rank < torch.accelerator.device_count():
+            return torch.device(found.type, rank)
+        return found or torch.device("cpu")
     try:
         device = torch.device(name)
         if device.type == "meta":

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.hashing import file_fingerprint
 from reflectune.formats.dataset import DatasetKey
 from reflectune.models.names import PlacementKeys, model_name
 from reflectune.models.remote.endpoint import ConnectionKeys, url_problem
@@ -129,3 +130,7 @@ class TextIndexSettings(Settings):
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 yield f"`{key}`: {folder} has no {marker}"
+
+    def texts_fingerprint(self) -> str:
+        """Return the hash of the index's manifest; "" without an index."""
+        return file_fingerprint(Path(self.text_index, "manifest.json")) if self.text_index else ""

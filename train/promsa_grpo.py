@@ -31,6 +31,7 @@ def promsa_grpo(config: AgentGrpoConfig) -> None:
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
     hashes = {
         "index_fingerprint": retriever.finder_fingerprint(),
+        "texts_fingerprint": texts.texts_fingerprint(),
         **({"bem_fingerprint": bem.fingerprint} if bem else {}),
     }
 

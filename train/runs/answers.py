@@ -33,6 +33,7 @@ class AnswerReader:
         roots: Folders that its image paths may lead into; relative ones start at the first.
         count: Questions in the sample; fewer if there are fewer with an answer.
         batch_size: Questions read together.
+        compiling: Allow a compiler, as training does.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class AnswerReader:
         count: int,
         seed: int,
         batch_size: int,
+        compiling: bool = True,
     ) -> None:
-        self._loaded, self._roots, self._batch_size = loaded, roots, batch_size
+        self._loaded, self._roots, self._batch_size, self._compiling = loaded, roots, batch_size, compiling
         self._scheme = Scheme.of(loaded.renderer)
         answerable = [example for example in examples if has_answer(example, self._scheme)]
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
@@ -66,7 +68,7 @@ class AnswerReader:
     @functools.cached_property
     def _engine(self) -> PrefixEngine:
         """The engine, made at the first reading: a GPU's budget is found by trial when training has its memory."""
-        return PrefixEngine(self._loaded)
+        return PrefixEngine(self._loaded, compiling=self._compiling)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
         prompts = [prompt for prompt in map(self._ask, examples) if prompt is not None]

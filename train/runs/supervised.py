@@ -117,7 +117,12 @@ class SupervisedFineTuning(Method):
             gates = GateReader(held_out, collator, loaded.renderer, at_once)
         if self._validation and config.eval_answers:
             answers = AnswerReader(
-                loaded, *self._validation, count=config.eval_answers, seed=config.seed, batch_size=batch_size
+                loaded,
+                *self._validation,
+                count=config.eval_answers,
+                seed=config.seed,
+                batch_size=batch_size,
+                compiling=config.compile == "auto",
             )
         token_id = loaded.renderer.token_id
         gate_ids = [(token_id(gate.positive), token_id(gate.negative)) for gate in Scheme.of(loaded.renderer).gates]
