@@ -152,21 +152,6 @@ def _watch(store: Any, ended: threading.Event, seconds: float) -> None:
             os._exit(1)
 
 
-def launch_device(device: str) -> str:
-    """Return a config's device; `auto` is this process's in its launch."""
-    return str(launch_state().device) if device == "auto" else device
-
-
-def join_launch(device: str) -> tuple[Processes, str]:
-    """Return the processes of this process's launch, and its device.
-
-    Args:
-        device: Device of a config. In a launch of several, `auto` becomes this process's accelerator.
-    """
-    processes = launch_processes()
-    return processes, launch_device(device) if processes.count > 1 else device
-
-
 def launched() -> int:
     """Return the number of processes of this launch, as accelerate counts them; 1 without a launcher."""
     return max(int(os.environ.get(name, 1)) for name in _SIZES)

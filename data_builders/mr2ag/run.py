@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import ALONE, Processes, join_launch
+from reflectune.core.launching import ALONE, Processes, launch_processes
 from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
@@ -47,11 +47,11 @@ def run(config: BuildConfig) -> None:
 
     The processes of a launch share images to search for and questions to annotate. Only the first one asks a server.
     """
-    processes, device = join_launch(config.device)
+    processes = launch_processes()
     dataset = Dataset(Path(config.dataset), config.part)
     retriever = None
     if config.negatives_retrieved:
-        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
+        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
     if config.dry_run:
         if processes.index == 0:
             print(preview(dataset, retriever, config))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.launching import launch_device, launch_processes
+from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_batches
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
@@ -51,7 +51,7 @@ def run(config: ProbeConfig) -> None:
     Raises:
         UserError: A question is bad and `on_error` is `stop`, or the folder holds probes of different settings.
     """
-    processes, device = launch_processes(), launch_device(config.device)
+    processes, device = launch_processes(), config.device
     dataset = Dataset(Path(config.dataset), config.part)
     bem, metric = config.open_bem(device), config.scored_by(config.dataset)
     questions = select_questions(

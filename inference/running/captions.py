@@ -12,7 +12,7 @@ from typing import Any, Final
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_device, launch_state
+from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings
@@ -73,9 +73,12 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, pictures: list[Question])
     by: tuple[Any, ...] = hash_server(config) if is_served else ()
     with open_servers(config, parts, output, remote=is_served, pages=False) as ready:
         if not is_served:
-            device, images = launch_device(config.device), config.image_settings()
             loaded = load(
-                config.base_model, dtype=config.dtype, device=device, images=images, device_map=config.device_map
+                config.base_model,
+                dtype=config.dtype,
+                device=config.device,
+                images=config.image_settings(),
+                device_map=config.device_map,
             )
             ready = dataclasses.replace(ready, engine=open_engine(EngineSettings.of(config), loaded))
             by = (loaded.fingerprint, config.dtype, config.batch_questions)

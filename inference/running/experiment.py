@@ -16,7 +16,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_device, launch_state
+from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.questions import check_one_picture
@@ -33,7 +33,7 @@ from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import describe_cost
 from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, reader_facts, run_facts
 from reflectune.inference.running.loading import (
-    open_calibration,
+    calibration_for,
     open_engine,
     open_model,
     open_plain,
@@ -95,17 +95,17 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     state = launch_state()
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
-    metric, device = config.scored_by(config.dataset), launch_device(config.device)
+    metric = config.scored_by(config.dataset)
     check_scorable(questions, metric)
-    measure = TraceScorer(metric, config.open_bem(device) if state.is_main_process else None)
+    measure = TraceScorer(metric, config.open_bem(config.device) if state.is_main_process else None)
     record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
-    calibration = _open_calibration(config, dataset)
+    calibration = calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
     require_models(model_names(planned, models))
     recipes = [pipeline.recipe for pipeline in planned.values()]
     remote, pages = any(it.use.is_served for it in planned.values()), any(it.needs("pages") for it in recipes)
-    parts = open_parts(config, dataset, recipes, device=device, seed=config.seed)
+    parts = open_parts(config, dataset, recipes, device=config.device, seed=config.seed)
     hashes = hash_parts(config, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
         traces, loaded = _answer(dataset, served, planned, models, running, hashes)
@@ -152,14 +152,6 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         **scored_by,
     )
     return metrics
-
-
-def _open_calibration(config: EvaluateConfig, dataset: Dataset) -> Calibration:
-    """Return the calibration that gates are read by, if any; it may not be fitted on the splits to answer."""
-    saved = open_calibration(ModelSettings.of(config)) or Calibration()
-    if saved.dataset == dataset.fingerprint and (both := sorted({*saved.splits} & {*config.splits})):
-        raise UserError(f"`calibrated`: {config.model} was calibrated on {', '.join(both)}; evaluate other splits")
-    return saved
 
 
 def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_device
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -62,6 +61,18 @@ def open_calibration(models: ModelSettings) -> Calibration | None:
         return None
     folder = Path(resolve(models.model))
     return load_calibration(folder, saved_weights(folder))
+
+
+def calibration_for(models: ModelSettings, dataset: Dataset, splits: Iterable[str]) -> Calibration:
+    """Read the calibration that the gates of these splits are read by, an empty one if none.
+
+    Raises:
+        UserError: It was fitted on one of the splits.
+    """
+    saved = open_calibration(models) or Calibration()
+    if saved.dataset == dataset.fingerprint and (both := sorted({*saved.splits} & {*splits})):
+        raise UserError(f"`calibrated`: {models.model} was calibrated on {', '.join(both)}; ask other splits")
+    return saved
 
 
 def saved_weights(folder: Path) -> str:
@@ -129,7 +140,7 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
         model,
         scheme=scheme,
         dtype=models.dtype,
-        device=launch_device(models.device),
+        device=models.device,
         images=models.image_settings(),
         device_map=models.device_map,
     )
@@ -144,7 +155,7 @@ def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
 
 def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:
     """Open the retriever over ranked entities, or over the index of the data set's knowledge base."""
-    return open_retriever(settings, dataset.knowledge, image_roots=dataset.image_roots, device=launch_device(device))
+    return open_retriever(settings, dataset.knowledge, image_roots=dataset.image_roots, device=device)
 
 
 def open_texts(settings: TextIndexSettings, knowledge: KnowledgeBase, device: str) -> TextRetriever:

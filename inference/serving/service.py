@@ -20,7 +20,6 @@ from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import open_image
-from reflectune.core.launching import launch_device
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit, PassageHit
@@ -290,11 +289,10 @@ def _open(
     """Open the parts and models of a config's pipelines, each model once; return all parts, and each pipeline's."""
     recipes, models = config.recipes(), ModelSettings.of(config)
     uses = {name: recipe.models(config) for name, recipe in recipes.items()}
-    device = launch_device(config.device)
-    parts = open_parts(config, dataset, recipes.values(), device=device, seed=_SEED)
+    parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=_SEED)
     texts = TextIndexSettings.of(config)
     if parts.texts is None and texts.text_index:
-        parts = dataclasses.replace(parts, texts=open_texts(texts, parts.article_source, device))
+        parts = dataclasses.replace(parts, texts=open_texts(texts, parts.article_source, config.device))
     remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
     replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
     parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))

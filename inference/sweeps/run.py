@@ -13,10 +13,11 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.experiment import select
-from reflectune.inference.running.loading import require_models
+from reflectune.inference.running.loading import calibration_for, require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.config import SweepConfig
@@ -75,6 +76,8 @@ def run(config: SweepConfig) -> dict[str, Any]:
         rows = {q.id: decide_row(q, stored[q.id], [*chosen_by, *apart[q.id]], measure) for q in questions}
         outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
+        for point in points:
+            calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
         outcomes, stats = _ask(config, dataset, questions, points, measure)
     if not state.is_main_process:
         return {}

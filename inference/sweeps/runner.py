@@ -8,7 +8,6 @@ from typing import Any
 
 from PIL import Image
 
-from reflectune.core.launching import launch_device
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
@@ -146,4 +145,4 @@ class GridRunner:
 
     @functools.cached_property
     def _reranker(self) -> Reranker:
-        return open_reranker(RerankerConfig.of(self._config), device=launch_device(self._config.device))
+        return open_reranker(RerankerConfig.of(self._config), device=self._config.device)

@@ -65,7 +65,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     Raises:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
-    from reflectune.core.launching import join_launch  # slow to import, as what follows: after the config is right
+    from reflectune.core.launching import launch_processes  # slow to import, as what follows: after the config is right
     from reflectune.formats.dataset import Dataset
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
@@ -77,7 +77,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     from reflectune.retrieval.indexes.sections import SectionKnowledge
     from reflectune.retrieval.indexes.trial import describe_time, try_entries
 
-    processes, device = join_launch(config.device)
+    processes = launch_processes()
     kb = KnowledgeBase(config.knowledge)
     if config.test_pictures and not config.dry_run:
         with processes.main_process_first():
@@ -86,7 +86,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
                 list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
         config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
-    encoder = load_encoder(config.encoder, device=device, dtype=config.dtype)
+    encoder = load_encoder(config.encoder, device=config.device, dtype=config.dtype)
     kb = CaptionedKnowledge(kb, config.captions) if config.captions else kb
     summaries = config.summaries or bool(config.captions)
     if config.dry_run:

@@ -52,7 +52,7 @@ def build_passages(config: PassageIndexSettings) -> None:
         UserError: See `reflectune.retrieval.indexes.text_index.build_text_index`.
     """
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
-    from reflectune.core.launching import join_launch
+    from reflectune.core.launching import launch_processes
     from reflectune.core.progress import progress_bar
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
@@ -63,9 +63,9 @@ def build_passages(config: PassageIndexSettings) -> None:
     from reflectune.retrieval.indexes.trial import describe_time, try_passages
     from reflectune.retrieval.stores.opening import choose
 
-    processes, place = join_launch(config.device)
+    processes = launch_processes()
     kb, cutting = KnowledgeBase(config.knowledge), Cutting(config.cut, config.size, config.lead)
-    checkpoint, device = find_checkpoint(config.encoder), find_device(place)
+    checkpoint, device = find_checkpoint(config.encoder), find_device(config.device)
     encoder = TextEncoder(checkpoint, config.text_settings(), device, "set `pooling` to mean, last or cls")
     if config.dry_run:
         if processes.index:

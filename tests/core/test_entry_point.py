@@ -117,12 +117,12 @@ from torch import distributed
 
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
-from reflectune.core.launching import join_launch
+from reflectune.core.launching import launch_processes
 
 
 @entry_point
 def main():
-    processes, _ = join_launch("cpu")
+    processes = launch_processes()
     processes.wait()
     doing = sys.argv[1].split(",")[processes.index]
     print(doing, flush=True)

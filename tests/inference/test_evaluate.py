@@ -133,7 +133,7 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
     with pytest.raises(UserError, match="other settings"):
         scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "plain"))
     dataclasses.replace(saved, splits=SPLITS[:1]).save(folder, load_scheme(folder))
-    with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; evaluate other splits"):
+    with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; ask other splits"):
         scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "same"))
     dataclasses.replace(saved, weights="0").save(folder, load_scheme(folder))
     with pytest.raises(UserError, match="fitted for other weights"):

@@ -28,8 +28,8 @@ from reflectune.train.answer_rewards.agent import (
     AgentTrainer,
     AgentTraining,
     calls_of,
-    with_less_gradient,
     reward_functions,
+    with_less_gradient,
 )
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 from reflectune.train.runs.skeleton import run

@@ -1,17 +1,21 @@
 """A sweep from its config to its files, with tiny random models."""
 
 import json
+import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from reflectune.core.config import find_problems
 from reflectune.core.durable import RowLog, read_rows, write_rows
 from reflectune.core.errors import UserError
+from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
 from reflectune.inference.sweeps import run as sweep_run
@@ -19,6 +23,8 @@ from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
+from reflectune.models.schemes.calibration import Calibration, GateScaling
+from reflectune.models.schemes.registry import load_scheme
 from tests.inference.families import ONE_FAMILY
 
 
@@ -91,6 +97,18 @@ def test_a_question_whose_picture_was_damaged_is_asked_again(sweep, checkpoints,
     assert [row["id"] for row in read_rows(config.log()) if "error" in row] == ["q002"]
     sweep_run.run(config)
     assert not [row["id"] for row in read_rows(config.log()) if "error" in row]
+
+
+@ONE_FAMILY
+def test_splits_that_the_calibration_was_fitted_on_are_refused(sweep, checkpoints, world, tmp_path) -> None:
+    tuned = tmp_path / "model"
+    shutil.copytree(checkpoints.tuned, tuned)
+    config = sweep(SimpleNamespace(tuned=str(tuned), base=checkpoints.base), "mr2ag", {"gamma": [0.0]}, calibrated=True)
+    gates = {"retrieve": GateScaling(1.0, 0.0, 0.0)}
+    fitted_on = (Dataset(world).fingerprint, config.splits[:1])
+    Calibration(gates, saved_weights(tuned), *fitted_on).save(tuned, load_scheme(tuned))
+    with pytest.raises(UserError, match=f"was calibrated on {config.splits[0]}; ask other splits"):
+        sweep_run.run(config)
 
 
 @ONE_FAMILY
