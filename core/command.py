@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic
 
-from reflectune.core.config import Config, parse_config
+from reflectune.core.config import Config, given_values, parse_config
 from reflectune.core.entry_point import entry_point
 from reflectune.core.flags import help_text
 from reflectune.core.outputs import hold
@@ -68,8 +68,10 @@ class Command(Generic[Config]):
 
         @entry_point
         def run() -> None:
-            if {"--help", "-h"} & set(words):
-                print(help_text(self.kind, program or Path(sys.argv[0]).name, str(self.__doc__)))
+            given = [word for word in words if word not in ("--help", "-h")]
+            if len(given) < len(words):
+                unread = self.kind.unread_keys(given_values(self.kind, given))
+                print(help_text(self.kind, program or Path(sys.argv[0]).name, str(self.__doc__), unread))
                 return
             config = parse_config(self.kind, words)
             outputs: list[Any] = [getattr(config, key) for key in self.writes]

@@ -6,6 +6,7 @@ import os
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeVar
@@ -87,6 +88,11 @@ class Settings(BaseModel):
     def writes_nothing(self) -> bool:
         """True if the command is to write nothing, as with `--dry_run`."""
         return bool(getattr(self, "dry_run", False))
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys that nothing reads under these values, not yet checked: the help leaves them out."""
+        return frozenset()
 
     @classmethod
     def of(cls, config: Settings) -> Self:
@@ -199,6 +205,16 @@ def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Confi
     ] + problems
     known = {key: value for key, value in values.items() if key in kind.model_fields}
     return _checked(kind, {**known, **given}, problems)
+
+
+def given_values(kind: type[Settings], words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a command line and its file as far as they can be read, unchecked."""
+    path, words, _ = split_config(words)
+    values: dict[str, Any] = {}
+    if path is not None:
+        with suppress(UserError):
+            values = _read_file(path)
+    return {**values, **read_flags(kind.model_fields, words)[0]}
 
 
 def make_config(kind: type[Config], **values: Any) -> Config:

@@ -129,10 +129,17 @@ def options_of(annotation: Any) -> list[Any]:
     return [] if annotation is type(None) else [annotation]
 
 
-def help_text(kind: type[BaseModel], program: str, description: str) -> str:
-    """Return the help of a command: its keys by the class that declares them, with their defaults."""
+def help_text(kind: type[BaseModel], program: str, description: str, left_out: Collection[str] = ()) -> str:
+    """Return the help of a command: its keys by the class that declares them, with their defaults.
+
+    Args:
+        kind: The config class.
+        program: The program's name.
+        description: What it does.
+        left_out: Keys to count only.
+    """
     lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_paragraph(description), "")]
-    unlisted = set(kind.model_fields)
+    unlisted = kind.model_fields.keys() - left_out
     for owner in kind.__mro__:
         first = [name for name in vars(owner).get("__annotations__", ()) if name in unlisted]
         unlisted.difference_update(first)
@@ -143,6 +150,8 @@ def help_text(kind: type[BaseModel], program: str, description: str) -> str:
             field = kind.model_fields[name]
             lines += _wrap(f"--{name} {_placeholder(field)}".rstrip(), "  ")
             lines += _wrap(f"{field.description}{_default(field)}", "      ")
+    if left_out:
+        lines += ["", f"{len(left_out)} keys that nothing reads with these values are left out."]
     return "\n".join(lines)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -57,6 +57,18 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     """Pipelines that are run together, and their models."""
 
     pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the settings of pipelines that are not named."""
+        named = values.get("pipelines")
+        forms = [form for name in named for form in all_forms().get(name, (name,))] if isinstance(named, list) else []
+        chosen = [form for form in forms if form in all_recipes()]
+        if not chosen:
+            return frozenset()
+        others = [it for it in cls.__mro__ if not issubclass(it, AllPipelines) and not issubclass(AllPipelines, it)]
+        read = {key for kind in (*others, pipeline_settings(chosen)) for key in kind.model_fields}
+        return AllPipelines.model_fields.keys() - read
 
     @cross_check
     def pipelines_problems(self) -> Iterator[str]:

@@ -7,6 +7,8 @@ from reflectune.core.config import find_problems, parse_config
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.inference.evaluate import evaluate
+from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipeline_settings
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 
 Q_FORMER = {"reranker": "q_former", "reranker_model": "/tmp"}
@@ -156,3 +158,28 @@ def test_k_is_a_word_or_a_number_in_yaml_and_on_the_command_line(folders, tmp_pa
     assert config.k == "auto"
     with pytest.raises(UserError, match="many"):
         parse_config(EvaluateConfig, argv=["--config", str(path), "--k", "many"])
+
+
+@pytest.mark.parametrize("name", all_forms())
+def test_a_pipelines_help_has_its_own_keys_and_shared_ones(name: str) -> None:
+    unread = EvaluateConfig.unread_keys({"pipelines": [name]})
+    own = pipeline_settings([form for form in all_forms()[name] if form in all_recipes()])
+    assert not unread & {*own.model_fields, "model", "output", "limit", "device", "metric", "pipelines"}
+    assert len(unread) > 50
+
+
+def test_help_reads_the_pipelines_of_flags_and_files(tmp_path, capsys) -> None:
+    def shown(*words: str) -> str:
+        evaluate.main([*words, "--help"], "reflectune evaluate")
+        return capsys.readouterr().out
+
+    path = tmp_path / "config.yaml"
+    path.write_text("pipelines: [mr2ag]\nrows: 3\n")
+    by_flag = shown("--pipelines", "mr2ag", "--gamma", "none")
+    assert by_flag == shown("--config", str(path))
+    assert "--gamma" in by_flag
+    assert "--saturation" not in by_flag
+    whole = shown()
+    assert "--saturation" in whole
+    assert whole == shown("--pipelines", "mr3ag") == shown("--config", str(tmp_path / "none.yaml"))
+    assert whole.count("\n  --") - by_flag.count("\n  --") == int(by_flag.splitlines()[-1].split()[0])
