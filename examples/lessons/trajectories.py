@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,8 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings
 from reflectune.inference.trace import Step, Trace
+from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
-
-Worth = Callable[[str, Question], float]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.relevance_gate import GateSettings
+from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
@@ -189,7 +189,7 @@ def trajectory_models(config: Settings, *, may_judge: bool = False) -> ModelUse:
     """Return the models of an iterative pipeline under a command's config.
 
     Args:
-        may_judge: True if the pipeline has `GateSettings`.
+        may_judge: True if the pipeline has `RelevanceGateSettings`.
     """
     roles = RoleSettings.of(config)
     return ModelUse(
@@ -197,7 +197,7 @@ def trajectory_models(config: Settings, *, may_judge: bool = False) -> ModelUse:
         is_served=roles.is_served,
         answerer=roles.answerer,
         step_models=roles.step_models,
-        judges=may_judge and GateSettings.of(config).has_gate,
+        judges=may_judge and RelevanceGateSettings.of(config).has_gate,
     )
 
 
@@ -260,7 +260,7 @@ def iterative_recipe(
         "base_model",
         knowledge_based,
         requires=(*requires, REMOTE, BUDGET),
-        uses=functools.partial(trajectory_models, may_judge=issubclass(settings, GateSettings)),
+        uses=functools.partial(trajectory_models, may_judge=issubclass(settings, RelevanceGateSettings)),
         title=title,
         form=name,
         trajectory=make,

@@ -43,7 +43,13 @@ from reflectune.inference.pipelines.iterative import (
 )
 from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
 from reflectune.inference.pipelines.recipe import PipelineParts
-from reflectune.inference.pipelines.relevance_gate import SUPPORTED, GateSettings, Judged, is_evidence, relevant
+from reflectune.inference.pipelines.relevance_gate import (
+    SUPPORTED,
+    Judged,
+    RelevanceGateSettings,
+    is_evidence,
+    relevant,
+)
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
 from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 
@@ -105,7 +111,9 @@ class DetailedSettings(ExtractionSettings, TrajectorySettings):
             yield "`extract_answer` shortens a detailed answer: set `detailed_answer: true`, or leave it out"
 
 
-class RecordSettings(GateSettings, NoiseSettings, PairPictureSettings, PairSettings, SearchSettings, DetailedSettings):
+class RecordSettings(
+    RelevanceGateSettings, NoiseSettings, PairPictureSettings, PairSettings, SearchSettings, DetailedSettings
+):
     """Settings of pipelines that write reasoning records."""
 
     iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)

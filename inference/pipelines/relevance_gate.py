@@ -21,7 +21,7 @@ Judged = dict[Passage, JudgeReply]
 """Judgements of a trajectory's passages, each passage once."""
 
 
-class GateSettings(Settings):
+class RelevanceGateSettings(Settings):
     """Thresholds of the relevance gate. Without one, no second checkpoint is loaded."""
 
     gate_filter: float = setting(

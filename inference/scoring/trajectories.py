@@ -21,7 +21,7 @@ from reflectune.metrics.reporting.retrieval import article_recall_at_k
 from reflectune.metrics.scoring.registry import has_truth
 from reflectune.models.remote.client import is_many
 
-Course = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
+TrajectoryType = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
 """PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in
 between or at first, and wrong at the end; never right."""
 
@@ -111,8 +111,8 @@ def trajectories(
         `gained` (the last iteration minus the first, paired by question: `article_recall` and `record`; and `bases`,
         the last recall of all knowledge bases minus the best one's; None if undefined), `asked` (of the searches after
         a trajectory's first, the share with a query that the model wrote; None without any), `courses` (share of
-        each `Course`) and `after_convergence` (iterations with a record after the first one from which on all records
-        are right, by `Course` that ends right: PMSR's Table 9).
+        each `TrajectoryType`) and `after_convergence` (iterations with a record after the first one from which on all
+        records are right, by `TrajectoryType` that ends right: PMSR's Table 9).
     """
     return {
         name: _of_pipeline(
@@ -257,7 +257,7 @@ def records_right(question: Question, trace: Trace, last: int) -> list[float]:
     return right
 
 
-def course(right: Sequence[float]) -> Course:
+def trajectory_type(right: Sequence[float]) -> TrajectoryType:
     """Return the type of a trajectory by the correctness of its records."""
     if all(right):
         return "stable_correct"
@@ -267,8 +267,8 @@ def course(right: Sequence[float]) -> Course:
 
 
 def _courses(records: Sequence[Sequence[float]]) -> dict[str, float]:
-    counted = Counter(map(course, records))
-    return {name: counted[name] / len(records) for name in get_args(Course)} if records else {}
+    counted = Counter(map(trajectory_type, records))
+    return {name: counted[name] / len(records) for name in get_args(TrajectoryType)} if records else {}
 
 
 def _after_convergence(
@@ -277,8 +277,8 @@ def _after_convergence(
     """Return the mean of `iterations_after` by course, of those whose last record is right."""
     counted: dict[str, Score | None] = {}
     for name in ("stable_correct", "correction"):
-        of_course = [question for question in questions if course(records[question.id]) == name]
-        counted[name] = mean(of_course, [iterations_after(traces[q.id], records[q.id]) for q in of_course], seed)
+        of_type = [question for question in questions if trajectory_type(records[question.id]) == name]
+        counted[name] = mean(of_type, [iterations_after(traces[q.id], records[q.id]) for q in of_type], seed)
     return counted
 
 

@@ -51,7 +51,7 @@ from reflectune.retrieval.indexes.entry_index import (
 )
 from reflectune.retrieval.indexes.growing import reopen_index, starts_with
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
-from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
+from reflectune.retrieval.indexes.pictures import PicturePlace, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, SectionKnowledge
 from reflectune.retrieval.indexes.writing import Block, claim_shards, write_array, write_index
@@ -308,7 +308,7 @@ def _rejected_rows(folder: Path) -> list[BadRow]:
     return [from_json(row) for path in files for row in read_json(path, "the unfinished index's rejected rows")]
 
 
-def _reject_image(kb: KnowledgeBase, place: Place, error: BadImage, reject: Reject) -> None:
+def _reject_image(kb: KnowledgeBase, place: PicturePlace, error: BadImage, reject: Reject) -> None:
     kind = MissingImage if error.is_missing else UnreadableImage
     reject(kind(*kb.place(place.position), place.entry.id, "images", error.problem, error.fix + _ADVICE))
 

@@ -20,7 +20,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, PreparingEncoder, Vectors, no_vectors
 
 
-class Place(NamedTuple):
+class PicturePlace(NamedTuple):
     """Path of a picture, its entry's position in the knowledge base, and the entry."""
 
     path: Path
@@ -40,7 +40,7 @@ class Pictures:
 
     vectors: Vectors
     owners: list[int]
-    bad: list[tuple[Place, BadImage]]
+    bad: list[tuple[PicturePlace, BadImage]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class _Opened:
 
     inputs: Any
     owners: list[int]
-    bad: list[tuple[Place, BadImage]]
+    bad: list[tuple[PicturePlace, BadImage]]
     repeats: list[int]
 
 
@@ -58,10 +58,10 @@ def has_title(entry: Entry) -> bool:
     return bool(entry.title.strip())
 
 
-def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[Place]]:
+def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[PicturePlace]]:
     """Return the pictures of entries that have titles, in order, in groups of at most `most`."""
     places = [
-        Place(path, position, entry)
+        PicturePlace(path, position, entry)
         for position, entry in entries
         if has_title(entry)
         for path in kb.image_paths(entry)
@@ -70,7 +70,7 @@ def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int
 
 
 def encode_pictures(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Iterable[Sequence[Place]], workers: int
+    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Iterable[Sequence[PicturePlace]], workers: int
 ) -> Generator[Pictures, None, None]:
     """Encode batches of pictures in order; vectors don't depend on the number of workers.
 
@@ -85,14 +85,14 @@ def encode_pictures(
     roots = (kb.image_root, kb.folder.parent)
     apart = encoder if isinstance(encoder, PreparingEncoder) else None
 
-    def make(places: Sequence[Place]) -> tuple[Sequence[Place], Any]:
+    def make(places: Sequence[PicturePlace]) -> tuple[Sequence[PicturePlace], Any]:
         try:
             image: Image.Image = load_image(places[0].path, root=roots)
             return places, apart.prepare(image) if apart else image
         except BadImage as error:
             return places, error
 
-    def join(made: Sequence[tuple[Sequence[Place], Any]]) -> _Opened:
+    def join(made: Sequence[tuple[Sequence[PicturePlace], Any]]) -> _Opened:
         bad = [(place, one) for places, one in made if isinstance(one, BadImage) for place in places]
         good = [(places, one) for places, one in made if not isinstance(one, BadImage)]
         ready = [one for _, one in good]
@@ -111,7 +111,7 @@ def encode_pictures(
             yield Pictures(vectors, opened.owners, opened.bad)
 
 
-def _path(place: Place) -> Path:
+def _path(place: PicturePlace) -> Path:
     return place.path
 
 

@@ -17,7 +17,7 @@ from reflectune.formats.passages import summary_text
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.indexes.pictures import Place, encode_pictures, has_title, places_of
+from reflectune.retrieval.indexes.pictures import PicturePlace, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.text_index import Cutting
 
 _BATCHES = 3
@@ -98,7 +98,7 @@ def try_passages(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, rows
     return Part("passages", rows, _rate(lambda: encoder.encode_passages(texts), len(texts)) if texts else 0.0)
 
 
-def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[Place]]:
+def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[PicturePlace]]:
     """Yield the knowledge base's pictures in batches."""
     entries: Iterator[tuple[int, Entry]] = enumerate(kb)
     pictures = (place for pair in entries for places in places_of(kb, [pair], 1) for place in places)
@@ -106,7 +106,7 @@ def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[Place]]:
 
 
 def _picture_rate(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[Place]], workers: int
+    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[PicturePlace]], workers: int
 ) -> float:
     """Readable pictures encoded a second, without the first batch if there are several; 0 if none is readable."""
     warm = len(batches) > 1

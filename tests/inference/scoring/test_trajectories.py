@@ -10,11 +10,11 @@ from reflectune.core.types import Passage
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import (
     costs,
-    course,
     found_until,
     iterations_after,
     records_right,
     trajectories,
+    trajectory_type,
 )
 from reflectune.inference.scoring.variants import saturation_curve
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
@@ -106,7 +106,7 @@ def test_a_record_is_not_searched_for_what_cannot_stand_in_it(make, walked, more
     ids=["right", "wrong right", "right wrong right", "right wrong", "wrong right wrong", "wrong"],
 )
 def test_types_of_trajectories(right: list[float], expected: str) -> None:
-    assert course(right) == expected
+    assert trajectory_type(right) == expected
 
 
 def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
