@@ -61,12 +61,13 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the settings of pipelines that are not named."""
-        named = values.get("pipelines")
-        forms = [form for name in named for form in all_forms().get(name, (name,))] if isinstance(named, list) else []
-        chosen = [form for form in forms if form in all_recipes()]
+        given = values.get("pipelines")
+        names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+        chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
         if not chosen:
             return frozenset()
-        others = [it for it in cls.__mro__ if not issubclass(it, AllPipelines) and not issubclass(AllPipelines, it)]
+        kinds = [kind for kind in cls.__mro__ if issubclass(kind, Settings)]
+        others = [it for it in kinds if not issubclass(it, AllPipelines) and not issubclass(AllPipelines, it)]
         read = {key for kind in (*others, pipeline_settings(chosen)) for key in kind.model_fields}
         return AllPipelines.model_fields.keys() - read
 
