@@ -1,4 +1,4 @@
-"""Cache forward passes, searches and rendered prompts, so that every grid point after the first reuses them.
+"""Cache forward passes, searches, rankings and rendered prompts, so that every grid point after the first reuses them.
 
 `CachingEngine` replaces `PrefixEngine` below the readers, so readers and pipelines run unchanged. Its keys are token
 ids and pictures, which determine the result.
@@ -22,6 +22,7 @@ from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, 
 from reflectune.models.prefix.image_prefix import key_of
 from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
 from reflectune.models.rendering.turns import Turns
+from reflectune.retrieval.rerankers.base import Reranker, ScoredPassage
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 RowIndex = tuple[int, int]
@@ -245,6 +246,30 @@ class CachingRetriever:
             hits_by_image = self._retriever.search(list(new.values()), top_n)
             self._cached.update({key: (new[key], hits) for key, hits in zip(new, hits_by_image, strict=True)})
         return [self._cached[id(image), top_n][1] for image in images]
+
+    def forget(self) -> None:
+        """Drop the cache."""
+        self._cached.clear()
+
+
+class CachingReranker:
+    """A reranker of texts that caches each question's whole ranking until `forget`."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        """Wrap a reranker."""
+        self.name, self.fingerprint = reranker.name, reranker.fingerprint
+        self._reranker = reranker
+        self._cached: dict[tuple[str, tuple[Passage, ...]], list[ScoredPassage]] = {}
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """Rank the passages of the questions that are not cached."""
+        keys = [(question, tuple(choice)) for question, choice in zip(questions, passages, strict=True)]
+        if new := [key for key in dict.fromkeys(keys) if key not in self._cached]:
+            ranked = self._reranker.rank([question for question, _ in new], [choice for _, choice in new])
+            self._cached.update(zip(new, ranked, strict=True))
+        return [self._cached[key][:top_k] for key in keys]
 
     def forget(self) -> None:
         """Drop the cache."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_model
-from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingRetriever
+from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingReranker, CachingRetriever
 from reflectune.inference.sweeps.points import GridSettings, Point
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.base import Reranker
+from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -51,6 +50,7 @@ class GridRunner:
         start = (retriever.title_weight, retriever.summary_share, retriever.ranked_scores)
         self._retrievers = {start: CachingRetriever(self._entries)}
         self._gold = GoldRetriever()
+        self._reranker: Reranker | None = None
         self._pipelines: dict[Any, Pipeline] = {}
 
     def run(self, point: Point, questions: Sequence[Question], images: Sequence[Image.Image]) -> dict[str, Trace]:
@@ -83,7 +83,7 @@ class GridRunner:
         for role in roles:
             self.engine(role)
         reranker = (
-            {"reranker": self._reranker.fingerprint}
+            {"reranker": self.reranker().fingerprint}
             if any(self._recipe(point).needs("reranker") for point in points)
             else {}
         )
@@ -93,6 +93,8 @@ class GridRunner:
         """Drop all caches."""
         for retriever in self._retrievers.values():
             retriever.forget()
+        if isinstance(self._reranker, CachingReranker):
+            self._reranker.forget()
         for engine in self._engines.values():
             engine.forget()
 
@@ -126,7 +128,7 @@ class GridRunner:
             engine=self.engine(recipe.model) if recipe.model else None,
             base=self.engine("base_model") if recipe.models(config).base_answers else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
-            reranker=self._reranker if recipe.needs("reranker") else None,
+            reranker=self.reranker() if recipe.needs("reranker") else None,
         )
         return build_pipeline(self._name(point), config, parts)
 
@@ -143,6 +145,9 @@ class GridRunner:
             self._retrievers[weights] = CachingRetriever(entries)
         return self._retrievers[weights]
 
-    @functools.cached_property
-    def _reranker(self) -> Reranker:
-        return open_reranker(RerankerConfig.of(self._config), device=self._config.device)
+    def reranker(self) -> Reranker:
+        """Return the reranker; the first call loads it."""
+        if self._reranker is None:
+            opened = open_reranker(RerankerConfig.of(self._config), device=self._config.device)
+            self._reranker = opened if isinstance(opened, PictureReranker) else CachingReranker(opened)
+        return self._reranker

@@ -5,11 +5,12 @@ import functools
 import pytest
 import torch
 
-from reflectune.inference.sweeps.caching import CachingEngine
+from reflectune.inference.sweeps.caching import CachingEngine, CachingReranker
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.schemes.passages import PassageScheme
+from reflectune.retrieval.rerankers.words import WordReranker
 from tests.inference.families import ONE_FAMILY
 
 QUESTIONS = ("What is it made of?", "It is made of oak?")
@@ -113,3 +114,25 @@ def test_prefixes_of_another_engine_are_refused(engines, read) -> None:
     prefixes, _ = read(engines[0])
     with pytest.raises(ValueError, match="another engine"):
         engines[1].branch(prefixes, [[], []])
+
+
+def test_a_question_is_ranked_once_for_all_numbers_of_passages(make) -> None:
+    class Counting(WordReranker):
+        ranked = 0
+
+        def rank(self, questions, passages, top_k=None):
+            self.ranked += len(questions)
+            return super().rank(questions, passages, top_k)
+
+    questions = [*QUESTIONS, "Who built it?"]
+    passages = [[make.passage("e0", k) for k in range(3)], [make.passage("e1", k) for k in range(2)], []]
+    counting = Counting()
+    caching = CachingReranker(counting)
+    for top_k in (2, None, 1):
+        assert caching.rank(questions, passages, top_k) == WordReranker().rank(questions, passages, top_k)
+    assert counting.ranked == 3
+    assert caching.rank(questions[:1], passages[1:2]) == WordReranker().rank(questions[:1], passages[1:2])
+    assert counting.ranked == 4
+    caching.forget()
+    caching.rank(questions[:1], passages[:1])
+    assert (counting.ranked, caching.name, caching.fingerprint) == (5, "words", "words")
