@@ -65,7 +65,7 @@ MINUTES = {
     "evaluate": 160,
     "fresh_mr2ag": 120,
     "fresh": 60,
-    "fresh_by_images": 60,
+    "fresh_by_images": 180,
     "fresh_reader": 1,
     "fresh_probes": 45,
     "fresh_labels": 1,
@@ -262,7 +262,10 @@ def fresh_stages() -> dict[str, list[str]]:
         **commands,
         "fresh_mr2ag": [*ask, "", *f"{shipped} {fresh} mr2ag controls".split()],
         "fresh": [*ask, tuned, *f"{shipped} {fresh} tuned_baselines mr2ag controls".split()],
-        "fresh_by_images": [*ask, tuned, *f"{shipped} {by_images} tuned_baselines mr2ag --title_weight 0".split()],
+        "fresh_by_images": [
+            *(*ask, tuned, "--title_weight", "0"),
+            *f"{shipped} {by_images} tuned_baselines mr2ag controls".split(),
+        ],
         "fresh_reader": merge,
         "fresh_probes": [
             *(*recipe("data_builders.probe", "probe"), "--trained_on", "", "--limit", "800"),
