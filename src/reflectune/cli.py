@@ -27,7 +27,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "train.sft": "Fine-tune a model on reflection data: fully, by LoRA or by QLoRA.",
         "train.grpo": "Train the gates of a fine-tuned checkpoint by reward.",
         "train.reag_grpo": "Train the answers of a fine-tuned checkpoint by TRL's GRPO.",
-        "train.promsa_grpo": "Train the trajectories of ProMSA's agent by TRL's GRPO or GSPO.",
+        "train.promsa_grpo": "Train the trajectories of ProMSA's agent by TN-GSPO or GSPO.",
         "train.merge": "Merge an adapter, join the parts of a LLaVA, or rewrite one in transformers' layout.",
         "train.export": "Write a checkpoint for vLLM or SGLang, or reflection data for other trainers.",
         "train.estimate": "Estimate the memory of a training on each device.",
