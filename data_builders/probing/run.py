@@ -51,9 +51,9 @@ def run(config: ProbeConfig) -> None:
     Raises:
         UserError: A question is bad and `on_error` is `stop`, or the folder holds probes of different settings.
     """
-    processes, device = launch_processes(), config.device
+    processes = launch_processes()
     dataset = Dataset(Path(config.dataset), config.part)
-    bem, metric = config.open_bem(device), config.scored_by(config.dataset)
+    bem, metric = config.open_bem(config.device), config.scored_by(config.dataset)
     questions = select_questions(
         dataset,
         config.split,
@@ -67,13 +67,13 @@ def run(config: ProbeConfig) -> None:
         config.model,
         scheme=SCHEME,
         dtype=config.dtype,
-        device=device,
+        device=config.device,
         images=config.image_settings(),
         device_map=config.device_map,
     )
     generation, batches = GenerationSettings.of(config), WorkerSettings.of(config)
-    reranker = open_reranker(config, device=device) if config.documents_by == "reranker" else None
-    source = _document_source(config, dataset, device, reranker)
+    reranker = open_reranker(config, device=config.device) if config.documents_by == "reranker" else None
+    source = _document_source(config, dataset, reranker)
     worker = ProbeWorker(dataset, source, loaded, find_metric(metric, bem), generation, batches)
     if config.dry_run:
         if processes.index == 0:
@@ -143,8 +143,8 @@ def preview(worker: ProbeWorker, questions: Sequence[Question]) -> str:
     return "\n".join(lines)
 
 
-def _document_source(config: ProbeConfig, dataset: Dataset, device: str, reranker: Reranker | None) -> DocumentSource:
+def _document_source(config: ProbeConfig, dataset: Dataset, reranker: Reranker | None) -> DocumentSource:
     retriever = None
     if config.documents_of == "retrieved":
-        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=device)
+        retriever = open_retriever(config, dataset.knowledge, image_roots=dataset.image_roots, device=config.device)
     return DocumentSource(dataset.knowledge, retriever, DocumentSettings.of(config), config.seed, reranker)
