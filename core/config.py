@@ -137,7 +137,7 @@ class Settings(BaseModel):
     @classmethod
     def _plain(cls, value: Any) -> Any:
         """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold; expand a leading `~/`."""
-        for item in value if isinstance(value, list) else [value]:
+        for item in _leaves(value):
             if isinstance(item, (int, float)) and abs(item) > LARGEST_NUMBER:
                 digits = f"{item:g}" if isinstance(item, float) else f"a number of {item.bit_length()} bits"
                 raise ValueError(f"must be between -{LARGEST_NUMBER:,} and {LARGEST_NUMBER:,}, found {digits}")
@@ -160,6 +160,15 @@ class Settings(BaseModel):
             if name in type(self).model_fields:
                 raise _WrongKey(name)
             return super().__getattr__(name)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the values inside lists and mappings, a mapping's keys too; of any other value itself."""
+    if isinstance(value, (list, dict)):
+        for part in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _leaves(part)
+    else:
+        yield value
 
 
 def _expanded(value: Any) -> Any:

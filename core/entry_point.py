@@ -39,7 +39,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             _end_launch(0)
             return
         except SystemExit as end:
-            status = end.code
+            status = _say(end.code, 1) if isinstance(end.code, str) else end.code
         except UserError as error:
             status = _say(f"error: {error}", 2)
         except ModuleNotFoundError as error:
@@ -86,7 +86,7 @@ def path_problem(error: OSError) -> str | None:
     return f"{os.fsdecode(path)}: {error.strerror}" if isinstance(path, (str, bytes)) else None
 
 
-def _end_launch(status: str | int | None) -> None:
+def _end_launch(status: int | None) -> None:
     """Leave the process group of a launch, if there is one.
 
     gloo's threads abort the process if they wait for Python's lock while the interpreter ends
@@ -101,7 +101,7 @@ def _end_launch(status: str | int | None) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status if isinstance(status, int) else int(status is not None))
+    os._exit(status or 0)
 
 
 def _say(message: str, status: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def file_fingerprint(*paths: str | Path, read: Callable[[Path], Iterable[bytes |
     """
     digest = hashlib.sha256()
     for path in map(Path, paths):
-        digest.update(path.name.encode() + b"\0")
+        digest.update(os.fsencode(path.name) + b"\0")
         for block in read(path):
             digest.update(block)
     return digest.hexdigest()[:16]

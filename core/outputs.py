@@ -98,7 +98,8 @@ def _command() -> str:
     command = f"python -m {spec.name}" if spec else f"python {sys.argv[0]}"
     if command == "python -m reflectune.__main__" or Path(sys.argv[0]).name == "reflectune":
         command = " ".join(["reflectune", *itertools.takewhile(lambda word: not word.startswith("-"), sys.argv[1:3])])
-    following = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    words = [part for word in sys.argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    following = dict(itertools.pairwise(words))
     return f"{command} --config {following['--config']}" if "--config" in following else command
 
 

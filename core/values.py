@@ -73,7 +73,8 @@ def split_problem(value: str) -> str:
     if not value:
         return ""
     if len(value) > LONGEST_NAME or len(value.encode()) > 2 * LONGEST_NAME:
-        return f"must be at most {LONGEST_NAME} characters long, found {len(value)}"
+        found = f"{len(value)} characters of {len(value.encode())} bytes"
+        return f"must be at most {LONGEST_NAME} characters of {2 * LONGEST_NAME} bytes long, found {found}"
     if not SPLIT_NAME.fullmatch(value):
         return f"must consist of letters, digits, `_`, `-` and `.`, found {short(value)!r}"
     return ""

@@ -19,7 +19,7 @@ def is_server(store: str) -> bool:
 
 def is_lite(store: str) -> bool:
     """Return True if a store's name is a file of Milvus Lite."""
-    return store.endswith(".db") and not is_url(store)
+    return store.endswith(".db") and "://" not in store
 
 
 def full_address(store: str, folder: str | os.PathLike[str] = ".") -> str:

@@ -1,12 +1,10 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.core.durable import RowLog, read_json, read_record, read_rows, write_atomically, write_json
+from reflectune.core.durable import RowLog, read_json, read_record, read_rows
 from reflectune.core.errors import UserError
 
 
@@ -31,15 +29,6 @@ def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
         RowLog(tmp_path / "rows.jsonl", "two")
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"old": 1})
-    with pytest.raises(TypeError):
-        write_atomically(path, 3)  # type: ignore[arg-type]
-    assert read_json(path, "it") == {"old": 1}
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_missing_or_broken_json_says_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the manifest is missing"):
         read_json(tmp_path / "a.json", "the manifest")
@@ -62,18 +51,18 @@ def test_a_damaged_row_of_a_log_is_named_by_its_place(tmp_path: Path, damage: by
         RowLog(path, "f")
 
 
-def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_path: Path) -> None:
+def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_path: Path, start_python) -> None:
     path = tmp_path / "rows.jsonl"
     writing = (
         "import sys, time; from reflectune.core.durable import RowLog\n"
         "log = RowLog(sys.argv[1], 'f'); log.append('a', {'value': 1}); print('open', flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", writing, str(path)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        with pytest.raises(UserError, match="another run is writing"):
-            RowLog(path, "f")
-        other.kill()
+    other = start_python(writing, str(path))
+    assert other.stdout.readline() == "open\n"
+    with pytest.raises(UserError, match="another run is writing"):
+        RowLog(path, "f")
+    other.kill()
+    other.wait()
     with RowLog(path, "f") as log:
         assert log.done == {"a"}
 
@@ -82,10 +71,8 @@ def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_pat
     ("content", "problem"),
     [
         ("3", "holds int, not an object"),
-        ("[]", "holds list, not an object"),
         ('{"name": ["a"]}', "`name` is list, not str"),
         ('{"rows": true}', "`rows` is bool, not int"),
-        ('{"rows": null}', "`rows` is NoneType, not int"),
     ],
 )
 def test_a_record_of_a_different_shape_is_refused_by_its_key(tmp_path: Path, content: str, problem: str) -> None:

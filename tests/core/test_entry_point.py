@@ -48,7 +48,6 @@ def test_a_users_mistake_is_one_line_and_a_status(error, status, message, capsys
     [
         ValueError("a bug"),
         OSError(errno.EACCES, "denied"),
-        OSError("a bug"),
         ImportError("x", name="trl"),
         ModuleNotFoundError(name="torch"),
         ConnectionResetError(104, "reset"),
@@ -89,7 +88,7 @@ def main():
         all_gather(received, sent, async_op=True)
     sys.stdout.write("unflushed, ")
     if len(sys.argv) > 1:
-        raise {"UserError": UserError, "OSError": lambda _: OSError(13, "no", "a/b"), "exit": sys.exit}[sys.argv[1]](3)
+        raise {"UserError": UserError, "exit": SystemExit}[sys.argv[1]](*sys.argv[2:] or [3])
 
 
 atexit.register(print, "called at the end")
@@ -97,7 +96,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("ending", "status"), [("", 0), ("UserError", 2), ("OSError", 2), ("exit", 3)])
+@pytest.mark.parametrize(("ending", "status"), [("", 0), ("UserError", 2), ("exit", 3)])
 def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(ending, status, start_program, tmp_path) -> None:
     """A thread that waits for Python's lock when the interpreter begins to end would abort the process."""
     script = tmp_path / "launched.py"
@@ -105,6 +104,14 @@ def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(ending, status,
     program = start_program([str(script), *filter(None, [ending])])
     assert program.wait() == status, program.stderr[-2000:]
     assert program.stdout == "unflushed, called at the end\n"
+
+
+def test_a_launch_that_exits_with_a_text_prints_it(start_program, tmp_path) -> None:
+    script = tmp_path / "launched.py"
+    script.write_text(LAUNCHED)
+    program = start_program([str(script), "exit", "finished by a different command"])
+    assert program.wait() == 1
+    assert program.stderr.endswith("finished by a different command\n")
 
 
 ONE_OF_TWO = """

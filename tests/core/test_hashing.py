@@ -30,6 +30,9 @@ def test_a_files_fingerprint_covers_its_bytes_its_name_and_the_order(tmp_path: P
     assert (
         len({file_fingerprint(one), file_fingerprint(two), file_fingerprint(one, two), file_fingerprint(two, one)}) == 4
     )
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    odd.write_text("a")
+    assert file_fingerprint(odd) != file_fingerprint(two)
     before = file_fingerprint(one)
     one.write_text("b")
     assert file_fingerprint(one) != before

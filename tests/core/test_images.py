@@ -13,12 +13,6 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, encode_image, load_image, open_image, read_header, to_rgb
 
 
-def test_an_image_is_read_as_rgb_relative_to_its_root(tmp_path: Path) -> None:
-    Image.new("L", (3, 2), 128).save(tmp_path / "grey.png")
-    image = load_image("grey.png", root=tmp_path)
-    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (3, 2), (128, 128, 128))
-
-
 def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tmp_path / "whole.jpg"
     Image.effect_noise((64, 64), 50).save(whole)
@@ -38,13 +32,12 @@ def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch
         load_image(whole)
 
 
-@pytest.mark.parametrize("colors", [2, 16, 256])
-def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path: Path, colors: int) -> None:
-    draw = random.Random(colors)
+def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path: Path) -> None:
+    draw = random.Random(0)
     image = Image.new("P", (16, 16))
-    image.putpalette(bytes(draw.randrange(256) for _ in range(3 * colors)))
-    image.putdata([draw.randrange(colors) for _ in range(256)])
-    image.save(tmp_path / "p.png", transparency=bytes(draw.randrange(256) for _ in range(colors)))
+    image.putpalette(draw.randbytes(3 * 256))
+    image.putdata(list(draw.randbytes(256)))
+    image.save(tmp_path / "p.png", transparency=draw.randbytes(256))
     with pytest.warns(UserWarning, match="Palette images with Transparency"):
         before = Image.open(tmp_path / "p.png").convert("RGB")
     with warnings.catch_warnings():
@@ -69,9 +62,7 @@ def expected(values: np.ndarray) -> list[int]:
 
 
 DEEP = {
-    "16-bit PNG": ("png", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
     "dark 16-bit PNG": ("png", RAMP.astype(np.uint16) * 10, RAMP * 10 / 257),
-    "16-bit PGM": ("pgm", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
     "dark 16-bit PGM": ("pgm", RAMP.astype(np.uint16) * 10, RAMP * 10 / 257),
     "16-bit TIFF": ("tif", RAMP.astype(np.uint16) * 2849, RAMP * 2849 / 257),
     "16-bit TIFF, other end first": ("tif", (RAMP * 2849).astype(">u2"), RAMP * 2849 / 257),
@@ -137,16 +128,8 @@ def test_each_mode_of_eight_bits_becomes_its_rgb(tmp_path: Path) -> None:
         assert np.abs(np.subtract(load_image(tmp_path / name).getpixel((0, 0)), colour)).max() <= 1, name
 
 
-@pytest.mark.parametrize(
-    "mode", ["1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB"]
-)
-def test_every_mode_of_eight_bits_in_memory_becomes_rgb(mode: str) -> None:
-    image = Image.new(mode, (3, 2))
-    assert (to_rgb(image).mode, to_rgb(image).size) == ("RGB", (3, 2))
-
-
-@pytest.mark.parametrize("mode", ["HSV", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"])
-def test_every_other_mode_in_memory_becomes_rgb(mode: str) -> None:
+@pytest.mark.parametrize("mode", ["La", "PA", "RGBa", "RGBX", "HSV", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"])
+def test_further_modes_in_memory_become_rgb(mode: str) -> None:
     assert to_rgb(Image.new(mode, (3, 2))).getpixel((2, 1)) == (0, 0, 0)
 
 

@@ -2,7 +2,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from reflectune.core.locking import is_held, remove, take
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Any]
 
 HOLDING = """
 import sys, time
@@ -46,32 +46,14 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a program with arguments and waits for its first line, which becomes its `output`."""
-    started: list[Any] = []
-
-    def run(program: str, *arguments: str) -> Any:
-        command = [sys.executable, "-c", program, *arguments]
-        process: Any = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        process.output = process.stdout.readline().strip()
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path, start: Start) -> None:
+def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path, start_python: Start) -> None:
     path = tmp_path / "lock"
     path.write_text("content")
-    other = start(HOLDING, str(path))
+    other = start_python(HOLDING, str(path))
+    assert other.stdout.readline() == "held\n"
     assert take(path) is None
     assert is_held(path)
-    other.send_signal(signal.SIGKILL)
+    other.kill()
     other.wait()
     assert not is_held(path)
     assert take(path) is not None
@@ -79,17 +61,18 @@ def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path, start: Start
 
 
 @pytest.mark.parametrize("program", [FORKING, EXECUTING])
-def test_a_worker_that_outlives_its_parent_holds_nothing(program: str, tmp_path: Path, start: Start) -> None:
+def test_a_worker_that_outlives_its_parent_holds_nothing(program: str, tmp_path: Path, start_python: Start) -> None:
     path = tmp_path / "lock"
-    parent: Any = start(program, str(path))
+    parent = start_python(program, str(path))
+    worker = int(parent.stdout.readline())
     assert is_held(path)
     parent.kill()
     parent.wait()
     try:
-        os.kill(int(parent.output), 0)  # it lives
+        os.kill(worker, 0)  # it lives
         assert not is_held(path)
     finally:
-        os.kill(int(parent.output), signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
 
 
 def test_a_forked_workers_end_takes_nothing_from_its_parent(tmp_path: Path) -> None:
@@ -107,21 +90,16 @@ def test_a_forked_workers_end_takes_nothing_from_its_parent(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_that_waits_locks_the_file_that_is_there(tmp_path: Path, start: Start) -> None:
+def test_a_process_that_waits_locks_the_file_that_is_there(tmp_path: Path, start_python: Start) -> None:
     """The holder deletes the file that the other process waits for."""
     path = tmp_path / "lock"
     lock = take(path)
     assert lock is not None
-    waiting = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    with waiting:
-        assert waiting.stdout is not None
-        assert waiting.stdout.readline() == "waiting\n"
-        remove(lock)
-        assert waiting.stdout.readline() == "held\n"
-        assert is_held(path)
-        waiting.kill()
+    waiting = start_python(WAITING, str(path))
+    assert waiting.stdout.readline() == "waiting\n"
+    remove(lock)
+    assert waiting.stdout.readline() == "held\n"
+    assert is_held(path)
 
 
 def test_a_link_locks_the_file_that_it_leads_to(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 import errno
-import fcntl
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,36 +51,6 @@ def _release() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    """Starts a program of a file with arguments; its lines are read by `read_line`. All are killed in the end."""
-    started: list[subprocess.Popen[str]] = []
-    (tmp_path / "programs").mkdir()
-
-    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-        file = tmp_path / "programs" / f"{len(started)}.py"
-        file.write_text(program)
-        process = subprocess.Popen([sys.executable, str(file), *arguments], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        kill(process)
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
-@pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "out"
 
@@ -93,9 +61,9 @@ def refusal(out: Path) -> str:
     return str(caught.value)
 
 
-def test_the_second_command_learns_who_writes_until_that_process_is_killed(out: Path, run: Run) -> None:
-    other = run(HOLDING, str(out), "--config", "a.yaml", "--llm_url", "http://me:PASS@host", "--key=PASS")
-    assert read_line(other) == "held"
+def test_the_second_command_learns_who_writes_until_that_process_is_killed(out: Path, start_python: Run) -> None:
+    other = start_python(HOLDING, str(out), "--config", "a.yaml", "--llm_url", "http://me:PASS@host", "--key=PASS")
+    assert other.stdout.readline() == "held\n"
     pattern = (
         rf"{out} is being written by PID {other.pid} on {re.escape(socket.gethostname())} "
         r"since \d{4}-\d\d-\d\d \d\d:\d\d "
@@ -103,22 +71,25 @@ def test_the_second_command_learns_who_writes_until_that_process_is_killed(out: 
     )
     assert re.fullmatch(pattern, refusal(out))
     assert b"PASS" not in lock_path(out).read_bytes()
-    kill(other)
+    other.kill()
+    other.wait()
     hold(out)
     assert lock_path(out).read_text().startswith(f"PID {os.getpid()} on ")
 
 
 def test_a_command_of_the_front_door_is_named_by_its_word(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/bin/reflectune", "build_index", "--config", "a.yaml", "--store", "x"])
-    hold(out)
-    assert lock_path(out).read_text().endswith(" (reflectune build_index --config a.yaml)")
+    for config in (["--config", "a.yaml"], ["--config=a.yaml"]):
+        monkeypatch.setattr(sys, "argv", ["/bin/reflectune", "build_index", *config, "--store", "x"])
+        hold(out)
+        assert lock_path(out).read_text().endswith(" (reflectune build_index --config a.yaml)")
+        release_outputs()
 
 
-def test_an_output_is_the_same_by_any_name(out: Path, run: Run) -> None:
+def test_an_output_is_the_same_by_any_name(out: Path, start_python: Run) -> None:
     out.mkdir(parents=True)
     link = out.parent.parent / "link"
     link.symlink_to(out, target_is_directory=True)
-    assert read_line(run(HOLDING, str(link))) == "held"
+    assert start_python(HOLDING, str(link)).stdout.readline() == "held\n"
     for name in (str(out), f"{out}/", f"{out.parent}/./out", str(link)):
         assert "is being written by PID" in refusal(Path(name))
     hold(out.parent / "another", out / "inner")
@@ -137,11 +108,6 @@ def test_an_entry_point_lets_go_and_an_error_before_anything_is_written_leaves_n
     assert not out.parent.exists()
 
 
-def test_a_dry_run_holds_nothing(out: Path) -> None:
-    hold(out, unless=True)
-    assert not out.parent.exists()
-
-
 def test_leftovers_are_removed_once_the_output_is_held(out: Path) -> None:
     left = [out / "deep" / ".file.77.partial", out.parent / ".out.77.partial"]
     left[0].parent.mkdir(parents=True)
@@ -156,18 +122,17 @@ def test_leftovers_are_removed_once_the_output_is_held(out: Path) -> None:
     assert not any(path.exists() for path in left)
 
 
-def test_the_first_process_of_a_launch_holds_for_all(out: Path, run: Run) -> None:
-    program = out.parent.parent / "programs" / "rank.py"
-    program.write_text(HOLDING)
-    launcher = run(LAUNCHING, str(program), str(out))
-    ranks = [read_line(launcher).split() for _ in range(2)]
+def test_the_first_process_of_a_launch_holds_for_all(out: Path, start_python: Run) -> None:
+    launcher = start_python(LAUNCHING, "-c", HOLDING, str(out))
+    ranks = [launcher.stdout.readline().split() for _ in range(2)]
     first, second = (int(pid) for pid, _ in ranks)
     assert [line for _, line in ranks] == ["held", "held"]
     try:
-        kill(launcher)
+        launcher.kill()
+        launcher.wait()
         assert f"is being written by PID {first} on" in refusal(out)
-        again = run(LAUNCHING, str(program), str(out))
-        assert "is being written by PID" in read_line(again)
+        again = start_python(LAUNCHING, "-c", HOLDING, str(out))
+        assert "is being written by PID" in again.stdout.readline()
         os.kill(first, signal.SIGKILL)
         wait_for_end(first)
         hold(out)
@@ -212,7 +177,7 @@ def test_a_read_only_file_system_is_an_error(out: Path, monkeypatch: pytest.Monk
         hold(out)
 
 
-def test_a_volume_on_a_file_system_that_is_only_read_has_its_lock_within(out, run, monkeypatch) -> None:
+def test_a_volume_on_a_file_system_that_is_only_read_has_its_lock_within(out: Path, monkeypatch) -> None:
     out.mkdir(parents=True)
     only_read_from(out.parent, monkeypatch, but=out)
     hold(out)
@@ -232,16 +197,6 @@ def only_read_from(folder: Path, monkeypatch: pytest.MonkeyPatch, but: Path | No
         return opened(name, flags, *mode)
 
     monkeypatch.setattr(os, "open", refuse)
-
-
-def test_without_locks_a_command_goes_on(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(file: Any, mode: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    hold(out)
-    release_outputs()
-    assert not out.exists()
 
 
 def test_a_full_disk_is_not_a_problem_of_the_output(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

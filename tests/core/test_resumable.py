@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,19 +128,16 @@ def test_work_that_leaves_an_item_out_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_logs_that_another_run_writes_are_neither_merged_nor_deleted(tmp_path: Path) -> None:
+def test_logs_that_another_run_writes_are_neither_merged_nor_deleted(tmp_path: Path, start_python) -> None:
     writing = (
         "import sys, time; from pathlib import Path; from reflectune.core.resumable import Logs\n"
         "log = Logs(Path(sys.argv[1]), 'rows.*.jsonl', 'f').open()\n"
         "log.append('q0', {'with': []}); print('open', flush=True); time.sleep(60)"
     )
     folder = tmp_path / "parts"
-    with subprocess.Popen([sys.executable, "-c", writing, str(folder)], stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        with pytest.raises(UserError, match="another run is writing"):
-            run_to_file(tmp_path / "rows.jsonl", ITEMS[:1], company, "f", 3)  # q0 is there already: nothing is left
-        other.kill()
+    assert start_python(writing, str(folder)).stdout.readline() == "open\n"
+    with pytest.raises(UserError, match="another run is writing"):
+        run_to_file(tmp_path / "rows.jsonl", ITEMS[:1], company, "f", 3)  # q0 is there already: nothing is left
     assert [row["id"] for row in read_rows(folder / "rows.0.jsonl")] == ["q0"]
 
 

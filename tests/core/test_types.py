@@ -16,7 +16,6 @@ BARE = Question("q", "i.png", "What?")
         (None, {"entity_ids": ("e1",)}, True),
         (None, {"evidence": (Evidence("e1", 0),)}, True),
         (False, {"entity_ids": ("e1",)}, False),
-        (True, {"entity_ids": ("e1",)}, True),
     ],
 )
 def test_a_question_is_knowledge_based_if_it_says_so_or_says_nothing_and_names_entities(label, names, expected) -> None:

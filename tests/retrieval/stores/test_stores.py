@@ -166,7 +166,6 @@ def test_an_empty_store_finds_nothing(make: Make) -> None:
 
 NO_VECTORS: list[tuple[dict[str, Any], str]] = [
     ({"image": np.full((2, 12), np.nan)}, "aren.t finite"),
-    ({"image": np.full((2, 12), np.inf)}, "aren.t finite"),
     ({"image": np.zeros((2, 11))}, "shape"),
     ({"image": np.zeros((3, 12))}, "shape"),
     ({"image": np.zeros(12)}, "shape"),
@@ -393,7 +392,7 @@ def test_what_a_store_takes_on_the_disk_is_what_was_computed(tmp_path: Path) -> 
         assert taken == pytest.approx(choice.disk(5000, FIELDS), rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["", "annoy", "host:19530", "ftp://host", "Faiss", "http://me:secret@host:19530"])
+@pytest.mark.parametrize("name", ["", "annoy", "host:19530", "http://me:secret@host:19530", "ftp://me:secret@h/x.db"])
 def test_a_store_that_is_none_is_said(name: str) -> None:
     said = store_name(name)
     assert "must be auto, exact, faiss, or a Milvus server's address" in said
