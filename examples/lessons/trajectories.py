@@ -97,6 +97,9 @@ def choose(
         if trace.question_id not in questions:
             chosen.left_out["no question to train on"] += 1
             continue
+        if trace.error or trace.limit:
+            chosen.left_out["failed" if trace.error else "ended by a budget"] += 1
+            continue
         trajectory = replay(questions[trace.question_id], trace, settings)
         if reason := rejected(trajectory, trace, correctness, most_calls):
             chosen.left_out[reason] += 1

@@ -94,6 +94,8 @@ class Iba:
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.settings.candidates]})
         passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
+        if not passages:
+            return
         titles = {passage.entry_id: passage.title for passage in passages}
         best += passages[: self.settings.passages]
         names = list(titles)[: len(string.ascii_uppercase)]

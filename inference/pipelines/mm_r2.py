@@ -102,6 +102,8 @@ class MmR2:
         slots["state"] = "\n".join(f"{name.capitalize()}: {text}" for name, text in state.items())
         retrieved = yield from search(0, [state.get("referent", "")], {"pairs": [self.settings.candidates]})
         units = knowledge_map(retrieved)
+        if not units:
+            return
         listed = _listed(units)
         reply = yield from write("rerank", 0, SELECT, slots, documents=listed, max_tokens=longest, form="documents")
         named = parsing.named_documents(reply.text, len(units))[:UNITS]

@@ -109,7 +109,7 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
 def irrelevant_texts(
     knowledge: KnowledgeBase, question: Question, count: int, rng: random.Random, lead: Lead
 ) -> list[str]:
-    """Draw passages of entries that a question isn't about, without any of its answers, one an entry.
+    """Draw passages of entries that a question isn't about, without any of its answers.
 
     Returns:
         `count` texts, or fewer if the knowledge base has too few.

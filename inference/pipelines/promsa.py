@@ -129,7 +129,7 @@ class Promsa:
                     ended = f"answered in turn {turn + 1}"
                     return self._result(dialogue, action.answer, ended, reply.score)
                 if action is None and not calls_tool(reply.text):
-                    answer = without_thoughts(reply.text.replace("thinking>", "think>"))
+                    answer = _answer(reply.text)
                     return self._result(dialogue, answer, "a reply without an action", reply.score, "reply")
                 dialogue.rounds.append((reply.text, ""))
                 dialogue.rounds[-1] = (reply.text, (yield from self._call(turn, question, dialogue, action)))
@@ -138,8 +138,7 @@ class Promsa:
                 said, result = dialogue.rounds[-1]
                 dialogue.rounds[-1] = (said, f"{result}\n\n{LAST}".strip())
             reply = yield from self._reply(len(dialogue.rounds), question, dialogue, "answer")
-            action = read_action(reply.text) or Action()
-            return self._result(dialogue, action.answer, str(spent), reply.score, "budget")
+            return self._result(dialogue, _answer(reply.text), str(spent), reply.score, "budget")
         return self._result(dialogue, "", f"no answer in {self.settings.turns} turns")
 
     def _reply(self, turn: int, question: Question, dialogue: _Dialogue, operator: Any = "rewrite") -> Steps[Any]:
@@ -198,6 +197,13 @@ class Promsa:
         return TrajectoryResult(
             answer, ended, score, tuple(dialogue.passages), fallback=fallback, counts=dialogue.counts
         )
+
+
+def _answer(reply: str) -> str:
+    """Return the answer inside a reply's tags; without an action the whole reply; "" if it calls a tool."""
+    if action := read_action(reply):
+        return action.answer
+    return "" if calls_tool(reply) else without_thoughts(reply.replace("thinking>", "think>"))
 
 
 def first_turn(question: Question) -> str:

@@ -17,7 +17,7 @@ from reflectune.examples.lessons.reag import CriticShares, ReagTeacher
 from reflectune.examples.lessons.teacher import teacher_of
 from reflectune.examples.lessons.write_lessons import write_lessons
 from reflectune.formats.hits import PassageHit
-from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.reflection_data import read_examples
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.models import LocalModel
@@ -137,8 +137,7 @@ def test_a_critics_lesson_has_the_evidence_and_the_shares_of_the_config(config: 
 def test_hard_negatives_are_of_what_was_found_in_their_share(tmp_path: Path, hard_share: float) -> None:
     """Of four negatives 2.8 are hard at 0.7: two or three, by the question's id. Nothing that was found is random."""
     entries = [entry(number, name) for number, name in enumerate(NAMES)]
-    write_knowledge_base(tmp_path, entries, name="things")
-    knowledge, shares = KnowledgeBase(tmp_path), CriticShares(4, hard_share, 0)
+    knowledge, shares = write_knowledge_base(tmp_path, entries, name="things"), CriticShares(4, hard_share, 0)
     found = [Passage("e0", 0, n, "Near Oak", "", "", f"It is the {n}th.") for n in range(9)]
     hits = tuple(PassageHit(passage, 0.5, rank, "pairs") for rank, passage in enumerate(found, start=1))
     asked = JudgeEachRequest(0, Prompt(CRITIC, {"question": "When?"}, tuple(map(passage_text, found)), CRITIC_SYSTEM))
@@ -157,8 +156,7 @@ def test_hard_negatives_are_of_what_was_found_in_their_share(tmp_path: Path, har
 
 
 def test_a_passage_that_states_the_answer_elsewhere_is_neither(tmp_path: Path) -> None:
-    write_knowledge_base(tmp_path, [entry(3, NAMES[3])], name="things")
-    knowledge = KnowledgeBase(tmp_path)
+    knowledge = write_knowledge_base(tmp_path, [entry(3, NAMES[3])], name="things")
     other = Passage("x", 0, 0, "Ulm Tower", "", "", "It was founded in 1603, too.")
     about = question("q", "When?", "1603", "e3")
     teacher = ReagTeacher(about, teacher_of(about, knowledge), knowledge, CriticShares(4, 1.0, 2), 0, "none")
@@ -218,8 +216,8 @@ def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_pat
 
 @ONE_FAMILY
 def test_keys_that_say_nothing_are_refused_and_leave_other_lessons_as_they_were(config) -> None:
-    for key, value, said in (("judge", "base_model", "`judge: base_model`"), ("hard_share", 1.5, "hard_share")):
-        assert said in " ".join(find_problems(LessonsConfig, {**config().model_dump(), key: value}))
+    problems = find_problems(LessonsConfig, {**config().model_dump(), "judge": "base_model"})
+    assert "`judge: base_model`" in " ".join(problems)
     assert config().problems() == []
     before, after = (config(pipelines=["mi_rag"], negatives=number).decisive_settings() for number in (4, 9))
     assert before == after

@@ -3,6 +3,8 @@
 import random
 import re
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -43,21 +45,12 @@ def test_titles_are_found_as_one_expression_of_them_all_finds_them(seed: int) ->
     """Such an expression tries each title at each place of a text; of Wikipedia's there are millions."""
     rng = random.Random(seed)
     drawn = ("".join(rng.choices("ab (-", k=rng.randint(1, 4))) for _ in range(12))
-    titles = sorted({title for title in drawn if title.strip()})
+    titles = sorted({title for title in drawn if title.strip()}, key=len, reverse=True)
     text = "".join(rng.choices("ab (-", k=200))
-    longest_first = sorted(titles, key=lambda title: -len(title))
-    expression = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
-    found = list(dict.fromkeys(expression.findall(text)))
-    assert found
-    met: dict[str, list[str]] = {}
-    for title in found:
-        met.setdefault(title.split()[-1], []).append(title)
-    others, draws = {}, random.Random(seed)
-    for word, those in met.items():
-        alike = [title for title in titles if title.split()[-1] == word]
-        others.update(zip(those, draws.sample(alike, len(those)), strict=True))
-    expected = expression.sub(lambda match: others[match[0]], text)
-    assert TitleExchange(titles).exchanged([text], random.Random(seed)) == [expected]
+    expression = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, titles))})(?!\w)")
+    assert expression.search(text)
+    stars: Any = SimpleNamespace(sample=lambda alike, count: ["*"] * count)
+    assert TitleExchange(titles).exchanged([text], stars) == [expression.sub("*", text)]
 
 
 def test_a_lesson_is_kept_under_other_names_and_still_says_what_its_documents_say() -> None:

@@ -45,8 +45,7 @@ SECOND = "Ulm Tower: After Ada Falk had declined, Ben Roth built it."
 
 @pytest.fixture
 def knowledge(tmp_path: Path) -> KnowledgeBase:
-    write_knowledge_base(tmp_path, [OAK, TOWER], name="two")
-    return KnowledgeBase(tmp_path)
+    return write_knowledge_base(tmp_path, [OAK, TOWER], name="two")
 
 
 @pytest.fixture

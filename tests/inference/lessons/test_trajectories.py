@@ -1,5 +1,6 @@
 """Trajectories for SFT: training reads the tokens that inference reads, and only right, well-formed ones are kept."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from reflectune.examples.lessons.keep_trajectories import TrajectoriesConfig, ke
 from reflectune.examples.lessons.trajectories import choose, evaluated, replay
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import read_examples, read_statistics
+from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
@@ -36,10 +38,13 @@ def asked(number: int, text: str = "What is it made of?", image: str = "a.png", 
     return Question(f"q{number}", image, text, ("oak",), split=more.pop("split", "train"), **more)
 
 
-def trace(scripting: type[Any], number: int, *replies: str, retries: bool = False) -> Trace:
+def trace(
+    scripting: type[Any], number: int, *replies: str, retries: bool = False, budget: Budget | None = None
+) -> Trace:
     said, passages = iter(replies), ["tower", "oak", "elm"]
     script = scripting(say=lambda prompt: next(said), find=lambda query, base: passages, retries=retries)
-    pipeline = TrajectoryPipeline("promsa", Promsa(SETTINGS, "texts"), script.tools)
+    tools = dataclasses.replace(script.tools, budget=budget or Budget())
+    pipeline = TrajectoryPipeline("promsa", Promsa(SETTINGS, "texts"), tools)
     return pipeline.run([asked(number)], [Image.new("RGB", (8, 8))])[0]
 
 
@@ -71,6 +76,8 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         trace(scripting, 4, "oak?", RIGHT, retries=True),
         trace(scripting, 5, IMAGE, IMAGE, TEXT, RIGHT),
         trace(scripting, 9, RIGHT),
+        Trace("q5", "promsa", error="no picture"),
+        trace(scripting, 5, IMAGE, RIGHT, budget=Budget(question_tokens=1)),
     ]
     questions = {f"q{number}": asked(number) for number in range(6)}
     chosen = choose(traces, questions, SETTINGS, lambda answer, question: float(answer in question.answers), 2)
@@ -82,6 +89,8 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         "an unreadable call": 2,
         "more than 2 calls": 1,
         "no question to train on": 1,
+        "failed": 1,
+        "ended by a budget": 1,
     }
     example = chosen.kept["q0"].example()
     assert example.follow_ups == (FollowUp("- tower: tower", RIGHT),)

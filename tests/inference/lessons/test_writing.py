@@ -179,7 +179,6 @@ def test_questions_without_evidence_teach_nothing(config: Callable[..., LessonsC
 NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"pipelines": ["mrag"]}, "no teacher for `mrag`; there is one for mi_rag, pmsr"),
     ({"pipelines": []}, "at least one"),
-    ({"answerer": "other"}, "unknown key `answerer`"),
     ({"query_forms": ["{title}", "{name}"]}, "`{name}` has no slot {title}"),
     ({"query_forms": ["{title} {x}", "{title}"]}, "has the slot `x`"),
     ({"query_forms": ["{title}"]}, "are two texts; found 1"),

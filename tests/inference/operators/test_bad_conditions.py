@@ -67,10 +67,8 @@ WORDS = " ".join(f"word{n}" for n in range(10_000))
 REPLIES: dict[str, Callable[[str], str]] = {
     "repeats itself": lambda prompt: "Who built it? " * 50,
     "says its prompt again": lambda prompt: prompt,
-    "an empty list of queries": lambda prompt: '{"queries": []}',
     "10,000 tokens": lambda prompt: WORDS,
     "10,000 brackets": lambda prompt: "[{" * 5_000,
-    "a bracket never closed": lambda prompt: '{"queries": ["Who built it',
     "a passage's reflection tokens": lambda prompt: "[Relevant] [Retrieval] <image> </s> [No Retrieval] Answer: A",
     "nothing": lambda prompt: "",
     "half a surrogate pair's replacement": lambda prompt: "\ufffd\x00?",
@@ -126,22 +124,13 @@ def test_what_a_model_thinks_is_neither_searched_with_nor_recorded_nor_scored(na
     assert [(step.text, step.queries) for step in trace.steps] == [(step.text, step.queries) for step in plain.steps]
 
 
-def test_thoughts_alone_are_an_empty_reply(scripting: type[Any]) -> None:
-    assert run("mi_rag", scripting(say=lambda _: "<think>It is", find=lambda query, base: ["oak"]).tools).answer == ""
-    thinking = scripting(say=lambda _: "<think>thought</think>Paris", find=lambda query, base: ["oak"])
-    assert run("mi_rag", thinking.tools).answer == "Paris"
-
-
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_search_that_finds_nothing_leaves_an_answer_without_passages(name: str, scripting: type[Any]) -> None:
     trace = run(name, scripting(say=lambda prompt: "Question 1: Who?").tools)
     assert trace.ended
     assert (trace.passages, trace.hits, trace.chosen) == ((), (), None)
-    assert [step.operator for step in trace.steps][-1] in ("answer", "extract") or name in (
-        "mrag_agent",
-        "iba",
-        "promsa",
-    )
+    assert trace.steps[-1].operator in ("answer", "extract") or name in ("mrag_agent", "promsa")
+    assert "verify" not in {step.operator for step in trace.steps} or name in ("mrag_agent", "wikiseeker")
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -196,23 +185,22 @@ def test_a_base_that_is_away_stops_a_run_unless_it_may_degrade(scripting: type[A
     assert trace.answer
 
 
-@pytest.mark.parametrize("error", [ConnectionError("away"), UserError("the index is gone")], ids=["network", "user"])
-def test_entries_that_cannot_be_searched_degrade_too(error: Exception, scripting: type[Any]) -> None:
+def test_entries_that_cannot_be_searched_degrade_too(scripting: type[Any]) -> None:
     class Away:
         def search_queries(self, *_: object, **__: object) -> list[Any]:
-            raise error
+            raise ConnectionError("no route")
 
     script = scripting(say=lambda prompt: "An answer.")
-    for on_failure in ("stop", "degrade"):
+
+    def tools(on_failure: Any) -> Tools:
         entries = EntryDocuments(Away(), None, {}, on_failure=on_failure)  # type: ignore[arg-type]
-        tools = Tools({"reader": script, "answerer": script}, entries.search)
-        if on_failure == "stop":
-            with pytest.raises(type(error)):
-                run("mrag", tools)
-        else:
-            trace = run("mrag", tools)
-            assert trace.answer == "An answer."
-            assert str(error) in trace.steps[1].missing[ENTRIES]
+        return Tools({"reader": script, "answerer": script}, entries.search)
+
+    with pytest.raises(ConnectionError):
+        run("mrag", tools("stop"))
+    trace = run("mrag", tools("degrade"))
+    assert trace.answer == "An answer."
+    assert "no route" in trace.steps[1].missing[ENTRIES]
 
 
 # Reflection tokens that a passage quotes, on a real model that has them.

@@ -120,11 +120,12 @@ def test_a_summarizer_shortens_passages(scripting: type[Any]) -> None:
     assert script.asked[-1][1] == f"{BEGIN} [assistant] {IMAGE} [tool] - A falcon.\n\n- A small falcon."
 
 
-def test_a_spent_budget_asks_for_the_answer(scripting: type[Any]) -> None:
-    script = scripted(scripting, IMAGE, ANSWER)
+@pytest.mark.parametrize(("reply", "answer"), [(ANSWER, "larks"), ("Larks.", "Larks."), (TEXT, "")])
+def test_a_spent_budget_asks_for_the_answer(scripting: type[Any], reply: str, answer: str) -> None:
+    script = scripted(scripting, IMAGE, reply)
     trace = run(script, tools=dataclasses.replace(script.tools, budget=Budget(question_tokens=1)))
     assert script.asked[1:] == [("write", f"{BEGIN} [assistant] {IMAGE} [tool] {LAST}")]
-    assert (trace.answer, trace.limit) == ("larks", {"question_tokens": 1})
+    assert (trace.answer, trace.limit) == (answer, {"question_tokens": 1})
     assert [step.iteration for step in trace.steps] == [0, 1]
 
 
