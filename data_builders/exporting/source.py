@@ -88,7 +88,8 @@ class BadRows:
             return
         rejected = output / REJECTED
         lines = rejected.read_text(encoding="utf-8").splitlines() if rejected.is_file() else []
-        lines = [line for line in lines if json.loads(line)["file"] != str(self._path)]
+        file = os.path.realpath(self._path)
+        lines = [line for line in lines if os.path.realpath(json.loads(line)["file"]) != file]
         lines += [json.dumps(bad) for bad in self._rows]
         if lines:
             write_atomically(rejected, "\n".join(lines) + "\n")
@@ -137,7 +138,7 @@ class ImagePlacer:
     def _copy(self, source: Path, image: str) -> str:
         _check_image(source)
         target = self._output / FOLDER / _inner_name(image)
-        if target.is_file() and not filecmp.cmp(source, target):  # of a different data set's export
+        if target.is_file() and not filecmp.cmp(source, target, shallow=False):  # of a different data set's export
             target = target.with_name(f"{file_fingerprint(source)[:12]}_{target.name}")
         if self._write and not target.is_file():
             with writing(target) as partial:

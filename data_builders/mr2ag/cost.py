@@ -103,5 +103,5 @@ def estimate(
         completion_tokens=round(requests * received / measured) if measured else requests * endpoint.max_tokens,
         measured=measured,
         sampled=len(sample) if len(sample) < len(questions) else 0,
-        first=next(iter(prompts.values()), "").rstrip(),
+        first=next(iter(left), "").rstrip(),
     )

@@ -120,7 +120,7 @@ class PlainBuilder:
 
     Args:
         retriever: Retriever of entries; None if no context has retrieved passages.
-        contexts: Builder of contexts; None as above.
+        contexts: Builder of contexts; None if `evidence` is `none` alone.
         settings: Contexts of the answers.
         image_roots: The folders that image paths may lead into.
     """

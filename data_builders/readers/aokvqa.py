@@ -58,10 +58,14 @@ def _meta(row: SourceRow) -> dict[str, str]:
     choices, rationales = texts(row, "choices"), _list(row, "rationales")
     meta = {"choices": "\n".join(choices)}
     if row.get("correct_choice_idx") is not None:
-        correct = integer(row, "correct_choice_idx")
-        if not 0 <= correct < len(choices):
-            raise row.bad("correct_choice_idx", f"is {correct} of {len(choices)} choices", "download the file again")
-        meta["correct_choice"] = choices[correct]
+        correct, given = (
+            integer(row, "correct_choice_idx"),
+            row["choices"],
+        )  # with the empty ones, which the index counts
+        given = [given] if isinstance(given, str) else given
+        if not 0 <= correct < len(given) or not given[correct].strip():
+            raise row.bad("correct_choice_idx", f"is {correct} of {len(given)} choices", "download the file again")
+        meta["correct_choice"] = given[correct].strip()
     if rationales:
         meta["rationale"] = rationales[0]
     if row.get("difficult_direct_answer") is not None:

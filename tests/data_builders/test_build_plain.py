@@ -212,13 +212,6 @@ def test_without_retrieval_no_index_is_needed(config: Make, tmp_path: Path) -> N
     assert not any(branch.documents for example in examples_of(tmp_path) for branch in example.branches)
 
 
-def test_an_example_without_evidence_is_refused(config: Make, tmp_path: Path) -> None:
-    bare = example(1)
-    write_examples(tmp_path / "reflection" / "train.parquet", [replace(bare, branches=bare.branches[:1])])
-    with pytest.raises(UserError, match="example k1 has no relevant passage"):
-        build.run(config(evidence=["none"]))
-
-
 def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path) -> None:
     file = tmp_path / "reflection" / "train.parquet"
     before = file.read_bytes()
@@ -227,14 +220,18 @@ def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path
     assert file.read_bytes() == before
 
 
-def test_emptied_data_is_refused(config: Make, tmp_path: Path) -> None:
-    write_examples(tmp_path / "reflection" / "train.parquet", [], ReflectionExample)
-    with pytest.raises(UserError, match=r"train\.parquet has no questions; build it again"):
-        build.run(config())
+BARE = replace(example(1), branches=example(1).branches[:1])
 
 
-def test_rows_that_the_scheme_refuses_are_refused(config: Make, tmp_path: Path) -> None:
-    bare = replace(example(0), branches=())
-    write_examples(tmp_path / "reflection" / "train.parquet", [bare, example(3)])
-    with pytest.raises(UserError, match="k0: a question with retrieval needs a passage"):
-        build.run(config())
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([], r"train\.parquet has no questions; build it again"),
+        ([BARE], "example k1 has no relevant passage"),
+        ([replace(BARE, branches=()), example(3)], "k1: a question with retrieval needs a passage"),
+    ],
+)
+def test_unfit_examples_are_refused(config: Make, tmp_path: Path, examples, message: str) -> None:
+    write_examples(tmp_path / "reflection" / "train.parquet", examples, ReflectionExample)
+    with pytest.raises(UserError, match=message):
+        build.run(config(evidence=["none"]))

@@ -27,7 +27,6 @@ from reflectune.models.schemes.mct import read_reply
 Make = Callable[..., DeriveConfig]
 SETTINGS = {"model": "m123", "prompts": "p123", "knowledge": "k123", "dataset": "d123", "metric": "infoseek"}
 SETTINGS |= {"seed": 7, "split": "train", "summary": "sentences"}
-ATTACK = "<script>alert(1)</script>"
 
 
 def answers(right: bool) -> tuple[ProbedAnswer]:
@@ -40,7 +39,7 @@ def document(number: int, right: bool, text: str = "It is made of elm.") -> Docu
 
 
 STATED = "It is made of oak."
-LOOKED_UP = (document(1, True, STATED), document(2, True, f"Oak was used. {ATTACK}"), document(3, False))
+LOOKED_UP = (document(1, True, STATED), document(2, True, "Oak was used."), document(3, False))
 PROBES = [
     Probe("known", answers(True), (document(1, True, STATED), document(2, False)), gold="oak", gold_log_prob=-1.0),
     Probe("looked_up", answers(False), LOOKED_UP, gold="oak", gold_log_prob=-9.0),
@@ -100,7 +99,7 @@ def test_a_question_has_the_branches_of_all_three_tasks(config: Make) -> None:
     mct = by_question["looked_up"][3]
     reply = read_reply(mct.reply, len(mct.documents))
     assert [mct.documents[n - 1] for n in reply.keep] == [document.passage for document in PROBES[1].documents[:2]]
-    assert reply.summary == f"{STATED} Oak was used. {ATTACK}"
+    assert reply.summary == f"{STATED} Oak was used."
     assert len(mct.documents) == 3  # one irrelevant one where two are asked for
 
 
@@ -128,44 +127,30 @@ def test_documents_of_visual_questions_can_be_left_unlabelled(config: Make) -> N
     assert [branch.prompt for branch in by_question["looked_up"]] == ["ret", "srt", "srt", "mct"]
 
 
-NONE_WITH_BOTH = {"questions_with_both_labels": 0}
-
-
 def test_manifest_and_statistics_describe_the_labels(config: Make) -> None:
     made = config()
     text, output = run(made), Path(made.output)
     numbers = numbers_of(made)
     assert read_manifest(output) == Manifest("mmkb_rag", Path(made.dataset), read_manifest(output).fingerprints)
     assert numbers["derived"]["ret"] == {"examples": 4, "[Ret]": 3, "[NoRet]": 1}
-    assert numbers["derived"]["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 2, **NONE_WITH_BOTH}
+    assert numbers["derived"]["srt"]["[Rel]"] == 2
     assert numbers["derived"]["mct"]["with_fewer_than_wanted"] == 1
     assert numbers["probes"]["bad_questions"] == [{"id": "bad", "problem": "image not found"}]
     assert numbers["truth"]["table"]["[Rel]"] == {"states": 1, "states_not": 1}
     assert "RET 4 of 4: [Ret] 3, [NoRet] 1" in text
+    assert "questions with both labels 0" in text
     assert "precision 50.0 %" in text
     assert numbers["settings"]["probes"] == {**SETTINGS, "about": {"model": "some/model", "dataset": "w"}}
     labels = numbers["settings"]["labels"]
     assert (labels["rule"], labels["seed"]) == ("paper", 0)
 
 
-def test_the_statistics_count_the_questions_with_both_labels(config: Make) -> None:
-    """Algorithm 2 as printed gives a document the RET label of its question, so none has both."""
-    for rule, expected in (("paper", 0), ("outcome", 1)):
-        made = config(rule, rule=rule)
-        assert f"questions with both labels {expected}\n" in run(made)
-        assert numbers_of(made)["derived"]["srt"]["questions_with_both_labels"] == expected
-
-
-def test_the_page_shows_answers_and_escapes_the_text_of_documents(config: Make) -> None:
+def test_the_page_shows_the_questions_that_were_asked(config: Make) -> None:
     made = config()
     run(made)
     page = Path(made.output, "proofread_train.html").read_text()
     assert page.count("<article>") == 4
     assert page.count('class="label relevant"') == 2
-    assert page.count('class="label irrelevant"') == 1
-    assert "<b>elm</b> · alone · 0 right" in page
-    assert "It is made of <mark>oak</mark>." in page
-    assert ATTACK not in page
     run(config("without", proofread=0))
     assert not Path(config("without").output, "proofread_train.html").exists()
 
@@ -187,13 +172,9 @@ def test_balance_and_limits_are_applied(config: Make) -> None:
 
 
 def test_held_out_entities_give_no_labels(config: Make) -> None:
-    for share, expected in ((1e-9, 4), (1, 0)):
-        made = config(f"held{expected}", hold_out=share)
-        if expected:
-            assert len(branches(made)) == expected
-        else:
-            with pytest.raises(UserError, match="gives no label"):
-                run(made)
+    assert len(branches(config("few", hold_out=1e-9))) == 4
+    with pytest.raises(UserError, match="gives no label"):
+        run(config("all", hold_out=1))
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])

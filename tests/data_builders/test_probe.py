@@ -36,6 +36,7 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "`summary: sentences` needs `gold: true`",
         "`dtype` should be one of",
         "`leave_out_facts` needs `trained_on`",
+        "`index` is needed, or `ranked_entities`; or `documents_of: own`",
         "`device_map` should be one of 'auto', 'balanced', 'balanced_low_0', 'sequential', found 'half'",
     ):
         assert part in str(caught.value)

@@ -29,14 +29,7 @@ def test_written_entries_are_read(kb, entries) -> None:
 def test_entries_beyond_one_row_group_are_found(tmp_path) -> None:
     many = [Entry(f"e{i}", f"T{i}", sections=(Section("", f"text {i}"),)) for i in range(700)]
     kb = write_knowledge_base(tmp_path, iter(many), name="many", shard_size=300)
-    assert [kb.get(f"e{i}").title for i in (0, 127, 128, 299, 300, 699)] == [
-        "T0",
-        "T127",
-        "T128",
-        "T299",
-        "T300",
-        "T699",
-    ]
+    assert all(kb.get(f"e{i}") == many[i] for i in (0, 127, 128, 299, 300, 699))
     assert list(kb) == many
 
 
@@ -125,32 +118,30 @@ def test_entries_taken_out_of_a_shard_leave_the_others_as_they_were(tmp_path, en
     assert kb.fingerprint == write_knowledge_base(tmp_path / "b", kept, name="owls").fingerprint
 
 
-@pytest.mark.parametrize("column", ["title", "images", "sections"])
-def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb, column) -> None:
+def test_an_entry_without_a_value_and_a_shard_with_too_many_are_named(kb) -> None:
     shard = kb.folder / kb.manifest["shards"][0]["file"]
     table = pq.read_table(shard)
     pq.write_table(pa.concat_tables([table, table.slice(0, 1)]), shard)
     with pytest.raises(UserError, match=f"holds {table.num_rows + 1} entries, kb.json says {table.num_rows}"):
         list(kb)
     rows = table.to_pylist()
-    rows[0][column] = None
+    rows[0]["images"] = None
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
     assert len(list(kb.image_counts())) == len(kb)
-    with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base: `{column}`: input should be "):
+    with pytest.raises(UserError, match=f"entry {rows[0]['id']} of the knowledge base: `images`: input should be "):
         list(kb)
-    rows[0] |= {column: table.to_pylist()[0][column], "id": ""}
+    rows[0] |= {"images": [], "id": ""}
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), shard)
     with pytest.raises(UserError, match="of the knowledge base has no id"):
         list(kb)
 
 
-@pytest.mark.parametrize("column", ["title", "images", "sections"])
-def test_a_column_of_another_type_is_named(kb, column) -> None:
+def test_a_column_of_another_type_is_named(kb) -> None:
     shard = kb.folder / kb.manifest["shards"][0]["file"]
     table = pq.read_table(shard)
     numbers = pa.array(range(table.num_rows))
-    pq.write_table(table.set_column(table.column_names.index(column), column, numbers), shard)
-    with pytest.raises(UserError, match=rf"the column `{column}` is int64, not "):
+    pq.write_table(table.set_column(table.column_names.index("title"), "title", numbers), shard)
+    with pytest.raises(UserError, match="the column `title` is int64, not "):
         list(kb)
 
 

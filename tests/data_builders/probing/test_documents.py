@@ -91,15 +91,3 @@ def test_probes_hold_the_documents_that_were_asked_for(config: Make, world: Path
         *mine, drawn = (document.passage.entry_id for document in probe.documents)
         assert set(mine) <= entities[probe.question_id]
         assert drawn not in entities[probe.question_id]
-
-
-def test_other_documents_are_other_probes(config: Make) -> None:
-    run(config("mixed", limit=2))
-    with pytest.raises(UserError, match="documents_of"):
-        run(config("mixed", limit=2, documents_of="own"))
-
-
-def test_retrieved_documents_need_an_index(config: Make) -> None:
-    settings = config()
-    settings.index = ""
-    assert any("documents_of: own" in problem for problem in settings.problems())

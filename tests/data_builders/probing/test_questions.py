@@ -108,10 +108,7 @@ def test_answers_in_sentences_are_left_out_and_counted(tmp_path: Path) -> None:
         select_questions(only, "train")
 
 
-def test_nothing_to_probe_and_repeated_ids_are_refused(tmp_path: Path) -> None:
+def test_nothing_to_probe_is_refused(tmp_path: Path) -> None:
     visual = dataset(tmp_path / "visual", [Question("q", "i", "?", requires_retrieval=False)])
     with pytest.raises(UserError, match="nothing to probe in train"):
         select_questions(visual, "train", visual=False)
-    twice = dataset(tmp_path / "twice", [Question("q7", "i", "?"), Question("q7", "i", "?")])
-    with pytest.raises(UserError, match="two questions of train have the id q7"):
-        select_questions(twice, "train")

@@ -40,6 +40,11 @@ def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
     ]
 
 
+def test_the_right_choice_is_counted_with_the_empty_ones(folder: Path) -> None:
+    (question,) = read(folder, {**ROW, "choices": ["", "food", "stick", "cigarette"], "correct_choice_idx": 2})
+    assert question.meta["correct_choice"] == "stick"
+
+
 def test_the_test_file_has_no_answers(folder: Path) -> None:
     (question,) = read(folder, {name: value for name, value in ROW.items() if name not in HIDDEN})
     assert question.answers == ()
@@ -50,17 +55,14 @@ def test_the_test_file_has_no_answers(folder: Path) -> None:
     ("change", "problem"),
     [
         ({"question": ""}, "field `question`: is empty"),
-        ({"question_id": 3}, "field `question_id`: is 3"),
         ({"image_id": 1}, "field `image_id`: no image of `000000000001`"),
         ({"direct_answers": "smoke, food"}, "field `direct_answers`: is a text"),
         ({"direct_answers": [1]}, "field `direct_answers`"),
-        ({"choices": None}, "field `choices`: is null"),
         ({"correct_choice_idx": 4}, "field `correct_choice_idx`: is 4 of 4 choices"),
-        ({"correct_choice_idx": 1.5}, "it should be a whole number"),
+        ({"choices": ["food", ""], "correct_choice_idx": 1}, "field `correct_choice_idx`: is 1 of 2 choices"),
         ({"difficult_direct_answer": "perhaps"}, "true or false"),
     ],
 )
 def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"aokvqa_v1p0_val.json:2: .*{problem}"):
         read(folder, ROW, {**ROW, **change})
-    assert "aokvqa_v1p0_val.json:2: " in str(caught.value)

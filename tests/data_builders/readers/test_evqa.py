@@ -172,17 +172,14 @@ def test_a_json_without_images_is_refused(folder: Path) -> None:
     ("change", "problem"),
     [
         ({"question": " "}, "field `question`: is empty"),
-        ({"answer": ""}, "field `answer`: is empty"),
         ({"question_type": "infoseek"}, "field `question_type`: is 'infoseek'; it must be one of templated"),
         ({"dataset_name": "coco"}, "field `dataset_name`: is 'coco'"),
         ({"dataset_image_ids": "|"}, "field `dataset_image_ids`: is empty"),
         ({"dataset_image_ids": "5"}, "image 5 is not in the json of iNaturalist; train has its images"),
         ({"dataset_image_ids": "1"}, "no image of `val/0/other.jpg` below"),
         ({"dataset_image_ids": "abc", "dataset_name": "landmarks"}, "no image of `abc` below"),
-        ({"dataset_image_ids": "../1", "dataset_name": "landmarks"}, "`../1` leads out of"),
         ({"evidence_section_id": "one"}, r"field `evidence_section_id`: is 'one' \(str\)"),
         ({"evidence_section_id": "1|2"}, r"field `evidence_section_id`: is '1\|2' for 1 articles"),
-        ({"wikipedia_url": ""}, "field `wikipedia_url`: is empty"),
     ],
 )
 def test_a_bad_row_is_named(folder: Path, change: dict[str, str], problem: str) -> None:

@@ -162,7 +162,6 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.jsonl", b'{"a": "\xf9"}\n', read_jsonl, "a.jsonl:1: is not UTF-8 .*; save the file as UTF-8"),
         ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is not JSONL"),
         ("a.csv", b"", read_csv, "is empty"),
-        ("a.csv", "id,text\n1,a\n".encode("utf-16"), read_csv, "a.csv:1: the header is not UTF-8"),
         ("a.csv", b"id,\xe9t\xe9\n1,a\n", read_csv, "the header is not UTF-8 .*; save the file as UTF-8"),
         ("a.csv", b"id,id\n", read_csv, "`id` twice"),
         ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),

@@ -58,7 +58,6 @@ def test_the_test_file_has_no_category_and_rows_without_an_id_are_numbered(tmp_p
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"images": []}, "field `images`: has 0 images"),
         ({"images": [RED, {"bytes": encoded("blue"), "path": None}]}, "field `images`: has 2 images"),
         ({"images": [{"bytes": b"GIF89a cut off", "path": None}]}, "field `images`: 14 bytes are not an image"),
         ({"prompt": [{"content": "Be brief.", "role": "system"}]}, "field `prompt`: has no question of the user"),

@@ -86,7 +86,6 @@ def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"question": None}, "field `question`: is null"),
-        ({"answer": 3}, "field `answer`: is 3"),
         ({"supporting_facts": ["Ed Wood"]}, "field `supporting_facts`: is not a list of pairs"),
         ({"supporting_facts": [[3, 0]]}, "field `supporting_facts`: is not a list of pairs"),
         ({"supporting_facts": {"title": ["Ed Wood"], "sent_id": []}}, "`supporting_facts`: is not a list of pairs"),
@@ -95,9 +94,8 @@ def test_the_test_file_has_no_answers(tmp_path: Path) -> None:
 )
 def test_a_bad_question_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     path = array(tmp_path / "dev.json", ROWS[1], {**ROWS[0], **change})
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"dev.json:2: .*{problem}"):
         read(path)
-    assert f"{path}:2: " in str(caught.value)
 
 
 def test_a_bad_article_is_named(tmp_path: Path) -> None:

@@ -157,11 +157,6 @@ def test_bytes_are_kept_once_under_a_name_of_their_content(tmp_path: Path) -> No
     assert first.endswith(".png")
 
 
-def test_bytes_are_only_looked_at_where_nothing_is_to_be_written(tmp_path: Path) -> None:
-    ImageFolder(tmp_path).keep(ROW, "image", RED)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_bytes_that_are_no_image_are_refused() -> None:
     with pytest.raises(UnreadableImage, match="4 bytes are not an image"):
         ImageFolder(None).keep(ROW, "image", b"text")

@@ -78,7 +78,6 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
         ({**PREVIEW, "query": None}, "id 3_1: field `query`: is null"),
         ({**PREVIEW, "gt_answer": 5}, r"id 3_1: field `gt_answer`: is 5 \(int\)"),
         ({**PREVIEW, "query_image": "/image/b.jpg"}, "id 3_1: field `query_image`: no image of `b.jpg`"),
-        ({**PREVIEW, "query_image": "../b.jpg"}, "id 3_1: field `query_image`: `../b.jpg` leads out of"),
         ({**BENCHMARK, "img_path": "cnn_2.jpg"}, "field `img_path`: no image of `cnn_2.jpg`"),
         ({**BENCHMARK, "level2_qa": None}, "field `level2_qa`: is null"),
         ({**BENCHMARK, "level1_qa": {**LEVEL1, "Ground_Truth_List": []}}, "field `Ground_Truth_List`: is empty"),
@@ -86,17 +85,8 @@ def test_the_papers_have_no_type_and_the_videos_no_time(tmp_path: Path, images: 
 )
 def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, images, row, problem) -> None:
     path = array(tmp_path / "qa.json", row, PREVIEW)
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"qa.json:1: .*{problem}"):
         read(path, images)
-    assert f"{path}:1: " in str(caught.value)
     bad: list[BadRow] = []
     assert [question.id for question in read(path, images, reject=bad.append)] == ["3_1"]
     assert len(bad) == 1
-
-
-def test_roles_are_checked(tmp_path: Path, images: Path) -> None:
-    path = array(tmp_path / "qa.json", PREVIEW)
-    with pytest.raises(UserError, match="roles are questions, details, and questions is needed; found details"):
-        read({"details": path}, images)
-    with pytest.raises(UserError, match="found questions, images"):
-        read({"questions": path, "images": images}, images)

@@ -48,9 +48,6 @@ ROWS = (BUS, SHARED, DETAIL, BOOK)
 
 def test_a_conversation_is_one_question_with_all_that_follows(folder: Path) -> None:
     assert read(folder, *ROWS) == [BUSES, DESCRIBED, WRITTEN]
-
-
-def test_rows_without_a_picture_if_asked_for(folder: Path) -> None:
     assert read(folder, *ROWS, text_only=True) == [BUSES, POEM, DESCRIBED, WRITTEN]
 
 
@@ -69,9 +66,7 @@ def test_a_missing_picture_does_not_change_the_other_ids(folder: Path) -> None:
     ("change", "problem"),
     [
         ({"id": None}, "field `id`: is null"),
-        ({"image": 3}, "field `image`: is 3"),
         ({"conversations": "Hello"}, "field `conversations`: is 'Hello'"),
-        ({"conversations": []}, "has no turn of `human`"),
         ({"conversations": BUS["conversations"][1:2]}, "has no turn of `human`"),
         ({"conversations": [{"from": "user", "value": "a"}]}, "field `from`: is 'user'"),
         ({"conversations": [{"from": "human", "value": "<image>"}, BUS["conversations"][1]]}, "asks nothing"),
@@ -79,9 +74,8 @@ def test_a_missing_picture_does_not_change_the_other_ids(folder: Path) -> None:
     ],
 )
 def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"llava_v1_5_mix665k.json:2: .*{problem}"):
         read(folder, DETAIL, {**BUS, **change})
-    assert "llava_v1_5_mix665k.json:2: " in str(caught.value)
 
 
 def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:

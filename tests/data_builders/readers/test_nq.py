@@ -180,7 +180,6 @@ def test_several_annotators(tmp_path: Path) -> None:
     ("change", "problem"),
     [
         ({"question_text": None}, "field `question_text`: is null"),
-        ({"document_text": 3}, "field `document_text`: is 3"),
         ({"document_text": TEXT.replace("<H1>", "")}, "has no title"),
         ({"long_answer_candidates": [{**PARAGRAPH, "top_level": "perhaps"}]}, "field `top_level`"),
         ({"long_answer_candidates": [{"start_token": 5, "end_token": 999, "top_level": True}]}, "of 63 tokens"),
@@ -193,9 +192,8 @@ def test_several_annotators(tmp_path: Path) -> None:
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     path = jsonl(tmp_path / "train.jsonl", ROWS[0], {**copy.deepcopy(ROWS[1]), **change})
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"train.jsonl:2: id -2543388002166163252: .*{problem}"):
         read(path)
-    assert f"{path}:2: id -2543388002166163252: " in str(caught.value)
 
 
 def test_a_damaged_line_and_a_row_of_another_layout(tmp_path: Path) -> None:

@@ -78,19 +78,13 @@ def test_answers_as_they_were_written(folder: Path) -> None:
     assert first.answers == ("racing",) * 6 + ("motocross",) * 2 + ("riding",) * 2
 
 
-def test_no_image_is_looked_for_without_a_folder(tmp_path: Path) -> None:
-    assert [q.image for q in read(write(tmp_path))] == ["", ""]
-
-
 @pytest.mark.parametrize(
     ("question_changes", "given", "problem"),
     [
         ({"question": None}, {}, "q.json:1: id 2971475: field `question`: is null"),
         ({"image_id": 1}, {}, "q.json:1: id 2971475: field `image_id`: no image of `COCO_val2014_000000000001`"),
-        ({"image_id": "x"}, {}, "q.json:1: id 2971475: field `image_id`: is 'x'"),
         ({"question_id": 5}, {}, "q.json:1: id 5: field `question_id`: has no annotation"),
         ({}, {"answers": []}, "a.json:2: id 2971475: field `answers`: is empty"),
-        ({}, {"answers": "race"}, "a.json:2: id 2971475: field `answers`: is 'race'"),
         ({}, {"answers": [{"answer": 3}]}, "a.json:2: id 2971475: field `answer`: is 3"),
     ],
 )

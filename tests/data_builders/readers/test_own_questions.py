@@ -59,12 +59,6 @@ def test_a_list_of_images_is_a_question_with_several_pictures(folder: Path) -> N
     assert [(folder / path).read_bytes() for path in held.images] == [each["bytes"] for each in bytes_of]
 
 
-def test_an_answer_type_that_is_said_is_taken(folder: Path) -> None:
-    rows = [{**ROWS[2], "answers": ["It is a lake. It is deep."], "answer_type": "free_form"}]
-    (told,) = read(jsonl(folder / "q.jsonl", *rows), folder)
-    assert (told.answer_type, told.answer_style) == ("free_form", "free")
-
-
 def test_a_map_of_columns_and_further_columns(folder: Path) -> None:
     row = {"uid": 7, "file": "images/1.png", "q": "Who?", "gold": "Ann", "topic": "people", "hops": 2}
     path = jsonl(folder / "q.jsonl", row)
@@ -125,16 +119,12 @@ def test_a_folder_of_pictures_that_datasets_loads(tmp_path: Path, form: str, ins
         ({"question": " "}, "field `question`: is empty"),
         ({"id": None}, "field `id`: is null"),
         ({"image": "images/2.png"}, "no image of `images/2.png`"),
-        ({"image": "../1.png"}, "leads out of"),
-        ({"image": "https://e.org/1.png"}, "holds a URL"),
         ({"image": ""}, "field `image`: is empty, not an image"),
         ({"image": ["images/1.png", ""]}, "field `image`: is empty, not an image"),
         ({"image": ["images/1.png", "images/2.png"]}, "field `image`: no image of `images/2.png`"),
         ({"image": []}, r"field `image`: is \[\] \(list\), not an image"),
         ({"image": {"path": "/etc/hosts"}}, r"`/etc/hosts` leads out of"),
         ({"id": 1.5}, r"field `id`: is 1.5 \(float\); it should be text"),
-        ({"id": True}, r"field `id`: is True"),
-        ({"answers": [True]}, "field `answers`"),
         ({"answers": {"text": "x"}}, "field `answers`"),
         ({"answers": "['Japan', 'Nippon']"}, r"is the text \['Japan', 'Nippon'\], a list that was written"),
         ({"answers": ['["Japan"]']}, "a list that was written as text; write its items with `|` between them"),
@@ -142,16 +132,14 @@ def test_a_folder_of_pictures_that_datasets_loads(tmp_path: Path, form: str, ins
         ({"answers": [float("nan")]}, r"field `answers`: is \[nan\]"),
         ({"range": [3, 1]}, "begins at 3 and ends at 1"),
         ({"range": [3]}, "lowest and the highest"),
-        ({"range": ["a", 1]}, "field `range`"),
         ({"answer_type": "text"}, "field `answer_type`: is 'text'; it must be one of string, time"),
         ({"requires_retrieval": "perhaps"}, "true or false"),
     ],
 )
 def test_a_bad_row_is_named(folder: Path, change, problem) -> None:
     path = jsonl(folder / "q.jsonl", ROWS[2], {**ROWS[0], **change})
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"q.jsonl:2: .*{problem}"):
         read(path, folder)
-    assert f"{path}:2: " in str(caught.value)
 
 
 def test_an_unknown_kind_of_file_is_refused(folder: Path) -> None:
@@ -187,12 +175,6 @@ def test_a_column_to_carry_along_that_no_row_has_is_an_error(folder: Path) -> No
     assert [question.meta for question in read(path, folder, meta=["topic"])] == [{"topic": "art"}, {}]
     with pytest.raises(UserError, match=r"`meta` names `topik`, which no row of .*q.jsonl has"):
         read(path, folder, meta=["topic", "topik"])
-
-
-def test_numbers_are_taken_as_ids_and_answers(folder: Path) -> None:
-    row = {**ROWS[2], "id": 7, "answers": [1958, 2.5], "entity_ids": [4, "Q1"]}
-    (question,) = read(jsonl(folder / "q.jsonl", row), folder)
-    assert (question.id, question.answers, question.entity_ids) == ("7", ("1958", "2.5"), ("4", "Q1"))
 
 
 @pytest.mark.parametrize(

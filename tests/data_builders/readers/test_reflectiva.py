@@ -88,15 +88,13 @@ def test_okvqas_rows_say_in_a_field_whether_to_retrieve(tmp_path, images, need, 
         ({"conversations": said(ASKED, "[Retrieval]", PASSAGE, "China")}, "has no <paragraph>"),
         ({"conversations": said(ASKED, "[Retrieval]", PASSAGE, "[Relevant]China", "Why?", "So.")}, "no <paragraph>"),
         ({"image": "infoseek/images/oven_9.jpg"}, "field `image`: no image of `oven_9.jpg`"),
-        ({"image": 5}, r"field `image`: is 5 \(int\)"),
         ({"__key__": None}, "field `id`: is missing"),
     ],
 )
 def test_a_bad_row_is_named_and_may_be_left_out(tmp_path, images, change, problem) -> None:
     path = array(tmp_path / "train_multiturn_infoseek.json", {**INFOSEEK, **change}, LLAVA)
-    with pytest.raises(UserError, match=problem) as caught:
+    with pytest.raises(UserError, match=f"infoseek.json:1: .*{problem}"):
         read(path, images)
-    assert f"{path}:1: " in str(caught.value)
     bad: list[BadRow] = []
     assert len(read(path, images, reject=bad.append)) == 2
     assert len(bad) == 1
