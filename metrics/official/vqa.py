@@ -56,11 +56,6 @@ def can_match(answers: Sequence[str]) -> bool:
     return any(soft_accuracy(answer, answers) > 0 for answer in set(answers))
 
 
-def percent(value: float) -> float:
-    """A fraction of 1 in percent, with the two decimals that the official code prints."""
-    return round(100 * value, 2)
-
-
 def process_punctuation(text: str) -> str:
     """Delete each punctuation mark next to a space (every mark, if a number has a comma); replace others by spaces."""
     numeric = _COMMA_IN_NUMBER.search(text) is not None

@@ -229,11 +229,11 @@ def _pmsr(where: str, row: Row) -> Prediction:
 
 
 def _echosight_retrieval(where: str, row: Row) -> Prediction:
-    entries = row["retrieved_entries"]
+    key = "reranked_entries" if row.get("reranked_entries") else "retrieved_entries"
+    entries = row[key]
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise UserError(f"{where}: id {row['data_id']}: field `retrieved_entries`: expected a list of URLs")
-    reranked = row.get("reranked_entries")
-    return Prediction(where, (str(row["data_id"]),), retrieved=tuple(reranked or entries))
+        raise UserError(f"{where}: id {row['data_id']}: field `{key}`: expected a list of URLs")
+    return Prediction(where, (str(row["data_id"]),), retrieved=tuple(entries))
 
 
 def _trace(where: str, row: Row) -> Prediction:

@@ -53,8 +53,8 @@ METRICS: dict[str, Callable[..., Any]] = {
     "evqa.list_iou": evqa.list_iou,
     "evqa.bem_input_segments": evqa.bem_segments,
     "evqa.evaluate_example_fixed_bem_logits": with_fixed_logits,
-    "vqa.soft_accuracy": lambda **inputs: vqa.percent(vqa.soft_accuracy(**inputs)),
     "selfrag.match": cover.match,
+    "vqa.soft_accuracy": lambda **inputs: round(100 * vqa.soft_accuracy(**inputs), 2),
     "echosight.recall_at_k": recalls,
 }
 

@@ -35,7 +35,6 @@ def test_the_data_set_names_its_metric_and_a_config_may_name_another(tmp_path: P
     ("manifest", "found"),
     [
         ({}, "has no `metric`"),
-        ({"looks": {}}, "has no `metric`"),
         ({"metric": "bleu"}, "has the unknown `metric` bleu"),
     ],
 )

@@ -2,41 +2,31 @@ from typing import Any
 
 import pytest
 
-from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, Judging, label_verdict, tagged_verdict
+from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, Judging
 
 PARIS = Answer("What is the capital?", ("Paris", "City of Paris"), "It is Paris.")
 OSLO = Answer("What is the capital?", ("Paris", "City of Paris"), "Oslo")
 
 
 @pytest.mark.parametrize(
-    ("reply", "verdict"),
+    ("protocol", "reply", "verdict"),
     [
-        ("<reason>fine</reason>\n<judge>Yes</judge>", "correct"),
-        ("<JUDGE> **no**. </JUDGE>", "incorrect"),
-        ("<judge>Yes/No</judge> … <judge>No</judge>", "incorrect"),
-        ("<judge>Yes/No</judge>", "unparsed"),
-        ("<judge>probably</judge>", "unparsed"),
-        ("Yes", "unparsed"),
-        ("", "unparsed"),
-        ("<judge>Yes", "unparsed"),
+        ("pmsr", "<reason>fine</reason>\n<judge>Yes</judge>", "correct"),
+        ("pmsr", "<JUDGE> **no**. </JUDGE>", "incorrect"),
+        ("pmsr", "<judge>Yes/No</judge> … <judge>No</judge>", "incorrect"),
+        ("pmsr", "<judge>Yes/No</judge>", "unparsed"),
+        ("pmsr", "<judge>probably</judge>", "unparsed"),
+        ("pmsr", "Yes", "unparsed"),
+        ("pmsr", "<judge>Yes", "unparsed"),
+        ("mrag", "Correct", "correct"),
+        ("mrag", " 'Incorrect'.\n", "incorrect"),
+        ("mrag", "not correct", "unparsed"),
+        ("mrag", "Correct or Incorrect?", "unparsed"),
+        ("mrag", "", "unparsed"),
     ],
 )
-def test_pmsrs_verdict_stands_between_tags(reply: str, verdict: str) -> None:
-    assert tagged_verdict(reply) == verdict
-
-
-@pytest.mark.parametrize(
-    ("reply", "verdict"),
-    [
-        ("Correct", "correct"),
-        (" 'Incorrect'.\n", "incorrect"),
-        ("not correct", "unparsed"),
-        ("Correct or Incorrect?", "unparsed"),
-        ("", "unparsed"),
-    ],
-)
-def test_mrags_verdict_is_the_only_word(reply: str, verdict: str) -> None:
-    assert label_verdict(reply) == verdict
+def test_a_verdict_stands_between_pmsrs_tags_or_is_mrags_only_word(protocol: str, reply: str, verdict: str) -> None:
+    assert PROTOCOLS[protocol].verdict(reply) == verdict
 
 
 def test_an_answer_is_set_into_the_prompt_as_it_is() -> None:

@@ -37,10 +37,6 @@ def test_at_most_32_full_stops_are_deleted() -> None:
     assert vqa.process_punctuation("x" + "." * 40) == "x" + "." * 8
 
 
-def test_percent_has_two_decimals() -> None:
-    assert vqa.percent(2 / 3) == 66.67
-
-
 def test_no_annotator_is_an_error() -> None:
     with pytest.raises(ValueError, match="none"):
         vqa.soft_accuracy("x", [])

@@ -17,10 +17,7 @@ MIXED, BINARY = (
 
 
 def test_accuracy() -> None:
-    decisions, labels = [True, True, True, False], [True, True, True, True]
-    assert gates.accuracy(decisions, labels) == 0.75
-    decisions, labels = [True, True, True, True], [True, True, True, False]
-    assert gates.accuracy(decisions, labels) == 0.75
+    assert gates.accuracy([True, True, False, False], [True, False, True, False]) == 0.5
 
 
 @given(MIXED)
@@ -30,11 +27,6 @@ def test_auroc_is_the_share_of_pairs_in_order_with_ties_counting_half(rows: list
     scores, labels = zip(*rows, strict=True)
     assert gates.auroc(scores, labels) == pytest.approx(np.mean(pairs))
     assert gates.auroc(-np.array(scores), labels) == pytest.approx(1 - np.mean(pairs))
-
-
-def test_auroc_of_ranked_and_of_tied_scores() -> None:
-    assert gates.auroc([0.1, 0.2, 0.8, 0.9], [False, False, True, True]) == 1.0
-    assert gates.auroc([0.5, 0.5, 0.5], [False, True, True]) == 0.5
 
 
 def test_calibration_error_by_hand() -> None:

@@ -100,6 +100,13 @@ def test_an_object_of_predictions_is_read_on_one_line_or_several(
         read_predictions(whole(path, [{"data_id": "q", "retrieved_entries": ["e"]}, {"data_id": "r"}], indent))
 
 
+@pytest.mark.parametrize("field", ["retrieved_entries", "reranked_entries"])
+def test_echosights_entries_are_lists_of_urls(tmp_path: Path, field: str) -> None:
+    value = {"E-VQA_0": {"retrieved_entries": ["u1"], field: "u3"}}
+    with pytest.raises(UserError, match=f"field `{field}`: expected a list of URLs"):
+        read_predictions(whole(tmp_path / "r.json", value, None))
+
+
 def test_reflectivas_folder_of_splits(tmp_path: Path) -> None:
     whole(tmp_path / "split_0.json", ROWS[:1])
     whole(tmp_path / "split_1.json", ROWS[1:])
@@ -162,7 +169,6 @@ def test_passages_texts_are_no_predictions(tmp_path: Path) -> None:
         ('{"data_id": "a", "prediction": 7}', r":1: id a: field `prediction`: expected text, found 7"),
         ('{"data_id": 3, "prediction": "x"}', r":1: field `data_id`: expected text, found 3"),
         ('{"data_id": "", "prediction": "x"}', r":1: field `data_id`"),
-        ('{"data_id": "a", "prediction": null}', r"id a: field `prediction`"),
         ('{"data_id": "a", "prediction": "x"}\n{"data_id": "b"}', r":2: id b: field `prediction`"),
         ('{"id": "a", "output": "x"}', r":1: fields id, output fit no known layout"),
         ("[1]", r":1: expected an object"),
