@@ -28,6 +28,7 @@ class PassageTrace:
         s_irr: p([Irrelevant]) in the same softmax; in MMKB-RAG 1 - s_rel.
         answer: The answer read from this passage; None if none was.
         s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
+        cut: True if that answer was cut off at its longest length.
         source: Label of a diagnosis (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
     """
 
@@ -37,6 +38,7 @@ class PassageTrace:
     s_irr: float | None = None
     answer: str | None = None
     s_ans: float | None = None
+    cut: bool = False
     source: str = ""
 
     @property
@@ -122,6 +124,7 @@ class Trace:
         pipeline: The pipeline's name.
         answer: The final answer; "" if the pipeline abstained, failed or gives none.
         confidence: S_ans, equation 7, of an answer that was not read from a single passage; None otherwise.
+        cut: True if the answer was cut off at its longest length.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])), and Score_RET (equation 4) in MMKB-RAG; None if
             the pipeline has no gate.
         retrieved: True if entries were retrieved.
@@ -146,6 +149,7 @@ class Trace:
     pipeline: str
     answer: str = ""
     confidence: float | None = None
+    cut: bool = False
     gate: float | None = None
     retrieved: bool = False
     hits: tuple[Hit, ...] = ()

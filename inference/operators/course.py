@@ -11,6 +11,7 @@ from reflectune.core.images import Pictures, each_picture
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import BudgetSpent, Limit
 from reflectune.inference.operators.requests import (
+    ANSWERING,
     JudgeEachReply,
     JudgeReply,
     ModelName,
@@ -117,7 +118,7 @@ class Course:
     @property
     def may_end(self) -> bool:
         """True if a spent budget can still end it: once, and not at its request for the answer or the extraction."""
-        answering = all(isinstance(it, WriteRequest) and it.operator in ("answer", "extract") for it in self.waiting)
+        answering = all(isinstance(it, WriteRequest) and it.operator in ANSWERING for it in self.waiting)
         is_whole = len(self.due) == len(self.waiting) > 0
         return is_whole and self.limit is None and not (answering and self.log.steps)
 

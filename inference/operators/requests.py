@@ -15,6 +15,8 @@ Box: TypeAlias = tuple[float, float, float, float]
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
 """Operators with a generated reply: describe the picture, write queries, order documents, summarise the results or
 one page, answer, verify an answer, shorten it."""
+ANSWERING: Final = ("answer", "extract")
+"""Operators of an answer: a detailed one, and its short form."""
 Form = Literal[
     "free", "text", "queries", "order", "preferred", "letters", "shares", "state", "documents", "short", "action"
 ]

@@ -96,6 +96,7 @@ class StepLog:
             each = tuple(judged.yes for judged in reply.each)
             refused = [judged.refused for judged in reply.each if judged.refused]
             counts["replies_refused"] += len(refused)
+            self._count(DOCUMENTS_LEFT_OUT, sum(not judged.shown and not judged.refused for judged in reply.each))
             self._count_labels(reply.each)
             written = any(judged.written for judged in reply.each)
             step = dataclasses.replace(

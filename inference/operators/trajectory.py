@@ -19,6 +19,7 @@ from reflectune.inference.operators.course import Course
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.request_pool import RequestPool
 from reflectune.inference.operators.requests import (
+    ANSWERING,
     JudgeEachReply,
     JudgeEachRequest,
     JudgeReply,
@@ -165,7 +166,9 @@ class TrajectoryPipeline:
     ) -> TrajectoryPipeline:
         """Return a copy that wraps each trajectory in `guide`."""
         begin = self._start
-        return TrajectoryPipeline(self.name, lambda question: guide(question, begin(question)), self.tools)
+        return TrajectoryPipeline(
+            self.name, lambda question: guide(question, begin(question)), self.tools, takes_texts=self.takes_texts
+        )
 
     def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
         """Return one trace per question, in order."""
@@ -310,13 +313,15 @@ def _kind(request: StepRequest) -> tuple[object, ...]:
 
 def _trace(name: str, course: Course) -> Trace:
     log = course.log
-    answers = [step.text for step in log.steps if step.operator == "answer"]
-    outcome = course.outcome or TrajectoryResult("".join(answers[-1:]), str(course.limit), fallback="budget")
+    answers = [step for step in log.steps if step.operator in ANSWERING]
+    last = "".join(step.text for step in answers[-1:])
+    outcome = course.outcome or TrajectoryResult(last, str(course.limit), fallback="budget")
     return Trace(
         question_id=course.question.id,
         pipeline=name,
         answer=outcome.answer,
         confidence=outcome.confidence,
+        cut=bool(answers) and not answers[-1].finished,
         retrieved=any(step.operator == "search" for step in log.steps),
         hits=tuple(log.hits.values()),
         passages=tuple(_judged(passage, outcome.judged.get(passage)) for passage in outcome.passages),

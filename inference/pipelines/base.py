@@ -101,6 +101,7 @@ def answer_with_context(
             trace,
             answer=answer.text,
             confidence=answer.score,
+            cut=answer.cut,
             passages=trace.passages[: answer.passages_read],
             seconds=clock.share(len(questions)),
             tokens={

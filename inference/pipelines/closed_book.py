@@ -35,6 +35,7 @@ class ClosedBook:
                 pipeline=self.name,
                 answer=answer.text,
                 confidence=answer.score,
+                cut=answer.cut,
                 seconds=clock.share(len(questions)),
                 tokens=answer.usage,
             )

@@ -63,10 +63,11 @@ class TextScored(MR2AG):
 
     def _scored(self, trace: Trace, shares: Sequence[float]) -> Trace:
         """Give a trace's passages their shares, and choose among its answers."""
-        scored = tuple(
-            dataclasses.replace(passage, s_rel=share, s_irr=0.0) if share else dataclasses.replace(passage, answer=None)
+        judged = [
+            dataclasses.replace(passage, s_rel=share, s_irr=0.0)
             for passage, share in zip(trace.passages, shares, strict=True)
-        )
+        ]
+        scored = tuple(p if p.relevant else dataclasses.replace(p, answer=None, s_ans=None, cut=False) for p in judged)
         return choose(dataclasses.replace(trace, pipeline=self.name, passages=scored), self._settings)
 
     def _judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:

@@ -238,6 +238,7 @@ def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str
         trace,
         answer=answer.text,
         confidence=answer.score,
+        cut=answer.cut,
         used=trace.used[:read],
         mct=mct,
         fallback="closed_book" if trace.retrieved and not read else trace.fallback,

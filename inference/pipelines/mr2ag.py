@@ -113,12 +113,12 @@ class MR2AG(GatedPipeline):
             rows += [(i, k) for k in (positions if fallback == "best_product" else drawn)]
         rows.sort()
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):
-            reads[i][k] = dataclasses.replace(reads[i][k], answer=answer.text, s_ans=answer.score)
+            reads[i][k] = dataclasses.replace(reads[i][k], answer=answer.text, s_ans=answer.score, cut=answer.cut)
 
     def _trace(self, trace: Trace, direct: ReaderAnswer | None) -> Trace:
         """Add the answer: the direct one if there is one, else that of the passage with the highest product."""
         if direct is not None:
-            return dataclasses.replace(trace, answer=direct.text, confidence=direct.score)
+            return dataclasses.replace(trace, answer=direct.text, confidence=direct.score, cut=direct.cut)
         return choose(trace, self._settings, judging=self.judging)
 
 
@@ -203,14 +203,15 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
     for k, passage in enumerate(passages):
         s_rel, s_irr = shift_relevance(passage.s_rel or 0.0, passage.s_irr or 0.0, shift)
         scored = dataclasses.replace(passage, s_ret=s_ret[passage.passage.entry_id], s_rel=s_rel, s_irr=s_irr)
-        passages[k] = scored if k in choice.scores else dataclasses.replace(scored, answer=None, s_ans=None)
-    answer, fallback = passages[choice.chosen].answer or "", choice.fallback
+        passages[k] = scored if k in choice.scores else dataclasses.replace(scored, answer=None, s_ans=None, cut=False)
+    chosen = passages[choice.chosen]
     return dataclasses.replace(
         trace,
         passages=tuple(passages),
         relevant_shift=settings.relevant_shift,
-        fallback=fallback,
-        answer=answer,
+        fallback=choice.fallback,
+        answer=chosen.answer or "",
+        cut=chosen.cut,
         chosen=choice.chosen,
     )
 
@@ -221,8 +222,9 @@ def choose(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> T
     if not scores:
         return trace
     answers = [trace.passages[k].answer or "" for k in scores]
-    chosen = _best(list(scores.values()), answers, settings, judging=judging)
-    return dataclasses.replace(trace, answer=answers[chosen], chosen=[*scores][chosen])
+    best = _best(list(scores.values()), answers, settings, judging=judging)
+    chosen = [*scores][best]
+    return dataclasses.replace(trace, answer=answers[best], cut=trace.passages[chosen].cut, chosen=chosen)
 
 
 def _best(scores: Sequence[PassageScores], answers: Sequence[str], settings: ChoiceSettings, *, judging: bool) -> int:

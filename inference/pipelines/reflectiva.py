@@ -105,7 +105,7 @@ def _answered(trace: Trace, answer: ReaderAnswer | None) -> Trace:
     if answer is None:
         return trace
     used = trace.used[: answer.passages_read]
-    return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, used=used)
+    return dataclasses.replace(trace, answer=answer.text, confidence=answer.score, cut=answer.cut, used=used)
 
 
 def _make(name: str, settings: GatedSettings, parts: PipelineParts) -> ReflectiVA:

@@ -78,8 +78,8 @@ class Relevance:
             trace = Trace(question.id, self.name, seconds=clock.share(len(questions)))
             if (i, 0) in answers:
                 answer = answers[i, 0]
-                passages[0] = dataclasses.replace(passages[0], answer=answer.text, s_ans=answer.score)
-                trace = dataclasses.replace(trace, answer=answer.text, chosen=0)
+                passages[0] = dataclasses.replace(passages[0], answer=answer.text, s_ans=answer.score, cut=answer.cut)
+                trace = dataclasses.replace(trace, answer=answer.text, cut=answer.cut, chosen=0)
             traces.append(dataclasses.replace(trace, passages=tuple(passages)))
         return traces
 

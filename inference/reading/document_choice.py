@@ -130,7 +130,7 @@ def apply_mct(kept: Sequence[int], mct: MctTrace, mode: Mct) -> tuple[list[int],
     Returns:
         Positions, and the reply with `merged` set.
     """
-    if mct.problem or mode == "none":
+    if mct.problem:
         return list(kept), mct
     if mode == "merge":
         return [], dataclasses.replace(mct, merged=True)

@@ -30,6 +30,7 @@ class ReaderAnswer:
         tokens: Number of tokens generated, thoughts included.
         passages_read: Number of the given passages that were read.
         read: Tokens of the prompt of a one-turn answer.
+        cut: True if it was cut off at its longest length.
     """
 
     text: str
@@ -37,6 +38,7 @@ class ReaderAnswer:
     tokens: int
     passages_read: int = 0
     read: int = 0
+    cut: bool = False
 
     @classmethod
     def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> ReaderAnswer:
@@ -44,7 +46,8 @@ class ReaderAnswer:
         ids = generation.token_ids
         text = without_thoughts(generation.text)
         thoughts = 0 if text == generation.text else thought_tokens(ids, renderer.decode)
-        return cls(renderer.strip(text), generation.score_behind(thoughts), len(ids), passages_read)
+        score, cut = generation.score_behind(thoughts), not generation.finished
+        return cls(renderer.strip(text), score, len(ids), passages_read, cut=cut)
 
     @property
     def usage(self) -> Mapping[str, int]:

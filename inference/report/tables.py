@@ -127,8 +127,8 @@ def rankings(metrics: Mapping[str, Any]) -> Markup:
         for name, table in measured["scores"].items()
     ]
     caption = (
-        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans. “random” is the exact "
-        "expectation of a random choice; ties share equally."
+        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans, without the run's `exponents` "
+        "and `votes`. “random” is the exact expectation of a random choice; ties share equally."
     )
     return _html(Table(["ranked by", *heads.values()], rows, caption), notes=ranking_sentences(measured, heads))
 

@@ -61,6 +61,7 @@ def notices(
     sentences += _reflection(traces, metrics["reflection"])
     sentences += _nothing_found(traces)
     sentences += _cut_short(traces)
+    sentences += _cut_off(traces)
     sentences += reply_sentences(metrics)
     sentences += cut_query_sentences(traces)
     sentences += _searched_in_vain(traces)
@@ -138,6 +139,19 @@ def _cut_short(traces: Traces) -> list[str]:
                 f"budget was used up ({reasons}). With a higher one the same command goes on with them."
             )
     return sentences
+
+
+def _cut_off(traces: Traces) -> list[str]:
+    """Return the number of answers without an end token, by pipeline without steps; others count their replies."""
+    counts = {
+        name: sum(trace.cut for trace in pipeline_traces.values() if not trace.steps)
+        for name, pipeline_traces in traces.items()
+    }
+    return [
+        f"{name}: {count} of {len(traces[name])} answers were cut off at their longest length, `max_new_tokens`."
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def cut_query_sentences(traces: Traces) -> list[str]:

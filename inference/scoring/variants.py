@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from reflectune.core.types import Question
+from reflectune.inference.operators.requests import ANSWERING
 from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.scoring.trajectories import answers_right, records_right
 from reflectune.inference.trace import Step, Trace
@@ -19,8 +20,6 @@ LEAST_SAVED, MOST_LOST = 0.4, 0.01
 UNAIDED = "closed_book"
 TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
 """Thresholds of the curve; no similarity reaches 2."""
-ANSWERING = ("answer", "extract")
-"""Operators of an answer: a detailed one, and its short form."""
 WRITTEN = ("caption", "rewrite", "reason", *ANSWERING)
 Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 

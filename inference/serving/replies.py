@@ -26,7 +26,8 @@ async def event_stream(events: AsyncIterator[Event]) -> AsyncIterator[str]:
 
 def completion(trace: Trace, identity: str) -> dict[str, Any]:
     """Return a chat completion; the field `reflectune` holds the trace."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": trace.answer}, "finish_reason": "stop"}
+    message = {"role": "assistant", "content": trace.answer}
+    choice = {"index": 0, "message": message, "finish_reason": _reason(trace.cut)}
     head = _head("chat.completion", identity, trace.pipeline)
     return {**head, "choices": [choice], "usage": _usage(trace.tokens), "reflectune": to_row(trace)}
 
@@ -42,7 +43,8 @@ async def chunk_stream(events: AsyncIterator[Event], identity: str, pipeline: st
         is_done = event.name == "done"
         if event.name == "answer":
             delta = {**delta, "content": event.data["answer"]}
-        choices = [{"index": 0, "delta": delta, "finish_reason": "stop" if is_done else None}]
+        reason = _reason(event.data["trace"]["cut"]) if is_done else None
+        choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
         usage = {"usage": _usage(event.data["trace"]["tokens"])} if is_done else {}
         yield server_sent({**head, "choices": choices, **usage, "reflectune": {"event": event.name, **event.data}})
         delta = {}
@@ -51,6 +53,10 @@ async def chunk_stream(events: AsyncIterator[Event], identity: str, pipeline: st
 
 def _head(kind: str, identity: str, pipeline: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{identity}", "object": kind, "created": int(time.time()), "model": pipeline}
+
+
+def _reason(cut: bool) -> str:
+    return "length" if cut else "stop"
 
 
 def _usage(tokens: Mapping[str, int]) -> dict[str, int]:

@@ -29,8 +29,6 @@ PROMPTS = {
 }
 JUDGED = [
     ("a system's turn", ("Yes", "No")),
-    ("a system's turn", ("oak", "of")),
-    ("a system's turn", ("made", "title")),
     ("no system's turn", ("oak", "of")),
     ("no picture", ("Yes", "No")),
     ("one document", ("made", "title")),
@@ -132,16 +130,6 @@ def test_a_systems_words_are_read_whether_or_not_the_template_has_such_a_turn(
     renderer = Renderer(None, processor)
     assert renderer.under_system("", turn) == (turn,)
     assert renderer.under_system("Be brief.", turn) == (behind if has_turn else (before,))
-
-
-def test_a_server_is_asked_the_same(pictures: list[Image.Image]) -> None:
-    prompt = dataclasses.replace(PROMPTS["a system's turn"], documents=("oak",))
-    text = "What is it? What is it made of?\n\nPassage:\noak\n\nIs it of use? "
-    system, user = conversation(["data:,"], prompt)
-    assert system == {"role": "system", "content": "Be brief."}
-    assert [part["type"] for part in user["content"]] == ["image_url", "text"]
-    (blind,) = conversation((), dataclasses.replace(prompt, system=""))
-    assert blind == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
 REFLECTIVA_ASKED = Prompt(

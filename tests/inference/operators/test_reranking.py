@@ -147,42 +147,19 @@ def test_two_documents_of_which_one_was_shown_are_not_compared(scripting: type[A
     assert (order, trace.tokens["replies_unread"]) == ("ab", 1)
 
 
-# Bad replies: (listwise reply, order, unread), (pairwise reply, order, unread).
-
-BAD_LISTS = {
-    "empty": ("", "abc", 1),
-    "an answer": ("Ann Kirk built it.", "abc", 1),
-    "reflection tokens": ("[Relevant] [Retrieval] [Irrelevant]", "abc", 1),
-    "repeats itself": ("[Document 2] > " * 40, "bac", 0),
-    "repeats the example": ("[Document 4] > [Document 2] > ...", "abc", 1),
-    "leaves one out": ("[Document 3] > [Document 1]", "cab", 0),
-    "cut off": ("[Document 3] > [Docum", "cab", 0),
-    "numbers of none": ("[Document 9] > [Document 0]", "abc", 1),
-}
-BAD_PAIRS = {
-    "empty": ("", "ab", 1),
-    "both": ("[Document A] or [Document B]", "ab", 1),
-    "neither": ("Neither of them.", "ab", 1),
-    "reflection tokens": ("[Relevant]", "ab", 1),
-    "repeats itself": ("[Document B] " * 40, "ba", 0),
-    "a letter": ("B.", "ba", 0),
-    "a reason after it": ("[Document B]\nSince [Document A] is about something else.", "ba", 0),
+BAD_REPLIES = {
+    "no order": ("listwise", "Ann Kirk built it.", "abc", 1),
+    "one left out": ("listwise", "[Document 3] > [Document 1]", "cab", 0),
+    "both": ("pairwise", "[Document A] or [Document B]", "ab", 1),
+    "a reason after it": ("pairwise", "[Document B]\nSince [Document A] is about something else.", "ba", 0),
 }
 
 
-@pytest.mark.parametrize(("reply", "expected", "unread"), BAD_LISTS.values(), ids=BAD_LISTS)
-def test_a_bad_list_is_completed_or_counted(scripting: type[Any], reply: str, expected: str, unread: int) -> None:
-    order, trace = run(scripting(say=lambda prompt: reply), "listwise")
+@pytest.mark.parametrize(("how", "reply", "expected", "unread"), BAD_REPLIES.values(), ids=BAD_REPLIES)
+def test_a_bad_reply_is_completed_or_counted(scripting, how: str, reply: str, expected: str, unread: int) -> None:
+    order, trace = run(scripting(say=lambda prompt: reply), how, "".join(sorted(expected)))
     assert (order, trace.tokens["replies_unread"]) == (expected, unread)
     assert trace.steps[0].text == reply
-
-
-@pytest.mark.parametrize(("reply", "expected", "unread"), BAD_PAIRS.values(), ids=BAD_PAIRS)
-def test_a_bad_preference_leaves_two_as_they_are_and_is_counted(
-    scripting: type[Any], reply: str, expected: str, unread: int
-) -> None:
-    order, trace = run(scripting(say=lambda prompt: reply), "pairwise", "ab")
-    assert (order, trace.tokens["replies_unread"]) == (expected, unread)
 
 
 @pytest.mark.parametrize("names", ["", "a"], ids=["none", "one"])

@@ -57,14 +57,10 @@ class ScriptedReader:
         return [self._answer("direct") for _ in rows]
 
     def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
-        kept = [list(question_passages[: self._room]) for question_passages in passages]
-        self.read_passages += [passage.id for question_passages in kept for passage in question_passages]
-        relevance = [
-            [self._relevance.get(passage.id, 0.1) for passage in question_passages] for question_passages in kept
-        ]
-        return JudgedPassages(
-            kept, kept, [[(value, 1 - value) for value in question_relevance] for question_relevance in relevance]
-        )
+        kept = [list(row[: self._room]) for row in passages]
+        self.read_passages += [passage.id for row in kept for passage in row]
+        relevance = [[self._relevance.get(passage.id, 0.1) for passage in row] for row in kept]
+        return JudgedPassages(kept, kept, [[(value, 1 - value) for value in row] for row in relevance])
 
     def answer_from(self, judged: JudgedPassages, rows: Sequence[tuple[int, int]]) -> list[ReaderAnswer]:
         ids = [judged.branches[question][passage].id for question, passage in rows]
@@ -83,7 +79,6 @@ class ScriptedPromptedReader:
         gates: Score_RET by question id.
         relevance: Score_SRT by passage id; 0.1 if not listed, None for one that is too long.
         reply: What it replies to P_MCT, whatever the documents.
-        shown: The most documents that P_MCT holds.
     """
 
     scheme = find_scheme("mmkb_rag")
@@ -93,11 +88,10 @@ class ScriptedPromptedReader:
         gates: Mapping[str, float] | None = None,
         relevance: Mapping[str, float | None] | None = None,
         reply: str = "",
-        shown: int = 100,
         room: int = 100,
     ) -> None:
         self._gates, self._relevance, self._reply = gates or {}, relevance or {}, reply
-        self._shown, self._room = shown, room
+        self._room = room
         self.judged: list[list[str]] = []
         self.agreed: list[list[str]] = []
         self.contexts: dict[str, list[str]] = {}
@@ -109,26 +103,18 @@ class ScriptedPromptedReader:
         return [self._gates[question.id] for question in opened.questions]
 
     def judge(self, opened, documents, found=()) -> list[list[float | None]]:
-        self.judged += [
-            [passage.id for passage in question_documents] for question_documents in documents if question_documents
-        ]
-        return [
-            [self._relevance.get(passage.id, 0.1) for passage in question_documents] for question_documents in documents
-        ]
+        self.judged += [[passage.id for passage in row] for row in documents if row]
+        return [[self._relevance.get(passage.id, 0.1) for passage in row] for row in documents]
 
     def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:
-        self.agreed += [[passage.id for passage in question_documents] for question_documents in documents.values()]
-        return {
-            i: PromptedReply(
-                f"{self._reply} [Rel]", self._reply, min(len(question_documents), self._shown), tokens=7, finished=True
-            )
-            for i, question_documents in documents.items()
-        }
+        self.agreed += [[passage.id for passage in row] for row in documents.values()]
+        reply = PromptedReply(f"{self._reply} [Rel]", self._reply, shown=0, tokens=7, finished=True)
+        return {i: dataclasses.replace(reply, shown=len(row)) for i, row in documents.items()}
 
     def answer(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, ReaderAnswer]:
         answers = {}
-        for i, question_documents in documents.items():
-            kept = question_documents[: self._room]
+        for i, row in documents.items():
+            kept = row[: self._room]
             self.contexts[opened.questions[i].id] = [passage.text for passage in kept]
             answers[i] = ReaderAnswer(f"tuned from {len(kept)}", 0.6, tokens=3, passages_read=len(kept))
         return answers
@@ -143,27 +129,20 @@ class FixedRetriever:
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         self.searched += len(images)
-        hits = [
-            Hit(entry_id=entry_id, score=score, rank=rank, query="image", kb="kb", parts={})
-            for rank, (entry_id, score) in enumerate(self._scores.items(), start=1)
-        ]
+        found = enumerate(self._scores.items(), start=1)
+        hits = [Hit(name, score, rank, query="image", kb="kb", parts={}) for rank, (name, score) in found]
         return [hits[:top_n] for _ in images]
 
 
 @pytest.fixture
 def knowledge(tmp_path: Path) -> KnowledgeBase:
     """Entries a, b, c with two sections of one paragraph each, and `empty` without any."""
-    entries = [
-        Entry(
-            id=name,
-            title=f"Title {name}",
-            sections=(Section("History", f"Founded by {name}."), Section("Diet", f"The owl eats {name}.")),
-        )
-        for name in ("a", "b", "c")
-    ]
-    entries.append(Entry(id="empty", title="Nothing"))
-    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
-    return KnowledgeBase(tmp_path / "knowledge")
+
+    def sections(name: str) -> tuple[Section, ...]:
+        return Section("History", f"Founded by {name}."), Section("Diet", f"The owl eats {name}.")
+
+    entries = [Entry(name, f"Title {name}", sections=sections(name)) for name in "abc"]
+    return write_knowledge_base(tmp_path, [*entries, Entry("empty", "Nothing")], name="kb")
 
 
 @pytest.fixture(scope="session")

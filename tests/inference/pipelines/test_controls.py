@@ -55,8 +55,17 @@ def test_a_control_chooses_without_the_verdicts_and_shares_the_gate(ask, kind, a
     assert ask(kind, gate=0.1).answer == "by heart"
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
-def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(ask, monkeypatch, tmp_path, on_disk) -> None:
+@pytest.mark.parametrize(("on_disk", "scale"), [(False, 1), (True, 1), (False, 1e6)])
+def test_the_text_scored_control_takes_the_answers_of_the_unjudged_one(
+    ask, monkeypatch, tmp_path, on_disk: bool, scale: float
+) -> None:
+    """Scores far apart leave shares of 0, which are not candidates."""
+    rank = WordReranker.rank
+
+    def scaled(*given: Any) -> Any:
+        return [[dataclasses.replace(one, score=one.score * scale) for one in row] for row in rank(*given)]
+
+    monkeypatch.setattr(WordReranker, "rank", scaled)
     own, stored = ([ask(kind, gate) for gate in (0.9, 0.1)] for kind in (TextScored, Unjudged))
     monkeypatch.setattr(MR2AG, "run", None)
     for gate, trace, answered in zip((0.9, 0.1), own, stored, strict=True):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from typing import Any
 
 import pytest
 
@@ -111,10 +112,10 @@ def test_the_weight_of_titles_orders_the_judged_entries(alternatives) -> None:
 def test_reflectivas_fallback_is_the_pipelines(fallback, used, answer) -> None:
     passages = tuple(PassageTrace(Passage("a", 0, k, "", "", "", ""), 0.5, 0.2 - k / 10, 0.8) for k in range(2))
     closed = Trace("q", "reflectiva", answer="by heart", gate=0.9)
-    hits = (Hit("a", 0.5, 1),)
-    opened = Trace("q", "reflectiva", answer, None, 0.9, True, hits, passages, used=used, fallback=fallback)
-    found = decide(Alternatives(opened, closed, "reflectiva"), Controls(), GatedSettings(fallback=fallback))
-    assert (found.answer, found.used, found.fallback) == (answer, used, fallback)
+    found: Any = {"hits": (Hit("a", 0.5, 1),), "passages": passages, "used": used, "fallback": fallback}
+    opened = Trace("q", "reflectiva", answer=answer, gate=0.9, retrieved=True, **found)
+    decision = decide(Alternatives(opened, closed, "reflectiva"), Controls(), GatedSettings(fallback=fallback))
+    assert (decision.answer, decision.used, decision.fallback) == (answer, used, fallback)
 
 
 @pytest.mark.parametrize("controls", [{}, {"threshold": 0.95}, {"documents": 1}, {"threshold": 0.15}, {"gamma": 0.7}])

@@ -22,17 +22,10 @@ RELATIONS = {name: ["diet", "keeper"] for name in LOOKS} | {"blue_owl": ["keeper
 @pytest.fixture
 def knowledge(tmp_path: Path) -> KnowledgeBase:
     entries = [
-        Entry(
-            id=name,
-            title=name.title(),
-            sections=tuple(
-                Section(relation.title(), f"About the {relation} of {name}.") for relation in RELATIONS[name]
-            ),
-        )
-        for name in LOOKS
+        Entry(name, name.title(), sections=tuple(Section(it.title(), f"About the {it} of {name}.") for it in relations))
+        for name, relations in RELATIONS.items()
     ]
-    write_knowledge_base(tmp_path / "knowledge", entries, name="kb", image_root="..", shard_size=10)
-    return KnowledgeBase(tmp_path / "knowledge")
+    return write_knowledge_base(tmp_path / "knowledge", entries, name="kb")
 
 
 def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> DiagnosticPassages:
@@ -42,6 +35,7 @@ def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> Diagnos
 def test_look_alikes_differ_in_one_attribute_or_two_and_say_the_same_kind_of_thing(make, tmp_path, knowledge) -> None:
     question = make.question(0, evidence=make.evidence("gold", 0))
     probes = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS).build(question)
+    assert [attribute_of(p.source) for p in probes] == [None, None, "colour", "kind", "several"]
     assert [(p.source, p.passage.entry_id, p.passage.heading) for p in probes] == [
         ("gold", "gold", "Diet"),
         ("same_article", "gold", "Keeper"),
@@ -57,9 +51,7 @@ def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> No
     (tmp_path / "probes.jsonl").write_text(json.dumps(row) + "\n")
     diagnostic_passages = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS)
     probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 1)))
-    assert [(p.source, p.passage.entry_id) for p in probes if attribute_of(p.source)] == [
-        ("look_alike:mark", "made_up")
-    ]
+    assert [(p.source, p.passage.entry_id) for p in probes[2:]] == [("look_alike:mark", "made_up")]
 
 
 def test_entries_that_a_list_calls_alike_are_shown_under_the_same_heading(make, tmp_path, knowledge) -> None:
@@ -79,20 +71,12 @@ def test_a_bad_list_of_look_alikes_is_reported(tmp_path, knowledge, text: str, s
         builder(tmp_path, knowledge)
 
 
-def test_without_looks_there_are_no_look_alikes(make, tmp_path, knowledge) -> None:
-    diagnostic_passages = builder(tmp_path, knowledge)
-    probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 0)))
-    assert [p.source for p in probes] == ["gold", "same_article"]
-
-
-def test_a_question_without_evidence_has_no_probes(make, tmp_path, knowledge) -> None:
-    assert builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS).build(make.question(0)) == []
-
-
-def test_both_evidence_sections_are_gold_and_none_a_negative(make, tmp_path, knowledge) -> None:
-    question = make.question(0, evidence=(Evidence("gold", 0), Evidence("gold", 1)))
-    sources = [p.source for p in builder(tmp_path, knowledge).build(question)]
-    assert sources == ["gold", "gold"]
+@pytest.mark.parametrize(
+    ("sections", "sources"), [((), []), ((0,), ["gold", "same_article"]), ((0, 1), ["gold", "gold"])]
+)
+def test_without_looks_probes_are_of_the_evidences_article(make, tmp_path, knowledge, sections, sources) -> None:
+    question = make.question(0, evidence=tuple(Evidence("gold", section) for section in sections))
+    assert [p.source for p in builder(tmp_path, knowledge).build(question)] == sources
 
 
 def test_of_several_paragraphs_the_one_with_the_answer_is_gold(make) -> None:
@@ -106,12 +90,6 @@ def test_a_bad_probe_is_named_with_its_line(tmp_path, knowledge, line: str) -> N
     (tmp_path / "probes.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=r"probes\.jsonl, line 1"):
         builder(tmp_path, knowledge)
-
-
-def test_attribute_of() -> None:
-    assert attribute_of("look_alike:colour") == "colour"
-    assert attribute_of("look_alike:several") == "several"
-    assert attribute_of("same_article") is None
 
 
 def test_a_document_states_the_answer_if_it_is_of_the_entity_and_holds_it(make) -> None:

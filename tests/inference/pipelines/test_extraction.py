@@ -81,7 +81,7 @@ def test_every_answer_is_shortened_if_each_iteration_has_one(name: str, scriptin
     assert answers_right([ASKED], {ASKED.id: trace}, 1, TraceScorer("exact_match")) == {ASKED.id: [1.0, 1.0]}
 
 
-@pytest.mark.parametrize("reply", ["", "<think>mice</think>", "##Best Answer:"], ids=["nothing", "thoughts", "a cue"])
+@pytest.mark.parametrize("reply", ["<think>mice</think>", "##Best Answer:"], ids=["thoughts", "a cue"])
 def test_a_reply_without_an_answer_leaves_the_detailed_one_and_is_counted(reply: str, scripting: type[Any]) -> None:
     trace = run("mi_rag", scripting(say=say(reply)))
     assert (trace.answer, trace.tokens["replies_unread"]) == (LONG, 2)

@@ -98,11 +98,6 @@ def test_what_is_found_again_is_read_again_but_listed_once(script: Any) -> None:
     assert [step.iteration for step in trace.steps if step.operator == "reason"] == [0, 1, 2, 3]
 
 
-def test_the_papers_own_last_words(script: Any) -> None:
-    run(script, detailed_answer=True)
-    assert script.asked[-1][1].endswith("Based on the information, provide a detailed answer to the question.")
-
-
 def test_reflectivas_checkpoint_is_asked_as_it_was_tuned(scripting: type[Any]) -> None:
     """The token of relevance before its answer is left out."""
     script = scripting(say=lambda prompt: "[Relevant] Ann Kirk" if "Give a short" in prompt else say(prompt), find=find)

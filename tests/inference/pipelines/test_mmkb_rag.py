@@ -7,7 +7,6 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import DocumentSettings
 from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.formats.hits import places
-from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.trace import from_row, to_row
@@ -117,7 +116,10 @@ def test_fused_probabilities_choose_and_the_trace_keeps_srt(ask, settings: dict,
     trace, _ = ask(mct="none", s_ret_temperature=0.1, **settings)
     assert read(trace) == expected
     assert [p.s_rel for p in trace.passages] == [0.2, 0.7, 0.9, 0.6]
-    assert find_problems(MmkbRagSettings, settings)  # without a temperature
+
+
+def test_fusion_needs_three_numbers_and_a_temperature() -> None:
+    assert find_problems(MmkbRagSettings, {"srt_fusion": [1, 1, 0]})
     assert find_problems(MmkbRagSettings, {"srt_fusion": [1, 2], "s_ret_temperature": 0.1})
 
 
@@ -132,6 +134,7 @@ def test_the_best_document_is_kept_though_none_reaches_the_threshold(ask) -> Non
     ("mct", "reply", "expected"),
     [
         ("filter", "3, 1. It eats b.", ["b#1.0", "b#0.0"]),
+        ("filter", "3, 1.", ["b#1.0", "b#0.0"]),
         ("rerank", "3. It eats b.", ["b#1.0", "b#0.0", "a#1.0"]),
         ("merge", "3, 1. It eats b.", []),
     ],
@@ -141,7 +144,8 @@ def test_mct_filters_reranks_or_merges_what_srt_kept(ask, mct: str, reply: str, 
     assert reader.agreed == [["b#0.0", "a#1.0", "b#1.0"]]
     assert read(trace) == expected
     assert trace.kept == (2, 1, 3)
-    assert (trace.mct.reply, trace.mct.summary, trace.mct.problem) == (f"{reply} [Rel]", "It eats b.", "")
+    assert (trace.mct.reply, trace.mct.problem) == (f"{reply} [Rel]", "")
+    assert trace.mct.summary == ("It eats b." if "eats" in reply else "")
     assert trace.mct.merged is (mct == "merge")
     assert len(reader.contexts["q000"]) == max(1, len(expected))
     if mct == "merge":
@@ -164,10 +168,7 @@ def test_one_entry_is_kept_by_its_scores_times_s_ret_if_a_share(ask, score, temp
     ("reply", "mct", "problem"),
     [
         ("the owl eats b", "filter", "no_numbers"),
-        ("", "filter", "no_numbers"),
         ("4, 1. It eats b.", "rerank", "out_of_range"),
-        ("0. It eats b.", "merge", "out_of_range"),
-        ("1, 1. It eats b.", "filter", "repeated"),
         ("2, 1.", "merge", "empty_summary"),
     ],
 )
@@ -177,12 +178,6 @@ def test_a_malformed_reply_leaves_srts_order_and_is_named(ask, reply: str, mct: 
     assert read(trace) == ["b#0.0", "a#1.0", "b#1.0"]
     assert not trace.mct.merged
     assert len(reader.contexts["q000"]) == 3
-
-
-def test_an_empty_summary_matters_only_where_it_is_read(ask) -> None:
-    trace, _ = ask(reply="2, 1.")
-    assert trace.mct.problem == ""
-    assert read(trace) == ["a#1.0", "b#0.0"]
 
 
 def test_the_base_model_answers_what_the_tuned_one_has_chosen(make, scripted, knowledge) -> None:
@@ -229,13 +224,6 @@ def test_every_score_comes_back_from_the_trace_file(ask, scripted) -> None:
         assert set(trace.seconds) == {"gate", "retrieve", "judge", "agree", "answer"}
 
 
-def test_a_single_question_is_answered_in_one_call(make, scripted, knowledge) -> None:
-    reader = scripted.prompted(gates={"question": 0.9}, relevance=RELEVANCE, reply="1.")
-    pipeline, _ = build(scripted, knowledge, reader)
-    trace = answer(pipeline, "What does the owl eat?", scripted.images(1)[0])
-    assert trace.answer == "tuned from 1"
-
-
 # What finds the documents.
 
 
@@ -276,9 +264,3 @@ def test_scores_stand_beside_the_documents(make, scripted, knowledge) -> None:
     traces = retrieved.traces([0.75, None, 0.25])
     assert [(p.s_ret, p.s_rel, p.s_irr) for p in traces] == [(0.8, 0.75, 0.25), (0.4, None, None), (0.8, 0.25, 0.75)]
     assert [p.relevant for p in traces] == [True, False, False]
-
-
-def test_no_question_is_no_search(scripted, knowledge) -> None:
-    retriever = scripted.retriever({"a": 0.5})
-    assert DocumentFinder(retriever, knowledge, DocumentFinderSettings()).find([], []) == []
-    assert retriever.searched == 0

@@ -121,12 +121,6 @@ def test_a_negative_similarity_is_clamped_in_the_product(ask, scripted) -> None:
     assert trace.passages[0].s_ret == -0.2  # the trace keeps the similarity as it was
 
 
-def test_top_n_bounds_what_is_read(ask, scripted) -> None:
-    reader = scripted.reader(gates={"q000": 1.0})
-    ask(reader, top_n=1)
-    assert reader.read_passages == ["a#0.0", "a#1.0"]
-
-
 def test_one_question_in_one_call(scripted, knowledge) -> None:
     reader = scripted.reader(gates={"question": 0.0}, answers={"direct": ("red", 0.7)})
     pipeline, _ = build(scripted, knowledge, reader)

@@ -94,14 +94,6 @@ def test_documents_that_the_context_did_not_hold_are_not_counted(scripting: type
     assert documents_shown([], 0) == 0
 
 
-def test_the_papers_own_words(scripting: type[Any]) -> None:
-    script = scripting(say=lambda prompt: "Ann Kirk", find=find)
-    run(script, mrag(few_words=True))
-    assert script.asked[-1][1].endswith(
-        "answer the question with the image by referring to the RELATED DOCUMENTS in a few words.\n\nWho built it?"
-    )
-
-
 def test_the_bounds_answer_without_search_from_nothing_and_from_the_gold_article(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "Ann Kirk", find=find)
     lower, upper = (run(script, mrag(answer_from=source, few_words=True)) for source in ("nothing", "gold"))
@@ -110,7 +102,10 @@ def test_the_bounds_answer_without_search_from_nothing_and_from_the_gold_article
         "Given the image and the following question, answer the question with the image in a few words.\n\n"
         "Who built it?"
     )
-    assert "RELATED DOCUMENTS:\ngold: gold\n\nNow given" in with_gold
+    assert with_gold.endswith(
+        "RELATED DOCUMENTS:\ngold: gold\n\nNow given the image and the following question, answer the question with "
+        "the image by referring to the RELATED DOCUMENTS in a few words.\n\nWho built it?"
+    )
     assert (lower.ended, lower.used, lower.retrieved) == ("answered from 0 of 0 documents", (), False)
     assert (upper.ended, upper.used, upper.retrieved) == ("answered from 1 of 1 documents", (0,), False)
     run(script, mrag(answer_from="nothing"))
@@ -127,14 +122,6 @@ def test_the_gold_document_is_the_article_or_its_passage(knowledge: KnowledgeBas
         for entity_ids in ((), ("absent",)):
             with pytest.raises(UnusableInput, match="has no entry of its own in the knowledge base"):
                 built.gold(dataclasses.replace(question, entity_ids=entity_ids))
-
-
-def test_an_unreadable_order_is_the_retrieved_one_and_the_trace_says_so(scripting: type[Any]) -> None:
-    script = scripting(say=lambda prompt: "I can't.", find=find)
-    trace = run(script, mrag(query_modality="I", rerank="listwise"))
-    assert kind(script.asked[-1]) == "answer one"
-    assert trace.tokens["replies_unread"] == 1
-    assert trace.steps[1].text == "I can't."
 
 
 def test_documents_are_ordered_by_the_runs_reranker(scripting: type[Any]) -> None:
@@ -245,10 +232,8 @@ def test_falling_back_to_the_first_document(scripting, yes: Mapping[str, float],
 
 UNANSWERED = [*FIRST[:2], *SECOND[:2], "relevant three", "answer three"]
 BAD_REPLIES = {
-    "empty": ("", UNANSWERED, ""),
     "spaces": (" \n", UNANSWERED, ""),
     "reflection tokens": ("[Relevant] [Yes]", FIRST, "[Relevant] [Yes]"),
-    "repeats itself": ("oak " * 50, FIRST, "oak " * 50),
 }
 
 

@@ -1,7 +1,6 @@
 """Irrelevant passages among records: where they stand, what they are drawn from, and what they leave as it was."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +29,8 @@ PIPELINES = {
 def knowledge(tmp_path_factory: pytest.TempPathFactory) -> KnowledgeBase:
     """Entry e0 that is asked about, e1 that states the answer, and four others."""
     texts = ["It eats berries.", "It eats mice.", *(f"It is number {n}." for n in range(2, 6))]
-    folder: Path = tmp_path_factory.mktemp("kb") / "knowledge"
     entries = [Entry(f"e{n}", f"Title {n}", sections=(Section("Diet", text),)) for n, text in enumerate(texts)]
-    write_knowledge_base(folder, entries, name="kb", image_root="..", shard_size=4)
-    return KnowledgeBase(folder)
+    return write_knowledge_base(tmp_path_factory.mktemp("kb"), entries, name="kb", shard_size=4)
 
 
 def say(text: str) -> str:

@@ -20,8 +20,7 @@ ASKED = Question("q", "image.png", "Who built it?", entity_ids=("e1",), evidence
 def knowledge(tmp_path: Path) -> KnowledgeBase:
     sections = (Section("Use", "It is a bridge."), Section("Builder", "Ann built it.\n\nIn 1872."))
     entry = Entry("e1", "Kirk Bridge", sections=sections)
-    write_knowledge_base(tmp_path / "knowledge", [entry], name="kb", image_root="..", shard_size=4)
-    return KnowledgeBase(tmp_path / "knowledge")
+    return write_knowledge_base(tmp_path, [entry], name="kb")
 
 
 def run(script: Any, knowledge: KnowledgeBase, pairs: int, **settings: Any) -> Trace:

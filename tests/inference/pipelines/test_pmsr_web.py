@@ -6,13 +6,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from reflectune.core.config import find_problems
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings, pieces
-from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
@@ -152,10 +150,3 @@ def test_reflection_tokens_of_a_page_reach_no_prompt(checkpoints, scripting, wat
     assert [step.operator for step in trace.steps].count("summarize") >= 1
     assert all(reflection.isdisjoint(ids) for ids in engine.seen)
     assert {ids.count(loaded.renderer.image_token_id) > 0 for ids in engine.seen} == {True, False}
-
-
-def test_it_needs_a_text_index_or_a_server() -> None:
-    told = find_problems(EvaluateConfig, {"pipelines": ["pmsr_web"]})
-    assert any("`text_index` is needed by pmsr_web, or `web_url`" in issue for issue in told)
-    near = find_problems(EvaluateConfig, {"pipelines": ["pmsr_web"], "web_url": "http://localhost:9/search"})
-    assert not any("`text_index`" in issue for issue in near)

@@ -93,6 +93,8 @@ def test_a_part_that_settings_make_needless_is_not_required() -> None:
     assert requirements.BASE_MODEL not in find_recipe("mmkb_rag").required(config)
     assert requirements.BASE_MODEL not in find_recipe("pmsr").required(config)
     assert requirements.BASE_MODEL in find_recipe("mmkb_rag").required(EvaluateConfig())
+    near = EvaluateConfig(web_url="http://localhost:9/search")
+    assert not any("`text_index`" in problem for problem in missing_parts(near, ["pmsr_web"]))
 
 
 def test_every_key_of_a_pipeline_is_a_key_of_evaluate_with_one_help() -> None:

@@ -110,21 +110,14 @@ def test_each_iteration_has_its_best_passage_and_the_trace_tells_which_were_read
     assert browsed(trace, ())[2]["each"] == [0.2, 0.7, 0.3, 0.5]
 
 
-PIPELINES = {
-    "mi_rag": (MiRag, MiRagSettings),
-    "pmsr_fixed": (PmsrFixed, PmsrFixedSettings),
-    "pmsr": (Pmsr, PmsrSettings),
-}
-
-
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("kind", [(MiRag, MiRagSettings), (Pmsr, PmsrSettings)], ids=["mi_rag", "pmsr"])
 @pytest.mark.parametrize(
     ("least", "records", "judged"),
     [(0.0, 3, []), (0.5, 1, [0.5]), (0.6, 2, [0.5, 1.0])],
     ids=["off", "at once", "later"],
 )
-def test_a_record_that_reaches_the_threshold_ends_the_trajectory(name, least, records, judged, script) -> None:
-    trace = run(script, *PIPELINES[name], gate_stop=least)
+def test_a_record_that_reaches_the_threshold_ends_the_trajectory(kind, least, records, judged, script) -> None:
+    trace = run(script, *kind, gate_stop=least)
     assert [step.operator for step in trace.steps].count("reason") == records
     assert [each for _, (each,) in judgements(trace)] == judged
     assert trace.ended == (SUPPORTED if judged else "after 2 iterations")
@@ -143,6 +136,8 @@ def test_both_stops_work_together(scripting) -> None:
     alike = scripting(say=Speaker(), find=find, vector=lambda text: [1.0], probability=lambda prompt: 0.1)
     trace = run(alike, Pmsr, PmsrSettings, gate_stop=0.5)
     assert (trace.ended, len(judgements(trace))) == (REPEATS, 1)
+    fixed = scripting(say=Speaker(), find=find, vector=lambda text: [1.0])
+    assert run(fixed, PmsrFixed, PmsrFixedSettings).ended == "after 2 iterations"
 
 
 def test_a_question_without_a_picture_is_refused_by_name(script) -> None:

@@ -1,8 +1,8 @@
 """Naive RAG over texts: what is found by the question's words is read, and the trace says whose it is."""
 
 from reflectune.core.types import Passage
-from reflectune.formats.hits import PassageHit
-from reflectune.inference.pipelines.text_rag import TextRAG, entries
+from reflectune.formats.hits import Hit, PassageHit
+from reflectune.inference.pipelines.text_rag import TextRAG
 
 
 def hit(entry: str, section: int, score: float, rank: int) -> PassageHit:
@@ -30,12 +30,7 @@ def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scri
     assert [trace.answer for trace in traces] == ["oak", "oak"]
     assert [p.s_ret for p in traces[0].passages] == [0.9, 0.8, 0.9]
     assert traces[0].retrieved
-
-
-def test_an_entry_stands_once_by_its_best_passage() -> None:
-    hits = entries(FOUND)
-    assert [(each.entry_id, each.score, each.rank, each.query, each.kb) for each in hits] == [
-        ("b", 0.9, 1, "question", "texts"),
-        ("a", 0.8, 2, "question", "texts"),
-    ]
-    assert hits[0].parts == {"text": 0.9}
+    assert traces[0].hits == (  # an entry by its best passage
+        Hit("b", 0.9, 1, "question", "texts", {"text": 0.9}),
+        Hit("a", 0.8, 2, "question", "texts", {"text": 0.8}),
+    )

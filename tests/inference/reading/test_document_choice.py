@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from reflectune.inference.reading.document_choice import (
     AUTO_WITHOUT_SRT,
-    MctTrace,
     apply_mct,
     by_relevance,
     keep_entry,
@@ -47,22 +46,6 @@ def test_without_srt_the_retrievers_order_stays() -> None:
     assert keep_first(10, 0) == list(range(AUTO_WITHOUT_SRT))
 
 
-def test_numbers_count_what_was_shown_in_the_order_of_srt() -> None:
-    kept = [4, 0, 2, 7]
-    mct = read_mct("3, 1. A summary.", shown=4, mode="filter")
-    assert (mct.keep, mct.summary, mct.problem) == ((3, 1), "A summary.", "")
-    assert apply_mct(kept, mct, "filter") == ([2, 4], mct)
-    assert apply_mct(kept, mct, "rerank") == ([2, 4, 0, 7], mct)
-    merged, used = apply_mct(kept, mct, "merge")
-    assert merged == []
-    assert used.merged
-
-
-def test_a_number_that_was_not_shown_is_out_of_range() -> None:
-    assert read_mct("3.", shown=2, mode="filter").problem == "out_of_range"
-    assert read_mct("2.", shown=2, mode="filter").problem == ""
-
-
 @given(st.text(max_size=30), st.integers(2, 5), st.sampled_from(["filter", "merge", "rerank"]))
 def test_any_reply_leaves_a_usable_order(reply: str, shown: int, how) -> None:
     kept = [9, 8, 7, 6, 5]
@@ -78,7 +61,3 @@ def test_the_entry_with_the_highest_sum_keeps_its_documents_in_order() -> None:
     assert keep_entry([4, 2, 1, 0], entries, scores) == [2, 1]
     assert keep_entry([4, 2, 0], entries, scores) == [4]
     assert keep_entry([], entries, scores) == []
-
-
-def test_off_changes_nothing() -> None:
-    assert apply_mct([1, 0], MctTrace("2.", 2, keep=(2,)), "none")[0] == [1, 0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
+from reflectune.core.types import Passage
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.reader import Reader
 from reflectune.models.loading import Loaded, load
@@ -24,78 +25,59 @@ def reader(tuned: Loaded) -> Reader:
     return PassageReader(PrefixEngine(tuned), MAX_NEW)
 
 
-def log_probabilities(loaded: Loaded, rendered, more: list[int]) -> torch.Tensor:
-    """Log-softmax at every position of one independent row: prefix and what follows, read from scratch."""
-    ids = torch.tensor([rendered.ids + more])
-    kinds = (ids == loaded.renderer.image_token_id).int()
-    extra = {"mm_token_type_ids": kinds} if loaded.model.config.model_type == "qwen2_vl" else {}
-    with torch.no_grad():
-        outputs = loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **rendered.vision, **extra)
-    return outputs.logits[0].float().log_softmax(-1)
-
-
-def passages(make):
-    return [
-        [
-            make.passage("e1", text="It is made of oak."),
-            make.passage("e2", text="Long ago, it was made of old grey stone."),
-        ],
-        [],
-        [make.passage("e3", text="Oak.")],
-    ]
-
-
-def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(make, tuned, reader, pictures) -> None:
-    questions = [make.question(0), make.question(1, text="Who made it?"), make.question(2, text="Where is it?")]
+def test_a_gate_is_the_share_of_retrieval_among_the_two_tokens(
+    questions, tuned, reader, pictures, log_probabilities
+) -> None:
     gates = reader.gates(reader.open(questions, pictures))
     yes, no = tuned.renderer.token_id("retrieve"), tuned.renderer.token_id("no_retrieve")
     for gate, question, picture in zip(gates, questions, pictures, strict=True):
-        last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), [])[-1].exp()
+        last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), []).exp()
         assert gate == pytest.approx(float(last[yes] / (last[yes] + last[no])), abs=1e-5)
 
 
 @ONE_FAMILY
-def test_what_a_model_computes_that_is_no_number_is_an_error(make, checkpoints, pictures) -> None:
+def test_what_a_model_computes_that_is_no_number_is_an_error(questions, checkpoints, pictures) -> None:
     """Each gate would be closed and each answer one and the same token, and score 0 in silence."""
     broken = load(checkpoints.tuned, scheme="mr2ag")
     with torch.no_grad():
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PassageReader(PrefixEngine(broken), MAX_NEW)
-    opened = reader.open([make.question(0)], pictures[:1])
+    opened = reader.open(questions, pictures)
     with pytest.raises(UserError, match="NaN, in float32"):
         reader.gates(opened)
     with pytest.raises(UserError, match="NaN, in float32"):
         reader.answer_directly(opened, [0])
 
 
-def test_s_rel_is_the_full_softmax_of_an_independent_row(make, tuned, reader, pictures) -> None:
-    questions = [make.question(i) for i in range(3)]
-    judged = reader.judge(reader.open(questions, pictures), passages(make))
-    assert [len(question_pairs) for question_pairs in judged.relevance] == [2, 0, 1]
+def branch(loaded: Loaded, passage: Passage) -> list[int]:
+    return PassageScheme.of(loaded.renderer).passage_branch(loaded.renderer, passage)
+
+
+def test_s_rel_is_the_full_softmax_of_an_independent_row(
+    questions, passages, tuned, reader, pictures, log_probabilities
+) -> None:
+    judged = reader.judge(reader.open(questions, pictures), passages).relevance
+    assert [len(pairs) for pairs in judged] == [2, 0, 1]
     ids = [tuned.renderer.token_id(role) for role in ("relevant", "irrelevant")]
-    for question, picture, question_passages, question_pairs in zip(
-        questions, pictures, passages(make), judged.relevance, strict=True
-    ):
-        for passage, pair in zip(question_passages, question_pairs, strict=True):
-            branch = PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, passage)
-            last = log_probabilities(tuned, tuned.renderer.prefix(question.text, picture), branch)[-1].exp()
+    for question, picture, documents, pairs in zip(questions, pictures, passages, judged, strict=True):
+        prefix = tuned.renderer.prefix(question.text, picture)
+        for passage, pair in zip(documents, pairs, strict=True):
+            last = log_probabilities(tuned, prefix, branch(tuned, passage)).exp()
             assert list(pair) == pytest.approx([float(last[i]) for i in ids], abs=1e-5)
             assert sum(pair) < 1  # equation 6: not a softmax of two
 
 
-def test_s_ans_is_the_geometric_mean_after_relevant(make, tuned, reader, pictures) -> None:
-    questions, picture = [make.question(0)], pictures[:1]
-    judged = reader.judge(reader.open(questions, picture), passages(make)[:1])
+def test_s_ans_is_the_geometric_mean_after_relevant(
+    questions, passages, tuned, reader, pictures, log_probabilities
+) -> None:
+    judged = reader.judge(reader.open(questions, pictures), passages)
     (answer,) = reader.answer_from(judged, [(0, 1)])
     # Decode greedily, one independent row at a time.
-    rendered = tuned.renderer.prefix(questions[0].text, picture[0])
-    forced = [
-        *PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, passages(make)[0][1]),
-        tuned.renderer.token_id("relevant"),
-    ]
+    rendered = tuned.renderer.prefix(questions[0].text, pictures[0])
+    forced = [*branch(tuned, passages[0][1]), tuned.renderer.token_id("relevant")]
     generated, logs = [], []
     while len(generated) < MAX_NEW and tuned.renderer.end_token_id not in generated:
-        last = log_probabilities(tuned, rendered, forced + generated)[-1]
+        last = log_probabilities(tuned, rendered, forced + generated)
         generated.append(int(last.argmax()))
         logs.append(float(last.max()))
     assert answer.tokens == len(generated)
@@ -139,8 +121,8 @@ def test_what_a_reasoning_model_thinks_is_neither_answered_nor_scored(
 
 
 @ONE_FAMILY
-def test_nothing_to_answer_costs_nothing(make, reader, pictures) -> None:
-    opened = reader.open([make.question(0)], pictures[:1])
+def test_nothing_to_answer_costs_nothing(questions, reader, pictures) -> None:
+    opened = reader.open(questions[:1], pictures[:1])
     assert reader.answer_directly(opened, []) == []
     assert reader.answer_from(reader.judge(opened, [[]]), []) == []
 
@@ -158,15 +140,13 @@ def test_a_plain_prompt_keeps_as_many_whole_passages_as_fit(make, checkpoints, p
 
 
 @ONE_FAMILY
-def test_a_passage_that_does_not_fit_is_not_read(make, tuned, pictures) -> None:
+def test_a_passage_that_does_not_fit_is_not_read(questions, passages, tuned, pictures) -> None:
     engine = PrefixEngine(tuned)
-    question, (short, long) = make.question(0), passages(make)[0]
-    prefix = tuned.renderer.prefix(question.text, pictures[0])
-    engine.max_length = (
-        len(prefix.ids) + len(PassageScheme.of(tuned.renderer).passage_branch(tuned.renderer, short)) + MAX_NEW + 1
-    )
+    short, long = passages[0]
+    prefix = tuned.renderer.prefix(questions[0].text, pictures[0])
+    engine.max_length = len(prefix.ids) + len(branch(tuned, short)) + MAX_NEW + 1
     reader = PassageReader(engine, MAX_NEW)
-    judged = reader.judge(reader.open([question], pictures[:1]), [[short, long]])
+    judged = reader.judge(reader.open(questions[:1], pictures[:1]), [[short, long]])
     assert judged.passages == [[short]]
     assert len(judged.relevance[0]) == 1
 

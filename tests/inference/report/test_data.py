@@ -53,13 +53,12 @@ def test_looking_up_is_right_where_the_base_model_is_wrong(make, dataset, answer
 
 
 def test_looking_up_is_right_where_less_than_half_of_the_score_is_given(make, dataset) -> None:
-    question = dataclasses.replace(make.question(0), answers=("oak",) * 8 + ("fir",) * 2)
     traces = {
         "mmkb_rag": {"q000": make.trace(0, "mmkb_rag", gate=0.9)},
         "closed_book": {"q000": make.trace(0, "closed_book", "fir")},
     }
     for answers, expected in (("oak",) * 8 + ("fir",) * 2, False), (("oak",) * 9 + ("fir",), True):
-        asked = dataclasses.replace(question, answers=answers)
+        asked = dataclasses.replace(make.question(0), answers=answers)
         data = browsed(dataset, [asked], traces, "vqa")
         assert data["questions"][0]["traces"]["mmkb_rag"]["lookup"] is expected
 

@@ -37,8 +37,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, pipeline: Counter, questions: list[Question], fingerprint: str = "f", **keys: Any):
-    keys = {"image_root": root, "folder": root / "traces", "fingerprint": fingerprint, "on_error": "stop", **keys}
+def run(root: Path, pipeline: Counter, questions: list[Question], **keys: Any):
+    keys = {"image_root": root, "folder": root / "traces", "fingerprint": "f", "on_error": "stop", **keys}
     return run_pipeline("counter", lambda: pipeline, questions, batch_questions=3, **keys)
 
 
@@ -84,12 +84,6 @@ def test_parts_of_other_processes_are_taken_over(make, root: Path) -> None:
     traces = run(root, Counter(), [make.question(i) for i in range(3)])
     assert traces["q001"].answer == "theirs"
     assert traces["q000"].answer == "3 with q000"
-
-
-def test_traces_of_other_settings_are_refused(make, root: Path) -> None:
-    run(root, Counter(), [make.question(0)])
-    with pytest.raises(UserError, match="other settings"):
-        run(root, Counter(), [make.question(0)], fingerprint="g")
 
 
 @pytest.mark.parametrize(

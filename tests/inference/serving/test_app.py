@@ -314,7 +314,8 @@ def test_the_openai_client_and_curl_are_answered(service, started, photo, tmp_pa
     chunks = list(client.chat.completions.create(**chat(picture=picture, stream=True)))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.answer
     assert [chunk.model_extra["reflectune"]["event"] for chunk in chunks][:2] == ["gate", "hits"]
-    assert (chunks[-1].choices[0].finish_reason, chunks[-1].usage) == ("stop", whole.usage)
+    assert (chunks[-1].choices[0].finish_reason, chunks[-1].usage) == (whole.choices[0].finish_reason, whole.usage)
+    assert whole.choices[0].finish_reason == ("length" if expected.cut else "stop")
     with pytest.raises(openai.NotFoundError, match="unknown pipeline `gpt`"):
         client.chat.completions.create(**chat(model="gpt"))
     (tmp_path / "photo.png").write_bytes(encoded(photo))
@@ -424,7 +425,7 @@ def test_a_shutdown_finishes_what_runs_and_refuses_the_rest(started, busy) -> No
             client.chat.completions.create(**chat())
         assert caught.value.status_code == 503
     asking.join(60)
-    assert replies[0].choices[0].finish_reason == "stop"
+    assert replies[0].choices[0].message.content
     wait_until(lambda: not server.servers[0].is_serving())
 
 

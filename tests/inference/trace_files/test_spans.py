@@ -114,9 +114,5 @@ def test_traces_are_sent_to_a_collector_or_it_is_said() -> None:
     request = ExportTraceServiceRequest.FromString(bodies[0])
     spans = [span for group in request.resource_spans for scope in group.scope_spans for span in scope.spans]
     assert len(spans) == 10
-    assert {
-        a.value.string_value for s in spans if not s.parent_span_id for a in s.attributes if a.key == "input.value"
-    } == {
-        "How tall?",
-        "q2",
-    }
+    attributes = [attribute for span in spans if not span.parent_span_id for attribute in span.attributes]
+    assert {a.value.string_value for a in attributes if a.key == "input.value"} == {"How tall?", "q2"}
