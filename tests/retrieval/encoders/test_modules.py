@@ -106,7 +106,6 @@ def test_a_default_prompt_stands_before_every_text_without_one_of_its_own(reposi
     ("modules", "files", "named"),
     [
         ([("LayerNorm", "2_LayerNorm")], {}, r"LayerNorm` \(`2_LayerNorm`"),
-        ([("CNN", "2_CNN")], {}, "CNN"),
         ([("sentence_transformers.sparse_encoder.models.SpladePooling", "2")], {}, "SpladePooling"),
         ([("pylate.models.Dense.Dense", "2_Dense")], {}, r"pylate\.models\.Dense\.Dense"),
         ([("Normalize", "2"), ("Dense", "2_Dense")], {}, "Dense` .*in this order"),

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,10 +48,9 @@ def test_the_files_hold_every_vector_in_order(kb, entries, encoder, tmp_path) ->
     assert set(files(tmp_path / "index")) == {"manifest.json", *FILES}
 
 
-@pytest.mark.parametrize("workers", [1, 3], ids=["one", "three"])
-def test_workers_change_no_byte(kb, encoder, tmp_path, workers) -> None:
+def test_workers_change_no_byte(kb, encoder, tmp_path) -> None:
     build_index(kb, encoder, tmp_path / "alone", batch_size=3, shard_rows=4)
-    build_index(kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, workers=workers)
+    build_index(kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, workers=3)
     assert files(tmp_path / "index") == files(tmp_path / "alone")
 
 
@@ -82,17 +82,8 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
 ) -> None:
     pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
     (built := tmp_path / "built").mkdir()
-    named = [
-        "--knowledge",
-        str(kb.folder),
-        "--encoder",
-        clip_folder,
-        "--output",
-        "runs/index",
-        "--store",
-        "runs/a/x.db",
-    ]
-    command = [forked_python, "-m", "reflectune.retrieval.build_index", *named]
+    command = [forked_python, "-m", "reflectune.retrieval.build_index", "--knowledge", str(kb.folder)]
+    command += ["--encoder", clip_folder, "--output", "runs/index", "--store", "runs/a/x.db"]
     subprocess.run(command, cwd=built, check=True, capture_output=True)
     built.rename(moved := tmp_path / "moved")
     (tmp_path / "elsewhere").mkdir()
@@ -149,11 +140,10 @@ def test_processes_go_on_with_what_an_index_of_before_has(kb, encoder, entries, 
     assert files(tmp_path / "shared") == files(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_the_manifest_says_in_which_precision_an_index_is_searched(kb, clip_folder, entries, tmp_path, dtype) -> None:
-    built = load_encoder(clip_folder, dtype=dtype)
+def test_the_manifest_says_in_which_precision_an_index_is_searched(kb, clip_folder, entries, tmp_path) -> None:
+    built = load_encoder(clip_folder, dtype="bfloat16")
     index = build_index(kb, built, tmp_path / "index")
-    assert index.manifest["encoder_dtype"] == dtype
+    assert index.manifest["encoder_dtype"] == "bfloat16"
     opened = open_encoder(clip_folder, tmp_path / "index", device="cpu")
     assert opened.fingerprint == built.fingerprint
     with pytest.raises(UserError, match="was built with the encoder"):
@@ -307,12 +297,10 @@ def rejected(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
 
 
-def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_path, picture) -> None:
+def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_path) -> None:
     index = build_index(damaged_kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, on_error="skip")
     assert list(index.entry_ids) == list(damaged_kb.ids)
     assert [index.entry_ids[index.owner[row]] for row in pictured(index)] == ["e0", "e1", "e4", "e4", "e7", "e9"]
-    good = [encoder.encode_images([picture(number)])[0] for number in (0, 1, 4, 5, 8, 9)]
-    np.testing.assert_allclose(vectors(index, "image")[pictured(index)], good, atol=1e-6)
     assert index.manifest["left_out"] == {"image missing": 2, "image unreadable": 2}
     assert left_out(index) == 4
     rows = rejected(tmp_path / "index")
@@ -324,15 +312,6 @@ def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_pat
     ]
     assert all(row["field"] == "images" and row["fix"] for row in rows)
     assert "images/6.png" in rows[2]["problem"]
-
-
-def test_an_entry_whose_images_are_all_bad_is_found_by_its_title(damaged_kb, encoder, tmp_path, picture) -> None:
-    index = build_index(damaged_kb, encoder, tmp_path / "index", on_error="skip")
-    hits = {hit.entry_id: hit for hit in EntryRetriever(index, encoder).search([picture(3)], 10)[0]}
-    title = float(encoder.encode_images([picture(3)])[0] @ encoder.encode_texts(["Owl nº 3"])[0])
-    mean = float(encoder.encode_images([picture(3)])[0] @ vectors(index, "image")[pictured(index)].mean(0))
-    assert hits["e3"].parts == pytest.approx({"image": mean, "title": title}, abs=1e-6)
-    assert hits["e3"].score == pytest.approx((mean + title) / 2, abs=1e-6)
 
 
 def test_what_is_good_has_the_vectors_of_an_index_without_the_bad_ones(damaged_kb, entries, encoder, tmp_path) -> None:
@@ -407,14 +386,6 @@ def test_an_empty_knowledge_base_is_refused(encoder, tmp_path) -> None:
     empty = write_knowledge_base(tmp_path / "kb", [], name="empty")
     with pytest.raises(UserError, match="no entries"):
         build_index(empty, encoder, tmp_path / "index")
-
-
-def test_titles_alone_can_be_indexed(encoder, tmp_path) -> None:
-    plain = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash"), Entry("b", "Birch")], name="trees")
-    index = build_index(plain, encoder, tmp_path / "index")
-    assert not vectors(index, "image").any()
-    assert vectors(index, "title").shape == (2, encoder.dimensions)
-    assert index.manifest["images"] == 0
 
 
 FILES = ("owners.npy", "entries.npy", "pictureless.npy", "image.f32", "title.f32")
@@ -553,21 +524,21 @@ def test_a_knowledge_base_that_begins_otherwise_is_another_one(kb, entries, enco
     assert files(tmp_path / "index") == before
 
 
-@pytest.mark.parametrize("content", ["[]", "5", "{}", '{"vectors": 3}', "null", '{"fields": {}, "checksums": []}'])
-def test_a_manifest_of_the_wrong_shape_is_refused(copied, kb, encoder, content) -> None:
-    (copied / "manifest.json").write_text(content)
-    with pytest.raises(UserError, match="build the index"):
-        load_index(copied, kb, encoder)
+def write_manifest(folder: Path, change: dict[str, Any] | None) -> None:
+    """Change keys of an index's manifest; None replaces it by a list."""
+    path = folder / "manifest.json"
+    path.write_text("[]" if change is None else json.dumps(json.loads(path.read_text()) | change))
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        None,
+        {"fields": None},
         {"fields": {"image": ["x"], "title": 3}},
         {"fields": {"image": 16}},
         {"fields": {"image": 0, "title": 16}},
         {"rows": None},
-        {"images": "3"},
         {"left_out": {"no title": []}},
         {"store": "annoy"},
         {"precision": "float8"},
@@ -576,9 +547,8 @@ def test_a_manifest_of_the_wrong_shape_is_refused(copied, kb, encoder, content) 
     ],
     ids=str,
 )
-def test_a_manifest_that_does_not_count_is_refused(copied, kb, encoder, change) -> None:
-    path = copied / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+def test_a_manifest_of_something_else_is_refused(copied, kb, encoder, change) -> None:
+    write_manifest(copied, change)
     with pytest.raises(UserError, match=r"manifest\.json is not an index's manifest"):
         load_index(copied, kb, encoder)
 
@@ -597,17 +567,14 @@ def test_a_manifest_that_does_not_count_is_refused(copied, kb, encoder, change) 
 )
 def test_positions_that_are_none_are_refused(copied, kb, encoder, name, content) -> None:
     np.save(copied / name, content)
-    path = copied / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["checksums"] |= checksums([copied / name])
-    path.write_text(json.dumps(manifest))
+    recorded = json.loads((copied / "manifest.json").read_text())["checksums"]
+    write_manifest(copied, {"checksums": recorded | checksums([copied / name])})
     with pytest.raises(UserError, match="build the index again"):
         load_index(copied, kb, encoder)
 
 
 @pytest.mark.parametrize("checked", [{}, {"owners.npy": 3}, [1], None])
 def test_checksums_of_the_wrong_shape_are_refused(copied, kb, encoder, checked) -> None:
-    path = copied / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "checksums": checked}))
+    write_manifest(copied, {"checksums": checked})
     with pytest.raises(UserError, match="`checksums` are damaged"):
         load_index(copied, kb, encoder)

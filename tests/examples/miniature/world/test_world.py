@@ -90,7 +90,7 @@ def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, mo
 
 
 def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, further) -> None:
-    """Pictures that are its own, the words of training or not, and the rest of the world to the byte."""
+    """Its pictures are its own. The rest of the world stays the same, with two-hop questions for training too."""
     plain, world = Dataset(folder), Dataset(further)
     for split in splits(folder):
         assert world.questions(split) == plain.questions(split)
@@ -202,11 +202,8 @@ def test_a_distractor_is_never_the_answer(relation: str) -> None:
             assert text.count(part) == 1
 
 
-def test_two_hop_questions_for_training_show_training_looks_and_leave_the_rest_unchanged(folder, further) -> None:
-    plain, world = Dataset(folder), Dataset(further)
-    for split in splits(folder):
-        assert world.questions(split) == plain.questions(split)
-    assert filecmp.dircmp(folder / "knowledge", further / "knowledge").diff_files == []
+def test_two_hop_questions_for_training_show_training_looks(further: Path) -> None:
+    world = Dataset(further)
     questions = world.questions("two_hop_train")
     assert len(questions) == 40
     for question in questions:

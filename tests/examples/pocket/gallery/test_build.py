@@ -1,6 +1,7 @@
 """A gallery built from hand-made sources keeps its promises."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from .conftest import ARTICLES, write, write_sources
 MANY = GallerySettings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
 
 
-@pytest.fixture(autouse=True)
-def half_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def half_unseen() -> Iterator[None]:
     """So few entities that a fifth of each kind would be none."""
-    monkeypatch.setattr(entities, "SHARES", {"val": 0.5})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entities, "SHARES", {"val": 0.5})
+        yield
 
 
 def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -> Dataset:
@@ -39,9 +42,7 @@ def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -
 def dataset(tmp_path_factory) -> Dataset:
     """A gallery that tests only read."""
     root = tmp_path_factory.mktemp("gallery")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entities, "SHARES", {"val": 0.5})
-        return build(root / "out", write_sources(root / "cache"))
+    return build(root / "out", write_sources(root / "cache"))
 
 
 def every(dataset: Dataset) -> list[Question]:

@@ -1,6 +1,7 @@
 """Captions of a gallery: training data of stage 1, without its test pictures."""
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ SETTINGS = GallerySettings(seed=3)
 MORE = {"spade": "A garden spade, for digging.", "axe": "An axe.", "saw": "A saw", "pliers": "Pliers."}
 
 
-@pytest.fixture(autouse=True)
-def few_things(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def few_things() -> Iterator[None]:
     """So few things that the true shares would be none of them."""
-    monkeypatch.setattr(entities, "SHARES", {"val": 0.5})
-    monkeypatch.setattr(caption_set, "HELD_OUT", 0.4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entities, "SHARES", {"val": 0.5})
+        patch.setattr(caption_set, "HELD_OUT", 0.4)
+        yield
 
 
 @pytest.fixture
@@ -38,10 +41,7 @@ def more(sources: Collection) -> Collection:
 def built(tmp_path_factory) -> tuple[Dataset, Dataset]:
     """A gallery and its captions, which tests only read."""
     root = tmp_path_factory.mktemp("captions")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entities, "SHARES", {"val": 0.5})
-        patch.setattr(caption_set, "HELD_OUT", 0.4)
-        return build(root, with_stamps(write_sources(root / "cache")))
+    return build(root, with_stamps(write_sources(root / "cache")))
 
 
 def with_stamps(sources: Collection) -> Collection:
