@@ -1,6 +1,7 @@
-"""A narrow base model of every recipe's family, with random weights."""
+"""A narrow base model of every recipe's family, with random weights, and the inputs of one plain row."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import (
     Gemma3Processor,
     LlavaNextProcessor,
     LlavaProcessor,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     ProcessorMixin,
 )
@@ -83,6 +85,18 @@ def write_base(family: str, folder: Path) -> None:
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     _processor(family, tokenizer, config).save_pretrained(folder)
+
+
+def plain_inputs(model: PreTrainedModel, ids: Sequence[int], vision: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of one whole row to transformers itself: no cache, no tree, no position ids of ours."""
+    row = torch.tensor([ids])
+    inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), **vision}
+    if hasattr(model.model, "get_rope_index"):
+        model.model.rope_deltas = None
+        inputs["mm_token_type_ids"] = (row == model.config.image_token_id).int()
+    if model.config.model_type == "gemma3":
+        inputs["token_type_ids"] = (row == model.config.image_token_id).int()
+    return inputs
 
 
 def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Fixtures, since test modules cannot import one another: `make` builds miniature models of random weights, and `plain`
-is what transformers itself computes of independent rows."""
+"""Fixtures: `make` builds miniature models of random weights, `plain` computes independent rows by transformers."""
 
 import copy
 import functools
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixi
 
 from reflectune.core.types import Passage
 from reflectune.examples.miniature.models.architecture import build_model, build_processor, train_tokenizer
-from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.tree import Tree, independent_rows
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
@@ -28,7 +27,9 @@ from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
+from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.tokens import add_reflection_tokens
+from tests.narrow_models import plain_inputs
 
 CORPUS = [
     "What is it made of? When was the tower built? Who drew this?",
@@ -150,20 +151,20 @@ def example(branches: int = 3, **more: Any) -> ReflectionExample:
     return ReflectionExample("x1", "a.png", "When was the tower built?", branches > 0, branches=tuple(made), **more)
 
 
+@torch.no_grad()
+def logits(loaded: Loaded, model: torch.nn.Module | None = None) -> torch.Tensor:
+    """Every logit of a training example, in float32; by another model, if given."""
+    tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, example(2), image())
+    batch = TreeCollator(loaded.model)([tree])
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
+    return (model or loaded.model)(**inputs, use_cache=False).logits.float()
+
+
 @pytest.fixture(scope="session")
 def make() -> SimpleNamespace:
     """The builders above."""
-    builders = (processor, model, saved, adapted, loaded, renderer, image, passage, example)
+    builders = (processor, model, saved, adapted, loaded, renderer, image, passage, example, logits)
     return SimpleNamespace(tokenizer=_base_tokenizer, **{builder.__name__: builder for builder in builders})
-
-
-def plain_inputs(model: PreTrainedModel, ids: Sequence[int], vision: Any) -> dict[str, Any]:
-    """What transformers itself is given for one whole row: no cache, no mask, no position ids of ours."""
-    inputs = {"input_ids": torch.tensor([ids]), **vision}
-    if hasattr(model.model, "get_rope_index"):
-        model.model.rope_deltas = None
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).int()
-    return inputs
 
 
 @torch.no_grad()

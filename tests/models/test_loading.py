@@ -8,13 +8,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.attention.shared import attention_of
-from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, load, read_info, save_checkpoint
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor, load_processor
 
@@ -47,15 +45,6 @@ def disturb(model: torch.nn.Module, only: str = "") -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
 
 
-@torch.no_grad()
-def logits(loaded: Loaded, make, model: torch.nn.Module | None = None) -> torch.Tensor:
-    """What the model says of a training example, at every place."""
-    tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
-    batch = TreeCollator(loaded.model)([tree])
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
-    return (model or loaded.model)(**inputs, use_cache=False).logits
-
-
 def test_a_base_model_loads_plainly(base):
     loaded = load(str(base))
     assert loaded.scheme is None
@@ -81,7 +70,7 @@ def test_a_full_checkpoint_loads_as_it_was(tuned, make):
     assert loaded.scheme == MR2AG
     assert loaded.is_tuned
     assert loaded.renderer.token_ids == before.renderer.token_ids
-    assert torch.equal(logits(loaded, make), logits(before, make))
+    assert torch.equal(make.logits(loaded), make.logits(before))
     assert load(str(folder), scheme="mr2ag").fingerprint == loaded.fingerprint != before.fingerprint
     assert read_info(folder)["seed"] == 3
 
@@ -96,12 +85,12 @@ def test_an_adapter_loads_merged(family, tie, make, tmp_path):
     frozen = [module.weight.detach().clone() for _, module in rows]
     adapted = make.adapted(loaded).eval()
     disturb(adapted, only="token")
-    expected = logits(loaded, make, adapted)
+    expected = make.logits(loaded, adapted)
     save_checkpoint(tmp_path / "adapter", adapted, loaded.processor, MR2AG, {"base_model": base, "seed": 5})
 
     again = load(str(tmp_path / "adapter"), scheme="mr2ag")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    torch.testing.assert_close(logits(again, make), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(make.logits(again), expected, rtol=1e-4, atol=1e-4)
     for (name, _), old in zip(rows, frozen, strict=True):
         new = again.model.get_submodule(name).weight
         others = [row for row in range(len(old)) if row not in ids]

@@ -103,7 +103,6 @@ def ask(loaded: Loaded, plain: SimpleNamespace, new_tokens: int) -> Asked:
         scores.append(read[1:-1].gather(1, torch.tensor(reply)[:, None])[:, 0])
         if new_tokens:
             inputs = plain.inputs(loaded.model, [*prefixes[q].ids, *branches[q][k]], prefixes[q].vision)
-            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             ids = loaded.model.generate(**inputs, do_sample=False, max_new_tokens=new_tokens)
             answers.append(ids[0, inputs["input_ids"].shape[1] :].tolist())
     return Asked(prefixes, branches, replies, torch.cat([*gates, *relevance, *scores]), answers)

@@ -303,11 +303,10 @@ WORDS = {"short": "with a single word or phrase.", "list": "using '&&' to connec
 SCHEMES = [None, MR2AG, MMKB_RAG, PLAIN]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name if scheme else "none")
 @pytest.mark.parametrize("style", STYLES)
-def test_every_prompt_asks_for_the_same_style_with_documents_and_without(kind, scheme, style, make, image):
-    renderer, passage = make.renderer(kind, scheme), make.passage("Oak.")
+def test_every_prompt_asks_for_the_same_style_with_documents_and_without(scheme, style, make, image):
+    renderer, passage = make.renderer("llava", scheme), make.passage("Oak.")
     ids_by_path = {
         "plain": renderer.plain(QUESTION, image, style=style).ids,
         "plain with a document": renderer.plain(QUESTION, image, [passage], style).ids,
@@ -360,13 +359,6 @@ def test_the_plain_conversation_is_one_turn(renderer, image, make):
     once = passage_text(make.passage("Oak."))
     assert f"{QUESTION} {answer_prompt('short', documents=True).format(passage=f'{once} {once}')}" in text
     assert not any(token in text for token in renderer.reflection_tokens)
-
-
-def test_passage_branches_begin_with_the_gate(renderer, make):
-    branch = PassageScheme.of(renderer).passage_branch(renderer, make.passage())
-    suffix = renderer.shared_beginning(MR2AG.passage_turns("short"))
-    assert branch[: len(suffix)] == [*suffix]
-    assert [*suffix[:2]] == [renderer.token_id("retrieve"), renderer.end_token_id]
 
 
 def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):
@@ -444,10 +436,10 @@ def test_a_conversation_is_what_the_chat_template_makes_of_it(renderer, image):
         ({"style": "short"}, "after a free answer alone"),
     ],
 )
-def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(renderer, image, changes, message):
+def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(make, image, changes, message):
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
     with pytest.raises(UserError, match=message):
-        encode(renderer, replace(example, **changes), image)
+        encode(make.renderer("llava"), replace(example, **changes), image)
 
 
 def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
@@ -543,11 +535,6 @@ def test_a_plain_model_has_no_reflection_tokens(make, image):
         plain.token_id("relevant")
     with pytest.raises(UserError, match="reflects turn by turn, as mr2ag does, but the model's scheme is none"):
         PassageScheme.of(plain).passage_branch(plain, make.passage())
-
-
-def test_a_tokenizer_without_the_tokens_is_refused(make):
-    with pytest.raises(UserError, match="doesn't read \\[Retrieval\\] as one token"):
-        Renderer(MR2AG, make.processor("llava"))
 
 
 def test_a_template_that_changes_earlier_turns_is_refused(make):

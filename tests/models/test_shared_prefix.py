@@ -29,6 +29,7 @@ from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread
 from reflectune.train.weights.parameters import freeze_tower, recompute_layers, tower_of
+from tests.narrow_models import plain_inputs
 
 IMAGE, VOCABULARY = 3, 120
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -119,18 +120,6 @@ def prefix(model: PreTrainedModel, images: int, words: int, *, seed: int = 0) ->
 def branch(tokens: int, *, seed: int) -> list[int]:
     """Random words."""
     return _words(tokens, torch.Generator().manual_seed(1000 + seed))
-
-
-def plain_inputs(model: PreTrainedModel, whole: list[int], vision: Any) -> dict[str, Any]:
-    """What transformers itself is given for one row."""
-    ids = torch.tensor([whole])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
-    if hasattr(model.model, "get_rope_index"):
-        model.model.rope_deltas = None
-        inputs["mm_token_type_ids"] = (ids == IMAGE).int()
-    if model.config.model_type == "gemma3":
-        inputs["token_type_ids"] = (ids == IMAGE).int()
-    return inputs
 
 
 GATES = [7, 8]

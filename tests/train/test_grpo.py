@@ -419,15 +419,6 @@ def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config) -> None
     assert all(torch.equal(weight, plain[name]) for name, weight in ours.items())
 
 
-def test_a_finished_run_is_left_alone(config, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = config(max_steps=1)
-    grpo(settings)
-
-    grpo(settings)
-
-    assert "nothing to do" in capsys.readouterr().out
-
-
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> None:
     settings = config(dry_run=True, max_steps=None, epochs=4, refresh_steps=5)
     grpo(settings)
@@ -492,7 +483,7 @@ GATE_KEYS = "`gamma` and `ret` mean nothing here: rewards are of both outcomes"
             "scheme: reflectiva\ngates: [retrieve, relevance]",
             "`gates`: reflectiva can't answer from each passage alone",
         ),
-        *((f"{key}: 1", f"unknown key `{key}`") for key in ("train_data", "eval_data", "tree", "device_map")),
+        *((f"{key}: 1", f"unknown key `{key}`") for key in ("train_data", "best_metric", "tree", "device_map")),
         ("gamma: 0.4", GATE_KEYS),
         ("ret: false", GATE_KEYS),
     ],

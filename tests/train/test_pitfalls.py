@@ -87,7 +87,7 @@ def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(
     for path in images.iterdir():
         path.write_bytes(path.read_bytes()[:60])
 
-    with pytest.raises(UserError, match=r"image unreadable: .*\.png \(needed by training example [kv]\d+\)"):
+    with pytest.raises(UserError, match=r"^image unreadable: .*\.png \(needed by training example [kv]\d+\)"):
         fine_tune(run)
     assert [folder.name for folder in checkpoint_folders(run.output_dir)] == ["checkpoint-3"]
     shutil.copytree(data_folder / "whole", images, dirs_exist_ok=True)

@@ -108,13 +108,8 @@ def test_two_processes_train_and_validate_as_one_does(config, data_folder, finis
     """DDP over gloo, started by `accelerate launch train/sft.py`, with the same global batch."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])  # odd: one process reads more
-    changes: dict[str, Any] = {
-        "eval_data": str(data_folder),
-        "eval_steps": 2,
-        "eval_answers": 7,
-        "max_steps": 4,
-        "gate_brier": 1.0,
-    }
+    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 7}
+    changes |= {"max_steps": 4, "gate_brier": 1.0}
     one = config("one", lora_dropout=0.0, **changes)
     two = config("two", lora_dropout=0.0, per_device_train_batch_size=2, **changes)
     fine_tune(one)

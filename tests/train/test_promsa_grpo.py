@@ -146,8 +146,5 @@ def test_questions_without_one_picture_are_left_out_or_refused_before_training(c
 def test_settings_that_do_not_fit_are_refused(config) -> None:
     values = config().model_dump() | {"index": "", "page_summaries": "reader"}
     problems = " ".join(find_problems(AgentGrpoConfig, values))
-    for words in (
-        "`index` is needed by trajectories",
-        "`page_summaries` is none in training",
-    ):
+    for words in ("`index` is needed by trajectories", "`page_summaries` is none in training"):
         assert words in problems

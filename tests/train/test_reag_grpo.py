@@ -4,14 +4,13 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.utils import RepeatSampler
@@ -114,15 +113,6 @@ def config(tmp_path: Path, world: Path, tuned) -> Callable[..., AnswerGrpoConfig
     return build
 
 
-def weights(folder: str | Path) -> Mapping[str, Tensor]:
-    """The weights of a folder; a base that transformers wrote lacks the `vision_model.` of published names."""
-    return {
-        name.replace("tower.vision_model.", "tower."): tensor
-        for path in sorted(Path(folder).glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
 def letters(answer: str, question: Question) -> float:
     """A reward that random replies differ in: the share of their characters that are vowels."""
     return sum(letter in "aeiou1" for letter in answer) / (len(answer) or 1)
@@ -178,8 +168,6 @@ def test_trl_is_given_the_tokens_that_the_pipeline_reads(family: Family, world, 
         ("<think>It is old.</think>So <answer>1603</answer>", False),
         ("<think>a</think><think>b</think><answer>1603</answer>", False),
         ("<think>a</think><answer>1602</answer><answer>1603</answer>", False),
-        ("1603", False),
-        ("", False),
     ],
 )
 def test_the_format_is_thoughts_and_one_answer(reply: str, kept: bool) -> None:
@@ -216,7 +204,9 @@ def test_rewards_are_the_official_metric_of_what_the_pipeline_reads_and_the_form
     ("family", "kind", "dtype"),
     [("llava", "full", "float32"), ("qwen2_vl", "full", "float32"), ("llava", "lora", "bfloat16")],
 )
-def test_a_few_steps_change_what_trains_and_nothing_else(config, family: Family, kind: str, dtype: str) -> None:
+def test_a_few_steps_change_what_trains_and_nothing_else(
+    config, weights, family: Family, kind: str, dtype: str
+) -> None:
     method = {"method": "lora", "lora_r": 4} if kind == "lora" else {"freeze_vision": True}
     settings = config(family=family, kind=kind, dtype=dtype, **method)
     learn(settings)
@@ -259,7 +249,7 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world,
         assert torch.equal(picture, own["pixel_values"][0])
 
 
-def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, vllm_stub) -> None:
+def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weights, vllm_stub) -> None:
     settings = config(family="qwen2_vl", max_steps=2)
     stub = vllm_stub(settings.model, itertools.cycle(["ae", "xyz", "1603", "no"]))
     learn(settings.model_copy(update={"server": stub.url, "llm_retries": 0}))
@@ -271,7 +261,7 @@ def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, vllm_
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ends_as_the_straight_one(config, monkeypatch) -> None:
+def test_a_run_that_was_killed_ends_as_the_straight_one(config, assert_equal_weights, monkeypatch) -> None:
     """It is killed in the second epoch, before its last step: an epoch is three steps, of two prompts each."""
     config = functools.partial(config, max_steps=5)
     learn(config("straight"))
@@ -287,8 +277,7 @@ def test_a_run_that_was_killed_ends_as_the_straight_one(config, monkeypatch) -> 
             learn(config("cut"))
     learn(config("cut"))
 
-    straight, resumed = (weights(config(name).output_dir) for name in ("straight", "cut"))
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    assert_equal_weights(config("straight").output_dir, config("cut").output_dir)
     logs = [
         [
             {key: value for key, value in json.loads(line).items() if "time" not in key}

@@ -43,13 +43,8 @@ def training(tmp_path: Path, tuned_checkpoint, vllm_stub):
         stub = vllm_stub(model, itertools.cycle([CALL, RIGHT, WRONG, CALL, RIGHT]))
         values = {"model": model, "dataset": str(tmp_path), "index": str(tmp_path), "device": "cpu", "server": stub.url}
         values |= {"output_dir": str(tmp_path / "out"), "max_new_tokens": 160, "temperature": 0.7, "llm_retries": 0}
-        values |= {
-            "generations": 4,
-            "per_device_train_batch_size": 4,
-            "max_steps": 2,
-            "save_steps": 1,
-            "save_total_limit": 2,
-        }
+        values |= {"generations": 4, "per_device_train_batch_size": 4}
+        values |= {"max_steps": 2, "save_steps": 1, "save_total_limit": 2}
         settings = AgentGrpoConfig(**{**values, "learning_rate": 1e-2, "warmup": 0, "logging_steps": 1, **changes})
         worth = lambda answer, question: float(answer in question.answers)  # noqa: E731
         found = lambda asked: [SearchReply(({"pairs": (hit,)},)) for _ in asked]  # noqa: E731

@@ -40,11 +40,6 @@ def test_validation_is_hashed_where_it_chooses_the_weights() -> None:
     assert "eval_data" not in SftConfig(best_metric="loss").hashed()  # its content is hashed
 
 
-@pytest.mark.parametrize("key", ["train_data", "tree", "eval_data", "best_metric"])
-def test_what_has_no_meaning_for_gates_is_no_attribute_of_their_config(key: str) -> None:
-    assert not hasattr(GrpoConfig(), key)
-
-
 @pytest.mark.parametrize("key", ["group_by_length", "cache_mib"])
 def test_settings_of_trees_are_no_attributes_of_the_config_of_replies(key: str) -> None:
     assert hasattr(GrpoConfig(), key)
@@ -58,11 +53,13 @@ def test_settings_of_trees_are_no_attributes_of_the_config_of_replies(key: str) 
         (SftConfig, {"gate_brier": -1.0}, "`gate_brier` must be at least 0, found -1.0"),
         (SftConfig, {"gate_brier": 1.0, "scheme": "plain"}, "`gate_brier` weighs gates, and `scheme: plain` has none"),
         (SftConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
+        (SftConfig, {"eval_answers": -1}, "`eval_answers` must be at least 0, found -1"),
         (SftConfig, {"save_steps": 0}, "`save_steps` must be at least 1, found 0"),
         (SftConfig, {"cache_mib": -1}, "`cache_mib` must be at least 0, found -1"),
         (SftConfig, {"learning_rate": 0.0}, "`learning_rate` must be above 0, found 0.0"),
         (EstimateConfig, {"device_gib": 0.0}, "`device_gib` must be above 0, found 0.0"),
         (EstimateConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
+        (EstimateConfig, {"processes": 0}, "`processes` must be above 0, found 0"),
         (GateConfig, {"visual_limit": -1}, "`visual_limit` must be at least 0, found -1"),
         (GrpoConfig, {"lora_r": 0}, "`lora_r` must be at least 1, found 0"),
         (

@@ -47,6 +47,7 @@ class ReplyTraining(Method):
 
     needs_tuned = True
     whole_model_for = "replies are sampled"
+    quantizes = False
     fixes_processes = "replies are sampled, and each process draws random numbers of its own"
     _examples: Sequence[PromptedExample]
     _roots: Roots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,7 +104,7 @@ def plain_worker_errors() -> Iterator[None]:
 
 @contextmanager
 def advising(
-    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, why_fixed: str
+    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, why_fixed: str, less: Collection[str]
 ) -> Iterator[None]:
     """Turn running out of memory in this block into an error that says which settings to change.
 
@@ -113,6 +113,7 @@ def advising(
         compute: Precision and checkpointing.
         args: Arguments of the trainer.
         why_fixed: The reason why the global batch can't be divided differently; "" if it can.
+        less: What the training can do to take less: `qlora`, `zero3`.
 
     Raises:
         UserError: Memory ran out.
@@ -124,7 +125,7 @@ def advising(
             raise
         batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
         where = f"at {batch.words}" if batch else "between batches (moving the model, or stepping its weights)"
-        changes = "\n  ".join(_changes(adapters, compute, args, batch))
+        changes = "\n  ".join(_changes(adapters, compute, args, batch, less))
         resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
         alone = (
             "`tokens_per_device` or `gradient_checkpointing`" if batch and batch.budget else "`gradient_checkpointing`"
@@ -138,7 +139,11 @@ def advising(
 
 
 def _changes(
-    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, batch: FailingBatch | None
+    adapters: AdapterConfig,
+    compute: ComputeConfig,
+    args: TrainingArguments,
+    batch: FailingBatch | None,
+    less: Collection[str],
 ) -> Iterator[str]:
     """Yield the changes of settings that need less memory."""
     size, steps = args.train_batch_size, args.gradient_accumulation_steps
@@ -156,7 +161,7 @@ def _changes(
         yield "`dtype: bfloat16`"
     if adapters.method == "full":
         yield "`method: lora`"
-        if sharding(os.environ) not in ("zero3", "fsdp"):
+        if "zero3" in less and sharding(os.environ) not in ("zero3", "fsdp"):
             yield "a launch with configs/accelerate/zero3.yaml on several GPUs"
-    elif adapters.method == "lora":
+    elif adapters.method == "lora" and "qlora" in less:
         yield "`method: qlora`"

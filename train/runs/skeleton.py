@@ -62,6 +62,8 @@ class Method(ABC):
     """True if training continues a fine-tuned checkpoint."""
     whole_model_for = ""
     """The work that needs the whole weights in each process, for an error under ZeRO-3 and FSDP; "" if none does."""
+    quantizes = True
+    """False if it can't train the adapters of a 4-bit model."""
     reads_whole_model = False
     """True if a part of the model is run before training begins, so that FSDP can't shard it from its file."""
     fixes_processes = ""
@@ -147,7 +149,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     if config.gradient_checkpointing and (every := method.recomputed(model, loaded, args)):
         recompute_layers(model, every)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    with advising(adapters, ComputeConfig.of(config), args, fixed):
+    less = [*(["qlora"] if method.quantizes else []), *([] if method.whole_model_for else ["zero3"])]
+    with advising(adapters, ComputeConfig.of(config), args, fixed, less):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)
         card = functools.partial(
             write_card,

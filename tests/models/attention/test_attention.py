@@ -41,20 +41,16 @@ def test_attention_and_its_denominator_are_the_equation(how, key_heads):
     query, keys, values = made(key_heads=key_heads)
     bias = torch.zeros(2, 1, 1, 7)
     bias[1, :, :, 4:] = -torch.inf
-    for actual, expected in zip(
-        how(query, keys, values, scale=SCALE, bias=bias), by_hand(query, keys, values, bias), strict=True
-    ):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    attended = how(query, keys, values, scale=SCALE, bias=bias)
+    torch.testing.assert_close(attended, by_hand(query, keys, values, bias), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_plainly(*a, k["scale"], None, k["causal"])])
 def test_causal_attention_hides_what_follows(how):
     query, keys, values = made(seen=5)
     bias = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
-    for actual, expected in zip(
-        how(query, keys, values, scale=SCALE, causal=True), by_hand(query, keys, values, bias), strict=True
-    ):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    attended = how(query, keys, values, scale=SCALE, causal=True)
+    torch.testing.assert_close(attended, by_hand(query, keys, values, bias), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("key_heads", "causal"), [(4, False), (2, False), (2, True)])
@@ -82,8 +78,8 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
         bias = torch.zeros(2, 1, 1, 7)
         bias[1, :, :, 4:] = -torch.inf
     outputs = attention.attend_by_flash(query, keys, values, SCALE, bias, causal)
-    for actual, expected in zip(outputs, attend_plainly(query, keys, values, SCALE, bias, causal), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    expected = attend_plainly(query, keys, values, SCALE, bias, causal)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_only_half_precision_on_a_gpu_is_offered_flash_attention():
@@ -100,8 +96,7 @@ def test_parts_merged_are_the_whole(cuts):
     query, keys, values = made()
     bounds = (0, *cuts, 7)
     parts = [attend(query, keys[:, :, a:b], values[:, :, a:b], scale=SCALE) for a, b in pairwise(bounds)]
-    for actual, expected in zip(merge(parts), attend(query, keys, values, scale=SCALE), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(merge(parts), attend(query, keys, values, scale=SCALE), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
@@ -119,8 +114,7 @@ def test_gradients_through_parts_add_up_to_those_of_the_whole(key_heads):
             for part in (slice(0, 3), slice(3, 7))
         )
     summed = (first[0] + second[0], torch.cat([first[1], second[1]], 2), torch.cat([first[2], second[2]], 2))
-    for a, b in zip(summed, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(summed, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("few", [0, 512], ids=["by the kernel", "by whole products"])
@@ -159,8 +153,7 @@ def test_short_products_are_not_for_attention():
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    for a, b in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_kernel_is_tried_alike_wherever_it_is_needed_first():

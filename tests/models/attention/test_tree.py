@@ -52,25 +52,6 @@ def test_weights_multiply_losses(make, loaded):
     assert weighted(2, 3) == pytest.approx(2 * weighted(1, 0) + 3 * weighted(0, 1), rel=1e-5)
 
 
-def test_the_gate_counts_once_however_many_passages(make, loaded):
-    gate = loaded.renderer.token_id("retrieve")
-    for count in (1, 4):
-        tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(count), make.image())
-        assert (TreeCollator(loaded.model)([tree])["labels"] == gate).sum() == 1
-        assert sum(row.prefix.labels.count(gate) for row in independent_rows(tree)) == 1
-
-
-def test_a_row_is_as_long_as_its_tree_says(make, loaded):
-    for tree in trees(make, loaded.renderer):
-        assert TreeCollator(loaded.model)([tree])["input_ids"].shape == (1, tree.length)
-
-
-def test_padding_changes_nothing(make, loaded):
-    made = trees(make, loaded.renderer)
-    alone = sum(loss_of([tree], loaded.model) for tree in made)
-    assert loss_of(made, loaded.model) == pytest.approx(alone, rel=1e-5)
-
-
 def test_a_row_written_out(make):
     model = make.loaded("llava").model
     prefix = Segment((1, 5, 6), (IGNORE, IGNORE, 6), (0.0, 0.0, 2.0))

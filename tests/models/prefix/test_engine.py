@@ -163,13 +163,6 @@ def test_a_model_that_computes_no_numbers_is_refused(make, family):
         engine.check_numbers(answer.score)
 
 
-def test_other_attention_is_refused(make):
-    loaded = make.loaded("llava")
-    loaded.model.set_attn_implementation("eager")
-    with pytest.raises(UserError, match="found eager"):
-        PrefixEngine(loaded)
-
-
 def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branches, packed):
     model = copy.deepcopy(loaded.model).bfloat16()
     engine = PrefixEngine(dataclasses.replace(loaded, model=model))

@@ -52,7 +52,6 @@ def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub
     "fault",
     [
         {"status": 429, "body": '{"error": {"message": "slow down"}}', "retry_after": "0.05"},
-        {"status": 500, "body": "oops"},
         {"status": 529, "body": ""},
         {"body": "<html>a proxy's page</html>"},
         {"body": '{"choices": [{"message": {"cont'},

@@ -11,10 +11,3 @@ def test_it_survives_saving(make, tmp_path):
     for name, value in processor(**inputs).items():
         assert torch.equal(again(**inputs)[name], value)
     assert again.chat_template == processor.chat_template
-
-
-def test_an_image_becomes_a_token_per_merged_patch(make):
-    processor = make.processor("qwen2_vl")
-    made = processor(text=["<|image_pad|>"], images=[make.image(size=(30, 120))], return_tensors="pt")
-    assert made["input_ids"].tolist() == [[processor.image_token_id] * (made["image_grid_thw"].prod().item() // 4)]
-    assert len(made["pixel_values"]) == made["image_grid_thw"].prod()

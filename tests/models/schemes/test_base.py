@@ -24,21 +24,24 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.schemes.registry import all_schemes, find_scheme, load_scheme
 
 
-@pytest.mark.parametrize("scheme", [MR2AG, MMKB_RAG], ids=lambda scheme: scheme.name)
-def test_a_scheme_has_four_distinct_tokens_with_distinct_descriptions(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "tokens"),
+    [
+        (MR2AG, ["[Retrieval]", "[No Retrieval]", "[Relevant]", "[Irrelevant]"]),
+        (MMKB_RAG, ["[Ret]", "[NoRet]", "[Rel]", "[NoRel]"]),
+    ],
+    ids=["mr2ag", "mmkb_rag"],
+)
+def test_tokens_are_those_of_the_papers_with_a_description_each(scheme, tokens):
     assert tuple(scheme.tokens) == tuple(scheme.descriptions) == ("retrieve", "no_retrieve", "relevant", "irrelevant")
-    assert len(set(scheme.tokens.values())) == len(set(scheme.descriptions.values())) == 4
+    assert list(scheme.tokens.values()) == tokens
+    assert len(set(scheme.descriptions.values())) == 4
 
 
 def test_plain_fine_tuning_has_no_tokens():
     assert PLAIN.tokens == PLAIN.descriptions == {}
     decoded = " oak  tree [Relevant]"
     assert PLAIN.strip(decoded) == "oak tree [Relevant]"
-
-
-def test_tokens_are_those_of_the_papers():
-    assert list(MR2AG.tokens.values()) == ["[Retrieval]", "[No Retrieval]", "[Relevant]", "[Irrelevant]"]
-    assert list(MMKB_RAG.tokens.values()) == ["[Ret]", "[NoRet]", "[Rel]", "[NoRel]"]
 
 
 @pytest.mark.parametrize("scheme", all_schemes().values(), ids=lambda scheme: scheme.name)
@@ -135,12 +138,11 @@ def test_the_instructions_are_those_of_mr2ag():
     )
 
 
-@pytest.mark.parametrize("scheme", all_schemes().values(), ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("style", ["short", "list", "free"])
-def test_an_answer_is_asked_for_alike_with_documents_and_without(scheme, style):
-    """What is asked of a reader of documents is what is asked without: no score and no gate may depend on it."""
+def test_an_answer_is_asked_for_alike_with_documents_and_without(style):
+    """No score and no gate may depend on the difference."""
     wanted = {"short": "a single word or phrase", "list": "as briefly as possible, using '&&'", "free": ""}
-    prompts = [answer_prompt(style, documents=documents, prompts=scheme.prompts) for documents in (False, True)]
+    prompts = [answer_prompt(style, documents=documents) for documents in (False, True)]
     others = [words for name, words in wanted.items() if name != style and words]
     for prompt in prompts:
         assert wanted[style] in prompt

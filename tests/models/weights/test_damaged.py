@@ -233,11 +233,6 @@ def test_a_lost_or_damaged_tokenizer_is_one_error(base: Path, tmp_path: Path, co
     refuse(tmp_path / "copy", rf"cannot load the processor of {tmp_path}/copy")
 
 
-def test_whole_checkpoints_load(base: Path, adapter: Path) -> None:
-    load(str(base))
-    assert load(str(adapter)).is_tuned
-
-
 @pytest.mark.parametrize("ends", [1e308, "2", [2, None], -1, 2**63, True, {}], ids=str)
 def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends: Any) -> None:
     shutil.copytree(base, tmp_path / "copy")

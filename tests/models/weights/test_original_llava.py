@@ -82,9 +82,7 @@ def test_its_logits_are_those_of_the_same_weights_put_together_by_hand(published
     torch.testing.assert_close(made[..., : expected.shape[-1]], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_prompts_have_llavas_system_turn_and_replies_end_where_the_checkpoint_says(
-    published,
-) -> None:
+def test_prompts_have_llavas_system_turn_and_replies_end_where_the_checkpoint_says(published) -> None:
     loaded = load(str(convert(published())))
     text = loaded.renderer.decode(loaded.renderer.prefix("When?", picture()).ids)
 
@@ -106,25 +104,13 @@ def test_a_tokenizer_without_a_template_gets_that_of_llava_15(published) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"model.layers.1.mlp.up_proj.weight": None},
-            "lacks 1 of its weights, e.g. .*layers.1.mlp.up_proj",
-        ),
+        ({"model.layers.1.mlp.up_proj.weight": None}, "lacks 1 of its weights, e.g. .*layers.1.mlp.up_proj"),
         ({"model.mm_projector.2.bias": None}, "lacks the projector's model.mm_projector.2.bias"),
-        (
-            {"model.mm_projector.0.weight": torch.ones(48, 30)},
-            r"0.weight .* is \(48, 30\), not \(48, 32\)",
-        ),
+        ({"model.mm_projector.0.weight": torch.ones(48, 30)}, r"0.weight .* is \(48, 30\), not \(48, 32\)"),
         ({"model.mm_projector.0.bias": torch.full((48,), float("nan"))}, "NaN or infinite"),
-        (
-            {f"{TOWER}vision_model.post_layernorm.bias": None},
-            "vision tower of .* lacks 1 of its .*post_layernorm",
-        ),
+        ({f"{TOWER}vision_model.post_layernorm.bias": None}, "vision tower of .* lacks 1 of its .*post_layernorm"),
         ({f"{TOWER}vision_model.odd": torch.ones(1)}, "has 1 weights that its class doesn't know, e.g. .*odd"),
-        (
-            {"model.image_newline": torch.ones(48)},
-            "has 1 weights that its class .*image_newline",
-        ),
+        ({"model.image_newline": torch.ones(48)}, "has 1 weights that its class .*image_newline"),
     ],
 )
 def test_tensors_that_are_missing_unknown_or_odd_are_named(published, change: dict[str, Any], message: str) -> None:

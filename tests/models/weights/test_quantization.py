@@ -7,10 +7,8 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_model
-from reflectune.models.attention.collation import TreeCollator
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization, dequantized, quantized_layers
 
 pytest.importorskip("bitsandbytes")
@@ -25,13 +23,6 @@ def base(request, make, tmp_path_factory):
     build_model(request.param, make.tokenizer(request.param), size="base").save_pretrained(folder)
     make.processor(request.param).save_pretrained(folder)
     return str(folder)
-
-
-@torch.no_grad()
-def logits(loaded, make, model=None):
-    tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, make.example(2), make.image())
-    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights")}
-    return (model or loaded.model)(**inputs, use_cache=False).logits.float()
 
 
 def gradients(model, loaded):
@@ -71,12 +62,12 @@ def test_new_tokens_get_the_rows_that_they_get_without_four_bits(base):
 
 def test_weights_written_out_compute_the_same(base, make):
     four = load(base, scheme="mr2ag", quantization=Quantization("float32"))
-    before = logits(four, make)
+    before = make.logits(four)
     plain = dequantized(four.model, torch.float32)
 
     assert not quantized_layers(plain)
-    torch.testing.assert_close(logits(four, make, plain), before, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(before, logits(load(base, scheme="mr2ag"), make), atol=1e-3)
+    torch.testing.assert_close(make.logits(four, plain), before, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, make.logits(load(base, scheme="mr2ag")), atol=1e-3)
 
 
 def test_an_evaluation_takes_no_gradient_away(base, make):
@@ -84,12 +75,12 @@ def test_an_evaluation_takes_no_gradient_away(base, make):
     loaded = load(base, scheme="mr2ag", quantization=Quantization("float32"))
     model = adapted(make, loaded)
     before = gradients(model, loaded)
-    first = logits(loaded, make, model.eval())
+    first = make.logits(loaded, model.eval())
     after = gradients(model, loaded)
 
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(gradient.abs().sum() > 0 for gradient in before.values())
-    assert torch.equal(logits(loaded, make, model.eval()), first)
+    assert torch.equal(make.logits(loaded, model.eval()), first)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -101,7 +92,7 @@ def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, 
         for name, parameter in model.named_parameters():
             if "token" in name and parameter.requires_grad:
                 parameter.add_(0.1)
-    expected = logits(loaded, make, model)
+    expected = make.logits(loaded, model)
     info = {"base_model": base, "seed": 5, "quantization": {"dtype": dtype, "double": True}}
     save_checkpoint(tmp_path / "adapter", model, loaded.processor, MR2AG, info)
 
@@ -112,10 +103,10 @@ def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, 
     assert {p.dtype for p in again.model.parameters()} == {torch.float32}
     assert all(p.requires_grad for p in again.model.parameters())
     rtol = 1e-4 if dtype == "float32" else 0.1  # the first read in bfloat16
-    torch.testing.assert_close(logits(again, make), expected, rtol=rtol, atol=rtol * 10)
+    torch.testing.assert_close(make.logits(again), expected, rtol=rtol, atol=rtol * 10)
     plain = json.loads((tmp_path / "adapter" / "reflectune.json").read_text()) | {"quantization": None}
     (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(plain))
-    farther, near = (logits(one, make) - expected for one in (load(str(tmp_path / "adapter")), again))
+    farther, near = (make.logits(one) - expected for one in (load(str(tmp_path / "adapter")), again))
     assert farther.abs().max() > 3 * near.abs().max()
 
 

@@ -30,7 +30,6 @@ def build(make, family, padding=0, tie=False, seed=0, scheme=MR2AG):
     ("template", "message"),
     [
         (None, "the model's processor has no chat template; set one"),
-        ("", "the model's processor has no chat template; set one"),
         ("{% for m in messages", "the chat template can't be rendered .*; write one"),
         ("{{ nobody.said }}", "the chat template can't be rendered .*; write one"),
     ],
@@ -114,15 +113,6 @@ def test_a_token_is_one_id_everywhere(make, family, scheme, around):
         token_ids = processor.tokenizer(around.replace("{}", token))["input_ids"]
         assert token_ids.count(ids[role]) == around.count("{}")
         assert processor.tokenizer.decode([ids[role]]) == token
-
-
-def test_tokens_survive_saving(make, family, tmp_path):
-    _, processor, ids, _, _ = build(make, family)
-    processor.save_pretrained(tmp_path)
-    again = type(processor).from_pretrained(tmp_path).tokenizer
-    text = "USER: a ASSISTANT: [Relevant] b assistant\n[Irrelevant]"
-    assert again(text)["input_ids"] == processor.tokenizer(text)["input_ids"]
-    assert {role: again.convert_tokens_to_ids(token) for role, token in MR2AG.tokens.items()} == ids
 
 
 def test_a_token_that_is_not_one_token_is_refused(make, family):

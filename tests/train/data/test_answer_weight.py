@@ -65,13 +65,9 @@ def test_other_replies_stay_as_they_are(loaded: Loaded) -> None:
 
 def test_each_reply_of_a_conversation_is_weighed_in_its_place(loaded: Loaded) -> None:
     image, call = Image.new("RGB", (64, 64), "red"), "<think>I owe an <answer> later.</think><search>tower</search>"
-    alone = PLAIN.encode(loaded.renderer, example(THOUGHTS + ANSWERED), image).branches[0]
-    (expected,) = weigh_answers(
-        PLAIN.encode(loaded.renderer, example(THOUGHTS + ANSWERED), image),
-        [(THOUGHTS + ANSWERED,)],
-        loaded.renderer,
-        0.8,
-    ).branches
+    single = PLAIN.encode(loaded.renderer, example(THOUGHTS + ANSWERED), image)
+    (alone,) = single.branches
+    (expected,) = weigh_answers(single, [(THOUGHTS + ANSWERED,)], loaded.renderer, 0.8).branches
     talk = dataclasses.replace(example(call), follow_ups=(FollowUp("Found: 1603.", THOUGHTS + ANSWERED),))
     tree = PLAIN.encode(loaded.renderer, talk, image)
     (weighed,) = weigh_answers(tree, [(call, THOUGHTS + ANSWERED)], loaded.renderer, 0.8).branches

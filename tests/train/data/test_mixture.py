@@ -107,9 +107,7 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
     ("mixture", "says"),
     [
         ({"DATA": 0}, "the weight of .* must be above 0, found 0"),
-        ({"DATA": -1}, "the weight of .* must be above 0, found -1"),
         ({"DATA": float("nan")}, "NaN is not a number"),
-        ({"DATA": float("inf")}, "Infinity is not a number"),
         ({"DATA": 1e9}, r"must be at most 10,000, found 1e\+09"),
         ({"DATA": True}, "`weight` can't be True"),
         ({"DATA": {"split": "../val"}}, "`split` must consist of letters, digits"),

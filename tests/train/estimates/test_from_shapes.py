@@ -41,12 +41,6 @@ def test_a_folders_own_config_decides_the_shapes(base_model, capsys, monkeypatch
     )
 
 
-def test_a_wrong_value_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit):
-        printed(capsys, monkeypatch, "--processes", "0")
-    assert "`processes` must be above 0" in capsys.readouterr().err
-
-
 def test_a_model_without_shapes_is_refused(base_model, capsys, monkeypatch, tmp_path) -> None:
     for model, message in (
         ("nobody/has-this-model", "error: no model nobody/has-this-model"),

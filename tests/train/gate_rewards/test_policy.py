@@ -94,43 +94,6 @@ def test_the_regressions_gradient_is_that_of_weighted_log_probabilities() -> Non
     assert sure_and_wrong.grad.item() == pytest.approx(-1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("gained", [0.1, 0.3])
-def test_of_questions_that_it_cannot_tell_apart_the_regression_prefers_the_better_expectation(gained: float) -> None:
-    """Retrieving gains a little on three questions and loses much on one: what counts is the sum, as for the reward."""
-    rewards = torch.tensor([[gained, 0.0]] * 3 + [[0.0, 0.6]])
-    log_odds = torch.zeros(1, requires_grad=True)
-    optimiser = torch.optim.SGD([log_odds], lr=0.5)
-    for _ in range(500):
-        optimiser.zero_grad()
-        gate_losses(log_odds.expand(4), torch.zeros(4), rewards, beta=0.0, kind="regression").sum().backward()
-        optimiser.step()
-
-    assert (log_odds.item() > 0) == (3 * gained > 0.6)
-
-
-def test_group_advantages_are_the_limit_of_a_large_drawn_group() -> None:
-    """TRL computes rewards of drawn completions less their mean, over their standard deviation."""
-    generator = torch.Generator().manual_seed(0)
-    probability, rewards = 0.2, torch.tensor([0.6, 1.0])
-    drawn = rewards[(torch.rand(200_000, generator=generator) >= probability).long()]
-
-    group_advantages = advantages(torch.tensor([[probability, 1 - probability]]), rewards[None], scaled=True)[0]
-
-    for outcome in (0, 1):
-        expected = (rewards[outcome] - drawn.mean()) / (drawn.std() + EPSILON)
-        assert group_advantages[outcome].item() == pytest.approx(expected.item(), rel=0.02)
-
-
-@pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])
-def test_a_gate_whose_outcomes_are_worth_the_same_is_left_alone(kind: PolicyLoss) -> None:
-    log_odds = torch.zeros(1, requires_grad=True)
-
-    gate_losses(log_odds, torch.zeros(1), torch.tensor([[0.7, 0.7]]), beta=0.1, kind=kind).sum().backward()
-
-    assert log_odds.grad is not None
-    assert log_odds.grad.item() == pytest.approx(0.0, abs=1e-6)
-
-
 def test_the_divergence_is_not_negative_and_nothing_at_the_reference() -> None:
     assert (divergence(LOG_ODDS, REFERENCE) >= 0).all()
     torch.testing.assert_close(divergence(LOG_ODDS, LOG_ODDS), torch.zeros_like(LOG_ODDS))

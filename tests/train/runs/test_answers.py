@@ -24,6 +24,7 @@ from reflectune.train.runs.answers import AnswerReader, check_answers, has_answe
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
+from tests.narrow_models import plain_inputs
 
 
 def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) -> str:
@@ -39,10 +40,7 @@ def plainly(loaded: Loaded, model: Any, example: ReflectionExample, root: Path) 
 
 
 def generated(loaded: Loaded, model: Any, ids: list[int], vision: Any) -> str:
-    given = torch.tensor([ids])
-    inputs = {"input_ids": given, "attention_mask": torch.ones_like(given), **vision}
-    if "image_grid_thw" in inputs:
-        inputs["mm_token_type_ids"] = (given == loaded.renderer.image_token_id).int()
+    inputs = plain_inputs(loaded.model, ids, vision)
     ends = [loaded.renderer.end_token_id]
     with torch.no_grad():
         out = model.eval().generate(**inputs, max_new_tokens=32, do_sample=False, eos_token_id=ends)

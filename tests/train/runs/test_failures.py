@@ -9,34 +9,24 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import LlavaProcessor
+from transformers import LlavaProcessor, TrainingArguments
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
-from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.train.runs.failures import advising
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
+from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.settings.training import ComputeConfig
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 
 @pytest.fixture
-def config(tmp_path: Path, data_folder: Path, base_model) -> Callable[..., SftConfig]:
-    def build(family: Family = "llava", **changes: Any) -> SftConfig:
-        values: dict[str, Any] = {
-            "model": str(base_model(family)),
-            "train_data": str(data_folder),
-            "output_dir": str(tmp_path / "out"),
-            "device": "cpu",
-            "per_device_train_batch_size": 4,
-            "max_steps": 6,
-            "save_steps": 1,
-        }
-        return SftConfig(**{**values, **changes})
-
-    return build
+def config(config) -> Callable[..., SftConfig]:
+    return functools.partial(config, max_steps=6, save_steps=1)
 
 
 def failing(error: Callable[[], Any], at_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +105,16 @@ def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(
         assert absent not in str(raised.value)
 
 
+@pytest.mark.parametrize(("method", "way"), [("lora", "qlora"), ("full", "zero3")])
+def test_only_what_the_training_can_do_is_advised(config, tmp_path, method: str, way: str) -> None:
+    typed, args = config(method=method), TrainingArguments(str(tmp_path), use_cpu=True)
+    for less in ([way], []):
+        trying = advising(AdapterConfig.of(typed), ComputeConfig.of(typed), args, "", less)
+        with pytest.raises(UserError) as raised, trying:
+            device_is_full()
+        assert (way in str(raised.value)) == bool(less)
+
+
 def test_any_other_error_names_the_examples_and_keeps_its_cause(config, monkeypatch) -> None:
     def broken() -> None:
         raise IndexError("an index is too large")
@@ -134,8 +134,8 @@ def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config, m
         fine_tune(config())  # the model makes 16
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(config, data_folder, workers: int) -> None:
+@pytest.mark.slow
+def test_a_picture_that_is_corrupt_is_named_by_a_worker(config, data_folder) -> None:
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     images = data_folder / "images"
     Image.new("RGB", (70, 64)).save(images / "odd.png")
@@ -144,7 +144,7 @@ def test_a_picture_that_is_corrupt_in_the_middle_of_an_epoch_is_named(config, da
     write_examples(data_folder / "train.parquet", [*examples, *broken])
 
     with pytest.raises(UserError, match=r"^image unreadable: .*odd\.png \(needed by training example odd\)"):
-        fine_tune(config(max_steps=None, epochs=1, dataloader_workers=workers))
+        fine_tune(config(max_steps=None, epochs=1, dataloader_workers=1))
 
 
 def test_a_picture_that_the_processor_refuses_is_named(config, data_folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_picture_that_the_processor_refuses_is_named(config, data_folder: Path
     write_examples(data_folder / "train.parquet", [*examples, line])
 
     with pytest.raises(UserError, match=r"image too narrow: .*line\.png \(needed by training example line\)"):
-        fine_tune(config("qwen2_vl", max_steps=None, epochs=1))
+        fine_tune(config(family="qwen2_vl", max_steps=None, epochs=1))
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:

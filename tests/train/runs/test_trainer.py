@@ -1,4 +1,3 @@
-import json
 import re
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer, supervised_weight
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
+from tests.narrow_models import plain_inputs
 
 
 def row_losses(loaded: Loaded, row: Tree, brier: float = 0.0) -> list[float]:
@@ -31,12 +31,8 @@ def row_losses(loaded: Loaded, row: Tree, brier: float = 0.0) -> list[float]:
 
     A gate's token has `brier` · (p - y)² in addition, p by the ratio of its two tokens' probabilities.
     """
-    ids = torch.tensor([row.prefix.ids])
-    inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **row.vision}
-    if "image_grid_thw" in inputs:
-        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
     with torch.no_grad():
-        log_p = loaded.model(**inputs).logits[0].log_softmax(-1)
+        log_p = loaded.model(**plain_inputs(loaded.model, row.prefix.ids, row.vision)).logits[0].log_softmax(-1)
     terms = []
     for i, label in enumerate(row.prefix.labels):
         if label == IGNORE:
@@ -51,21 +47,11 @@ def row_losses(loaded: Loaded, row: Tree, brier: float = 0.0) -> list[float]:
 
 @pytest.mark.parametrize(("family", "brier"), [("llava", 0.0), ("qwen2_vl", 0.0), ("llava", 3.0)])
 def test_the_loss_is_equations_8_and_9_over_the_global_batch(
-    family: Family, brier: float, base_model, data_folder, examples, tmp_path
+    family: Family, brier: float, config, losses, data_folder, examples
 ) -> None:
-    config = SftConfig(
-        model=str(base_model(family)),
-        train_data=str(data_folder),
-        output_dir=str(tmp_path / "out"),
-        device="cpu",
-        learning_rate=1e-12,
-        max_steps=1,
-        logging_steps=1,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=3,
-        gate_brier=brier,
-    )
-    loaded = load(config.model, scheme="mr2ag", seed=config.seed)
+    whole = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3, "max_steps": 1}
+    run = config(family=family, learning_rate=1e-12, gate_brier=brier, **whole)
+    loaded = load(run.model, scheme="mr2ag", seed=run.seed)
     terms: list[float] = []
     gates = 0
     for example in examples:
@@ -75,10 +61,9 @@ def test_the_loss_is_equations_8_and_9_over_the_global_batch(
         gates += sum(label == loaded.renderer.token_id("retrieve") for label in tree.prefix.labels)
         terms += [loss for row in independent_rows(tree) for loss in row_losses(loaded, row, brier)]
 
-    fine_tune(config)
+    fine_tune(run)
 
-    logged = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"][0]["loss"]
-    assert logged == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    assert losses(run.output_dir)[0] == pytest.approx(sum(terms) / len(terms), rel=1e-5)
     assert gates == sum(example.retrieve for example in examples)  # once per question, not once per passage
 
 

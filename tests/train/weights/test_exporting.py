@@ -21,6 +21,7 @@ from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.exporting import export_checkpoint
 from reflectune.train.weights.serving import Served, readme
+from tests.narrow_models import plain_inputs
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
 PROMPTS = 4
@@ -32,12 +33,7 @@ def logits(loaded: Loaded, model: Any, picture: Callable[[int], Any]) -> Tensor:
     rows = []
     for number in range(PROMPTS):
         rendered = loaded.renderer.prefix(f"Was it built in {1800 + number}?", picture(number))
-        ids = torch.tensor([[*rendered.ids, *loaded.renderer.token_ids.values()]])
-        inputs = {"input_ids": ids, **rendered.vision}
-        if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = (ids == loaded.renderer.image_token_id).int()
-        if loaded.model.config.model_type == "gemma3":
-            inputs["token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
+        inputs = plain_inputs(loaded.model, [*rendered.ids, *loaded.renderer.token_ids.values()], rendered.vision)
         rows.append(model.eval()(**inputs).logits[0, -5:])
     return torch.stack(rows)
 

@@ -19,6 +19,7 @@ from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
 from reflectune.train.weights.merging import merge_adapter, plan_merge
+from tests.narrow_models import plain_inputs
 
 CASES = [
     pytest.param("llava", False, 0, id="llava-untied-tight"),
@@ -32,11 +33,8 @@ CASES = [
 def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
     """Compute a model's logits of a picture, a question and both gates, without our engine."""
     rendered = loaded.renderer.prefix("When was it founded?", Image.new("RGB", (64, 64), "green"))
-    ids = torch.tensor([[*rendered.ids, *loaded.renderer.token_ids.values(), 20]])
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
-    if "image_grid_thw" in inputs:
-        inputs["mm_token_type_ids"] = (ids == loaded.model.config.image_token_id).int()
-    return model(**inputs).logits
+    ids = [*rendered.ids, *loaded.renderer.token_ids.values(), 20]
+    return model(**plain_inputs(loaded.model, ids, rendered.vision)).logits
 
 
 @pytest.fixture
