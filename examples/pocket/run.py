@@ -37,8 +37,8 @@ Two contexts have no reader of their own: none at all, and five whole articles, 
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
-FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one")
-"""Folders of the fresh test's evaluations: with equation 3's search; with one by images alone; MMKB-RAG's two."""
+FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one", "fresh_mmkb_own")
+"""Folders of the fresh test's evaluations: with equation 3's search; with one by images alone; MMKB-RAG's three."""
 MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 EVERY = 1000
@@ -70,6 +70,9 @@ MINUTES = {
     "fresh_probes": 45,
     "fresh_labels": 1,
     "fresh_mmkb_tuned": 60,
+    "own_probes": 40,
+    "own_labels": 1,
+    "own_tuned": 130,
     **dict.fromkeys(FRESH_RUNS[2:], 30),
     "reader": 1,
     "probe": 75,
@@ -104,7 +107,11 @@ NEEDS = {
     "fresh_probes": ("fresh_reader", "index"),
     "fresh_labels": ("fresh_probes",),
     "fresh_mmkb_tuned": ("fresh_labels",),
-    **dict.fromkeys(FRESH_RUNS[2:], ("fresh_mmkb_tuned",)),
+    "own_probes": ("fresh_reader",),
+    "own_labels": ("own_probes",),
+    "own_tuned": ("own_labels",),
+    **dict.fromkeys(FRESH_RUNS[2:4], ("fresh_mmkb_tuned",)),
+    "fresh_mmkb_own": ("own_tuned",),
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -256,26 +263,36 @@ def fresh_stages() -> dict[str, list[str]]:
     ask = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split()]
     shipped, tuned = "--model pocket/mr2ag", json.dumps(readers)
     merge, label, tune = teach_mmkb("gold_tuned", "fresh_reader", "fresh_probes", "fresh_labels", "fresh_mmkb_tuned")
-    fresh, by_images, mmkb, one = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
-    taught = f"--model {RUN}/fresh_mmkb_tuned --base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
+    _, label_own, tune_own = teach_mmkb("gold_tuned", "fresh_reader", "own_probes", "own_labels", "own_tuned")
+    fresh, by_images, mmkb, one, own = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
+    read = f"--base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
+    taught, taught_own = f"--model {RUN}/fresh_mmkb_tuned {read}", f"--model {RUN}/own_tuned {read} --documents 40"
+    probe = [*recipe("data_builders.probe", "probe"), "--trained_on", "", "--model", f"{RUN}/fresh_reader"]
     return {
         **commands,
         "fresh_mr2ag": [*ask, "", *f"{shipped} {fresh} mr2ag controls".split()],
         "fresh": [*ask, tuned, *f"{shipped} {fresh} tuned_baselines mr2ag controls".split()],
         "fresh_by_images": [
-            *(*ask, tuned, "--title_weight", "0"),
-            *f"{shipped} {by_images} tuned_baselines mr2ag controls".split(),
+            *ask,
+            tuned,
+            *f"{shipped} {by_images} tuned_baselines mr2ag controls --title_weight 0".split(),
         ],
         "fresh_reader": merge,
         "fresh_probes": [
-            *(*recipe("data_builders.probe", "probe"), "--trained_on", "", "--limit", "800"),
-            *f"--documents_of retrieved --documents 10 --documents_random 0 --index {RUN}/index".split(),
-            *f"--encoder pocket/clip --title_weight 0 --model {RUN}/fresh_reader --output {RUN}/fresh_probes".split(),
+            *(*probe, *"--limit 800 --documents_of retrieved --documents 10 --documents_random 0".split()),
+            *f"--index {RUN}/index --encoder pocket/clip --title_weight 0 --output {RUN}/fresh_probes".split(),
         ],
         "fresh_labels": label,
         "fresh_mmkb_tuned": tune,
         "fresh_mmkb": [*ask, "", *f"{taught} --answer_model tuned {mmkb} mmkb_rag".split()],
         "fresh_mmkb_one": [*ask, "", *f"{taught} {MMKB_ONE} {one} mmkb_rag".split()],
+        "own_probes": [
+            *probe,
+            *f"--limit 1600 --documents_of own --documents 40 --documents_random 0 --output {RUN}/own_probes".split(),
+        ],
+        "own_labels": label_own,
+        "own_tuned": [*tune_own, "--epochs", "1.5"],
+        "fresh_mmkb_own": [*ask, "", *f"{taught_own} {MMKB_ONE} {own} mmkb_rag".split()],
     }
 
 
