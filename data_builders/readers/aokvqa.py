@@ -58,11 +58,8 @@ def _meta(row: SourceRow) -> dict[str, str]:
     choices, rationales = texts(row, "choices"), _list(row, "rationales")
     meta = {"choices": "\n".join(choices)}
     if row.get("correct_choice_idx") is not None:
-        correct, given = (
-            integer(row, "correct_choice_idx"),
-            row["choices"],
-        )  # with the empty ones, which the index counts
-        given = [given] if isinstance(given, str) else given
+        correct = integer(row, "correct_choice_idx")  # it counts empty choices too
+        given = [row["choices"]] if isinstance(row["choices"], str) else row["choices"]
         if not 0 <= correct < len(given) or not given[correct].strip():
             raise row.bad("correct_choice_idx", f"is {correct} of {len(given)} choices", "download the file again")
         meta["correct_choice"] = given[correct].strip()

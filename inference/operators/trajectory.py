@@ -313,15 +313,15 @@ def _kind(request: StepRequest) -> tuple[object, ...]:
 
 def _trace(name: str, course: Course) -> Trace:
     log = course.log
-    answers = [step for step in log.steps if step.operator in ANSWERING]
-    last = "".join(step.text for step in answers[-1:])
-    outcome = course.outcome or TrajectoryResult(last, str(course.limit), fallback="budget")
+    answers = [step.text for step in log.steps if step.operator == "answer"]
+    finished = [step.finished for step in log.steps if step.operator in ANSWERING]
+    outcome = course.outcome or TrajectoryResult("".join(answers[-1:]), str(course.limit), fallback="budget")
     return Trace(
         question_id=course.question.id,
         pipeline=name,
         answer=outcome.answer,
         confidence=outcome.confidence,
-        cut=bool(answers) and not answers[-1].finished,
+        cut=not all(finished[-1:]),
         retrieved=any(step.operator == "search" for step in log.steps),
         hits=tuple(log.hits.values()),
         passages=tuple(_judged(passage, outcome.judged.get(passage)) for passage in outcome.passages),
