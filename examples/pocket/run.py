@@ -39,6 +39,8 @@ FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
 FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one", "fresh_mmkb_own")
 """Folders of the fresh test's evaluations: with equation 3's search; with one by images alone; MMKB-RAG's three."""
+OWN_SEEDS = (1,)
+"""Further training seeds of MMKB-RAG's third; their folders end in them."""
 MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 EVERY = 1000
@@ -73,7 +75,8 @@ MINUTES = {
     "own_probes": 40,
     "own_labels": 1,
     "own_tuned": 130,
-    **dict.fromkeys(FRESH_RUNS[2:], 30),
+    **{f"own_tuned_{seed}": 130 for seed in OWN_SEEDS},
+    **dict.fromkeys([*FRESH_RUNS[2:], *(f"fresh_mmkb_own_{seed}" for seed in OWN_SEEDS)], 30),
     "reader": 1,
     "probe": 75,
     "labels": 1,
@@ -112,6 +115,8 @@ NEEDS = {
     "own_tuned": ("own_labels",),
     **dict.fromkeys(FRESH_RUNS[2:4], ("fresh_mmkb_tuned",)),
     "fresh_mmkb_own": ("own_tuned",),
+    **{f"own_tuned_{seed}": ("own_labels",) for seed in OWN_SEEDS},
+    **{f"fresh_mmkb_own_{seed}": (f"own_tuned_{seed}",) for seed in OWN_SEEDS},
     "reader": ("plain_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
@@ -263,11 +268,18 @@ def fresh_stages() -> dict[str, list[str]]:
     ask = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split()]
     shipped, tuned = "--model pocket/mr2ag", json.dumps(readers)
     merge, label, tune = teach_mmkb("gold_tuned", "fresh_reader", "fresh_probes", "fresh_labels", "fresh_mmkb_tuned")
-    _, label_own, tune_own = teach_mmkb("gold_tuned", "fresh_reader", "own_probes", "own_labels", "own_tuned")
+    of_own = "gold_tuned", "fresh_reader", "own_probes", "own_labels"
+    _, label_own, tune_own = teach_mmkb(*of_own, "own_tuned")
     fresh, by_images, mmkb, one, own = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
     read = f"--base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
-    taught, taught_own = f"--model {RUN}/fresh_mmkb_tuned {read}", f"--model {RUN}/own_tuned {read} --documents 40"
+    taught, own_read = f"--model {RUN}/fresh_mmkb_tuned {read}", f"{read} --documents 40 {MMKB_ONE}"
     probe = [*recipe("data_builders.probe", "probe"), "--trained_on", "", "--model", f"{RUN}/fresh_reader"]
+    again: dict[str, list[str]] = {}
+    for seed in OWN_SEEDS:
+        *_, tune_again = teach_mmkb(*of_own, f"own_tuned_{seed}")
+        again[f"own_tuned_{seed}"] = [*tune_again, "--epochs", "1.5", "--seed", str(seed)]
+        asked = f"--model {RUN}/own_tuned_{seed} {own_read} --output {RUN}/fresh_mmkb_own_{seed} --pipelines mmkb_rag"
+        again[f"fresh_mmkb_own_{seed}"] = [*ask, "", *asked.split()]
     return {
         **commands,
         "fresh_mr2ag": [*ask, "", *f"{shipped} {fresh} mr2ag controls".split()],
@@ -292,7 +304,8 @@ def fresh_stages() -> dict[str, list[str]]:
         ],
         "own_labels": label_own,
         "own_tuned": [*tune_own, "--epochs", "1.5"],
-        "fresh_mmkb_own": [*ask, "", *f"{taught_own} {MMKB_ONE} {own} mmkb_rag".split()],
+        "fresh_mmkb_own": [*ask, "", *f"--model {RUN}/own_tuned {own_read} {own} mmkb_rag".split()],
+        **again,
     }
 
 
