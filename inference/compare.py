@@ -14,46 +14,65 @@ from reflectune.inference.scoring.trajectories import COSTS
 class CompareConfig(Settings):
     """Compare finished evaluations of several data sets, models or seeds in one table of scores and costs."""
 
-    evaluations: list[str] = setting([], "folders that `evaluate` wrote", needed="folders that `evaluate` wrote")
+    evaluations: list[str] = setting(
+        [], "folders that `evaluate` wrote; with `against`, also `sweep`", needed="folders that `evaluate` wrote"
+    )
     output: Annotated[str, output_of()] = setting(
         "", "folder for compare.md, compare.svg and compare.json", needed="a folder for compare.md and compare.svg"
     )
     seeds: bool = setting(
         False, "the evaluations differ by the seed of training alone: add scores and leads over seeds and entities"
     )
-    against: str = setting("", "seeds: the pipeline that leads are over; the best baseline if unset")
+    against: str = setting(
+        "",
+        "the pipeline that leads are over, of any of the evaluations, which asked the same questions: `mr2ag`, or "
+        "`mr2ag (FOLDER)` if several ran it; with `seeds`, the best baseline if unset",
+    )
     cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     @cross_check
     def evaluation_problems(self) -> list[str]:
         """Return the evaluations that are not finished, one sentence each."""
-        needed = ["metrics.json", *(["scored.json"] if self.seeds or len(self.evaluations) == 2 else [])]
+        needed = [
+            "metrics.json",
+            *(["scored.json"] if self.seeds or self.against or len(self.evaluations) == 2 else []),
+        ]
         problems = [
             f"`evaluations`: {name} has no {file}; is its evaluation finished?"
             for name in self.evaluations
             for file in needed
-            if not Path(name, file).is_file()
+            if not Path(name, file).is_file() and not (file == "metrics.json" and self.is_fit(name))
         ]
-        return problems + (["`against` needs `seeds`"] if self.against and not self.seeds else [])
+        if self.evaluations and all(map(self.is_fit, self.evaluations)):
+            problems.append("`evaluations`: give at least one that `evaluate` wrote")
+        return problems
+
+    def is_fit(self, folder: str) -> bool:
+        """Return True if a folder is `sweep`'s, whose fitted decisions are compared with evaluations by `against`."""
+        return bool(self.against) and not self.seeds and Path(folder, "sweep.json").is_file()
 
 
 @command(CompareConfig, writes="output")
 def compare(config: CompareConfig) -> None:
     """Compare finished evaluations in one table of scores and costs."""
     from reflectune.core.durable import write_atomically, write_json  # slow to import: after the config is right
-    from reflectune.inference.report.comparison import compared, flips, read_metrics
+    from reflectune.inference.report.comparison import compared, flips, read_metrics, told_apart
     from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
     from reflectune.inference.scoring.evaluation import baselines
-    from reflectune.inference.scoring.seeds import RECORD, parts_over_seeds
+    from reflectune.inference.scoring.seeds import RECORD, joined, parts_over_seeds
 
     if config.dry_run:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
-    record = compared(read_metrics(config.evaluations))
+    metrics = read_metrics([name for name in config.evaluations if not config.is_fit(name)])
+    record = compared(told_apart(metrics) if config.against and not config.seeds else metrics)
     if config.seeds:
-        record["over_seeds"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
+        record["leads"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
+    elif config.against:
+        scored = joined(read_metrics(config.evaluations, RECORD))
+        record["leads"] = parts_over_seeds({"joined": scored}, config.against)
     elif len(record["evaluations"]) == 2:
         record["flips"] = flips(*read_metrics(config.evaluations, RECORD).values())
     write_json(Path(config.output, "compare.json"), record)

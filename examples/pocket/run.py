@@ -6,9 +6,9 @@
     python -m reflectune.examples.pocket.run --fresh --run runs/fresh
 
 Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
-finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models and trains
-MMKB-RAG alone; `--quick` trains nothing and evaluates the shipped models; `--fresh` tunes two more readers and
-MMKB-RAG, and asks the test questions that were never asked. Each of these needs a folder of its own (`--run`).
+finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models, and tunes
+two more readers and MMKB-RAG; `--quick` trains nothing and evaluates the shipped models; `--fresh` trains as
+`--shipped` does, and asks the test questions that were never asked. Each needs a folder of its own (`--run`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.entry_point import entry_point
-from reflectune.examples.pocket.marks import marks, minutes_table, pipeline_table, report
+from reflectune.examples.pocket.marks import marks, minutes_table, report
 from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
@@ -37,12 +37,20 @@ Two contexts have no reader of their own: none at all, and five whole articles, 
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
 """Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
-FRESH_RUNS = ("fresh", "fresh_by_images", "fresh_mmkb", "fresh_mmkb_one", "fresh_mmkb_own")
-"""Folders of the fresh test's evaluations: with equation 3's search; with one by images alone; MMKB-RAG's three."""
-OWN_SEEDS = (1,)
-"""Further training seeds of MMKB-RAG's third; their folders end in them."""
 MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
+MMKB_READS = "--title_weight 0 --max_reply_tokens 64"
+"""MMKB-RAG's search, by images alone, and the length of its replies."""
+SEEDS = (1,)
+"""Further training seeds of MMKB-RAG on the fresh test; their folders end in them."""
+BY_IMAGES = (
+    *("fresh_by_images", "fit_by_images", "fit_by_images_text", "fresh_retrieved", "fresh_retrieved_one"),
+    *("fresh_mmkb", *(f"fresh_mmkb_{seed}" for seed in SEEDS)),
+)
+"""Folders that the fresh test by images alone compares: mR²AG and baselines, fitted exponents, MMKB-RAG's trainings."""
+BEST_READER = "naive_rag_article_tuned"
+"""The best baseline of the fresh test, which its leads are over."""
+MMKB_EPOCHS = ("--epochs", "1.5")
 EVERY = 1000
 """More questions than a test split has."""
 QUESTIONS = 40
@@ -66,22 +74,19 @@ MINUTES = {
     "article_tuned": 45,
     "evaluate": 160,
     "fresh_mr2ag": 120,
-    "fresh": 60,
-    "fresh_by_images": 180,
-    "fresh_reader": 1,
-    "fresh_probes": 45,
-    "fresh_labels": 1,
-    "fresh_mmkb_tuned": 60,
-    "own_probes": 40,
-    "own_labels": 1,
-    "own_tuned": 130,
-    **{f"own_tuned_{seed}": 130 for seed in OWN_SEEDS},
-    **dict.fromkeys([*FRESH_RUNS[2:], *(f"fresh_mmkb_own_{seed}" for seed in OWN_SEEDS)], 30),
+    "fresh": 30,
+    "fresh_by_images": 150,
     "reader": 1,
-    "probe": 75,
+    "probe": 40,
     "labels": 1,
-    "mmkb": 110,
-    "evaluate_mmkb": 40,
+    "mmkb": 130,
+    "evaluate_mmkb": 45,
+    **dict.fromkeys(["fit", "fit_text", "fit_by_images", "fit_by_images_text", "leads", "leads_by_images"], 1),
+    "retrieved_probes": 45,
+    "retrieved_labels": 1,
+    "retrieved_tuned": 60,
+    **{f"mmkb_{seed}": 130 for seed in SEEDS},
+    **{folder: 30 for folder in BY_IMAGES if folder.startswith(("fresh_retrieved", "fresh_mmkb"))},
     "quick": 20,
 }
 """Minutes of each stage with one thread of an idle core, roughly."""
@@ -106,22 +111,22 @@ NEEDS = {
     "fresh_mr2ag": ("index",),
     "fresh": ("fresh_mr2ag", *(f"{name}_tuned" for name in READERS)),
     "fresh_by_images": ("index", *(f"{name}_tuned" for name in READERS)),
-    "fresh_reader": ("gold_tuned",),
-    "fresh_probes": ("fresh_reader", "index"),
-    "fresh_labels": ("fresh_probes",),
-    "fresh_mmkb_tuned": ("fresh_labels",),
-    "own_probes": ("fresh_reader",),
-    "own_labels": ("own_probes",),
-    "own_tuned": ("own_labels",),
-    **dict.fromkeys(FRESH_RUNS[2:4], ("fresh_mmkb_tuned",)),
-    "fresh_mmkb_own": ("own_tuned",),
-    **{f"own_tuned_{seed}": ("own_labels",) for seed in OWN_SEEDS},
-    **{f"fresh_mmkb_own_{seed}": (f"own_tuned_{seed}",) for seed in OWN_SEEDS},
-    "reader": ("plain_tuned",),
+    "reader": ("gold_tuned",),
     "probe": ("reader",),
     "labels": ("probe",),
     "mmkb": ("labels",),
-    "evaluate_mmkb": ("mmkb",),
+    "evaluate_mmkb": ("mmkb", "index", "plain_tuned", *(f"{name}_tuned" for name in READERS)),
+    **{f"fit{kind}": (f"fresh{kind}",) for kind in ("", "_by_images")},
+    **{f"fit{kind}_text": (f"fresh{kind}",) for kind in ("", "_by_images")},
+    "retrieved_probes": ("reader", "index"),
+    "retrieved_labels": ("retrieved_probes",),
+    "retrieved_tuned": ("retrieved_labels",),
+    **dict.fromkeys(["fresh_retrieved", "fresh_retrieved_one"], ("retrieved_tuned",)),
+    **{f"mmkb_{seed}": ("labels",) for seed in SEEDS},
+    "fresh_mmkb": ("mmkb", "index"),
+    **{f"fresh_mmkb_{seed}": (f"mmkb_{seed}", "index") for seed in SEEDS},
+    "leads": ("fresh", "fit", "fit_text"),
+    "leads_by_images": BY_IMAGES,
     "quick": ("index",),
 }
 """Stages that must be finished before a stage starts."""
@@ -152,28 +157,20 @@ def reader(name: str, contexts: Sequence[str]) -> dict[str, list[str]]:
     }
 
 
-def teach_mmkb(tuned: str, reader: str, probes: str, labels: str, output: str) -> list[list[str]]:
-    """Return the commands that merge the reader to probe, label its probes, and tune MMKB-RAG.
+def label(probes: str, output: str) -> list[str]:
+    """Return the command that labels a folder of probes."""
+    settings = f"--probes {RUN}/{probes} --dataset {RUN}/gallery --rule outcome --srt_balance 4 --answer_model shared"
+    return [*program("data_builders.derive_labels"), *f"{settings} --output {RUN}/{output}".split()]
 
-    Args:
-        tuned: Folder of the reader's adapter, in the run's folder as all others.
-        reader: Folder of the merged reader.
-        probes: Folder of its probes.
-        labels: Folder of the labels.
-        output: Folder of the tuned model.
-    """
-    of_labels = f"--probes {RUN}/{probes} --dataset {RUN}/gallery --rule outcome --srt_balance 4 --answer_model shared"
-    of_model = f"--scheme mmkb_rag --model {RUN}/{reader} --train_data {RUN}/{labels} --output_dir {RUN}/{output}"
-    return [
-        [*program("train.merge"), *f"--checkpoint {RUN}/{tuned} --output {RUN}/{reader}".split()],
-        [*program("data_builders.derive_labels"), *f"{of_labels} --output {RUN}/{labels}".split()],
-        [*recipe("train.sft", "lora"), *of_model.split()],
-    ]
+
+def tune_mmkb(labels: str, output: str, *more: str) -> list[str]:
+    """Return the command that tunes the reader on a folder of labels."""
+    settings = f"--scheme mmkb_rag --model {RUN}/reader --train_data {RUN}/{labels} --output_dir {RUN}/{output}"
+    return [*recipe("train.sft", "lora"), *settings.split(), *more]
 
 
 def stages() -> dict[str, list[str]]:
     """Return the command of every stage, in order."""
-    merge, label, tune = teach_mmkb("plain_tuned", "reader", "probes", "labels", "mmkb")
     python = [sys.executable, "-m"]
     assemble = "--language pocket/language --vision pocket/vision --image_size 112 --dtype float32"
     (train_rows, train_prompts), (visual_rows, visual_prompts) = captions("train"), captions("visual")
@@ -206,14 +203,15 @@ def stages() -> dict[str, list[str]]:
         + f"--scheme plain --train_data {RUN}/baseline --output_dir {RUN}/plain_tuned".split(),
         **{stage: it for name, contexts in READERS.items() for stage, it in reader(name, contexts).items()},
         "evaluate": recipe("inference.evaluate", "evaluate"),
-        "reader": merge,
+        "reader": [*program("train.merge"), *f"--checkpoint {RUN}/gold_tuned --output {RUN}/reader".split()],
         "probe": recipe("data_builders.probe", "probe"),
-        "labels": label,
-        "mmkb": tune,
+        "labels": label("probes", "labels"),
+        "mmkb": tune_mmkb("labels", "mmkb", *MMKB_EPOCHS),
         "evaluate_mmkb": [
-            *(*recipe("inference.evaluate", "evaluate"), "--plain_model", ""),
-            *f"--model {RUN}/mmkb --base_model {RUN}/reader --limit 100 --answer_model tuned --title_weight 0".split(),
-            *f"--max_reply_tokens 64 --output {RUN}/evaluation_mmkb --pipelines closed_book naive_rag mmkb_rag".split(),
+            *recipe("inference.evaluate", "evaluate"),
+            *f"{MMKB_READS} {MMKB_ONE} --documents 40 --splits test_unseen_question test_unseen_entity".split(),
+            *f"--model {RUN}/mmkb --base_model {RUN}/reader --output {RUN}/evaluation_mmkb".split(),
+            *f"--pipelines closed_book {BEST_READER} naive_rag_passage_tuned naive_rag_passages_tuned mmkb_rag".split(),
         ],
     }
 
@@ -224,88 +222,94 @@ MAKE_SHIPPED = (
 )
 """Stages whose only product is shipped."""
 TUNE_READERS = tuple(f"{name}_{stage}" for name in READERS for stage in ("data", "tuned"))
-"""Stages of the further readers. The shipped reader of passages reads every context."""
+"""Stages of the further readers."""
 
 
 def shipped_stages() -> dict[str, list[str]]:
-    """Return the commands with the shipped models; MMKB-RAG is trained."""
-    shipped = {str(RUN / "stage2"): "pocket/llava", str(RUN / "plain_tuned"): "pocket/plain"}
-    commands = {
-        name: [shipped.get(part, part) for part in command]
-        for name, command in stages().items()
-        if name not in (*MAKE_SHIPPED, *TUNE_READERS)
-    }
-    return {**commands, "evaluate": evaluate_shipped("evaluation")}
+    """Return the commands with the shipped models; MMKB-RAG and its reader are trained."""
+    commands = {name: command for name, command in stages().items() if name not in MAKE_SHIPPED}
+    commands["look"] = ["pocket/llava" if word == str(RUN / "stage2") else word for word in commands["look"]]
+    by_shipped = {"none": "pocket/plain", **tuned_readers(), "articles": f"{RUN}/article_tuned"}
+    commands["evaluate_mmkb"] += ["--plain_model", json.dumps(by_shipped)]
+    return {**commands, "evaluate": evaluate_shipped("evaluation", by_shipped)}
+
+
+def tuned_readers() -> dict[str, str]:
+    """Return the readers by the context that they were tuned on; that of passages is the shipped one."""
+    return {"article": f"{RUN}/article_tuned", "passage": f"{RUN}/gold_tuned", "passages": "pocket/plain"}
 
 
 def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
     """Return the commands without training: the shipped models on `limit` questions of each split."""
     return {
         **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
-        "quick": evaluate_shipped("quick", limit),
+        "quick": evaluate_shipped("quick", limit=limit),
     }
 
 
-def evaluate_shipped(output: str, limit: int = QUESTIONS) -> list[str]:
+def evaluate_shipped(output: str, readers: Mapping[str, str] = {}, limit: int = QUESTIONS) -> list[str]:
     """Return the command that evaluates the shipped models on `limit` questions of each split.
 
-    Of the untuned baselines it has the best: pocket/llava can't read.
+    Of the untuned baselines it has the best: pocket/llava can't read. Without `readers` the shipped one reads all.
     """
-    pipelines = " ".join(["closed_book", "naive_rag_passages", *TUNED, "mr2ag"])
-    settings = f"--model pocket/mr2ag --plain_model pocket/plain --pipelines {pipelines} --limit {limit}"
-    return [*recipe("inference.evaluate", "evaluate"), *f"{settings} --output {RUN / output}".split()]
+    settings = f"--model pocket/mr2ag --limit {limit} --output {RUN / output} --plain_model"
+    read_by, pipelines = (
+        json.dumps(readers) if readers else "pocket/plain",
+        ("closed_book", "naive_rag_passages", *TUNED),
+    )
+    return [*recipe("inference.evaluate", "evaluate"), *settings.split(), read_by, "--pipelines", *pipelines, "mr2ag"]
 
 
 def fresh_stages() -> dict[str, list[str]]:
     """Return the commands of the fresh test, by the shipped models and by a reader tuned on each further context.
 
-    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first. MMKB-RAG is taught on
-    probes of the stating passage's reader.
+    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first. MMKB-RAG is taught as
+    in `stages`, and also on retrieved documents, by its recipe and by `MMKB_ONE`.
     """
-    kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS)
-    commands = {name: command for name, command in stages().items() if name in kept}
-    readers = {"article": f"{RUN}/article_tuned", "passage": f"{RUN}/gold_tuned", "passages": "pocket/plain"}
-    ask = [*recipe("inference.evaluate", "evaluate"), *f"{FRESH} --limit {EVERY} --plain_model".split()]
-    shipped, tuned = "--model pocket/mr2ag", json.dumps(readers)
-    merge, label, tune = teach_mmkb("gold_tuned", "fresh_reader", "fresh_probes", "fresh_labels", "fresh_mmkb_tuned")
-    of_own = "gold_tuned", "fresh_reader", "own_probes", "own_labels"
-    _, label_own, tune_own = teach_mmkb(*of_own, "own_tuned")
-    fresh, by_images, mmkb, one, own = (f"--output {RUN / folder} --pipelines" for folder in FRESH_RUNS)
-    read = f"--base_model {RUN}/fresh_reader --title_weight 0 --max_reply_tokens 64"
-    taught, own_read = f"--model {RUN}/fresh_mmkb_tuned {read}", f"{read} --documents 40 {MMKB_ONE}"
-    probe = [*recipe("data_builders.probe", "probe"), "--trained_on", "", "--model", f"{RUN}/fresh_reader"]
-    again: dict[str, list[str]] = {}
-    for seed in OWN_SEEDS:
-        *_, tune_again = teach_mmkb(*of_own, f"own_tuned_{seed}")
-        again[f"own_tuned_{seed}"] = [*tune_again, "--epochs", "1.5", "--seed", str(seed)]
-        asked = f"--model {RUN}/own_tuned_{seed} {own_read} --output {RUN}/fresh_mmkb_own_{seed} --pipelines mmkb_rag"
-        again[f"fresh_mmkb_own_{seed}"] = [*ask, "", *asked.split()]
+    kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS, "reader", "probe", "labels", "mmkb")
+    readers, systems = json.dumps(tuned_readers()), "tuned_baselines mr2ag controls"
+
+    def ask(output: str, pipelines: str, settings: str, plain: str = "") -> list[str]:
+        asked = f"{FRESH} --limit {EVERY} --diagnose false --output {RUN}/{output} --pipelines {pipelines} {settings}"
+        return [*recipe("inference.evaluate", "evaluate"), *asked.split(), "--plain_model", plain]
+
+    def ask_mmkb(output: str, model: str, settings: str) -> list[str]:
+        return ask(output, "mmkb_rag", f"--model {RUN}/{model} --base_model {RUN}/reader {MMKB_READS} {settings}")
+
+    def fit(evaluation: str, pipeline: str, output: str) -> list[str]:
+        splits = "--model pocket/mr2ag --splits test_unseen_question test_unseen_entity --grid {} --fit true"
+        traces = f"--traces {RUN}/{evaluation}/traces/{pipeline}.jsonl --output {RUN}/{output}"
+        return [*recipe("inference.sweep", "sweep"), *splits.split(), *traces.split()]
+
+    def leads(output: str, folders: Sequence[str]) -> list[str]:
+        evaluations = [f"{RUN}/{folder}" for folder in folders]
+        chosen = ["--against", BEST_READER, "--output", f"{RUN}/{output}"]
+        return [*program("inference.compare"), "--evaluations", *evaluations, *chosen]
+
+    retrieved = f"--documents_of retrieved --documents 10 --index {RUN}/index --encoder pocket/clip --title_weight 0"
     return {
-        **commands,
-        "fresh_mr2ag": [*ask, "", *f"{shipped} {fresh} mr2ag controls".split()],
-        "fresh": [*ask, tuned, *f"{shipped} {fresh} tuned_baselines mr2ag controls".split()],
-        "fresh_by_images": [
-            *ask,
-            tuned,
-            *f"{shipped} {by_images} tuned_baselines mr2ag controls --title_weight 0".split(),
+        **{name: command for name, command in stages().items() if name in kept},
+        "fresh_mr2ag": ask("fresh", "mr2ag controls", "--model pocket/mr2ag"),
+        "fresh": ask("fresh", systems, "--model pocket/mr2ag", readers),
+        "fresh_by_images": ask("fresh_by_images", systems, "--model pocket/mr2ag --title_weight 0", readers),
+        **{f"fit{kind}": fit(f"fresh{kind}", "mr2ag", f"fit{kind}") for kind in ("", "_by_images")},
+        **{
+            f"fit{kind}_text": fit(f"fresh{kind}", "mr2ag_text_scored", f"fit{kind}_text")
+            for kind in ("", "_by_images")
+        },
+        "retrieved_probes": [
+            *recipe("data_builders.probe", "probe"),
+            *f"--limit 800 {retrieved} --output {RUN}/retrieved_probes".split(),
         ],
-        "fresh_reader": merge,
-        "fresh_probes": [
-            *(*probe, *"--limit 800 --documents_of retrieved --documents 10 --documents_random 0".split()),
-            *f"--index {RUN}/index --encoder pocket/clip --title_weight 0 --output {RUN}/fresh_probes".split(),
-        ],
-        "fresh_labels": label,
-        "fresh_mmkb_tuned": tune,
-        "fresh_mmkb": [*ask, "", *f"{taught} --answer_model tuned {mmkb} mmkb_rag".split()],
-        "fresh_mmkb_one": [*ask, "", *f"{taught} {MMKB_ONE} {one} mmkb_rag".split()],
-        "own_probes": [
-            *probe,
-            *f"--limit 1600 --documents_of own --documents 40 --documents_random 0 --output {RUN}/own_probes".split(),
-        ],
-        "own_labels": label_own,
-        "own_tuned": [*tune_own, "--epochs", "1.5"],
-        "fresh_mmkb_own": [*ask, "", *f"--model {RUN}/own_tuned {own_read} {own} mmkb_rag".split()],
-        **again,
+        "retrieved_labels": label("retrieved_probes", "retrieved_labels"),
+        "retrieved_tuned": tune_mmkb("retrieved_labels", "retrieved_tuned"),
+        "fresh_retrieved": ask_mmkb("fresh_retrieved", "retrieved_tuned", "--answer_model tuned"),
+        "fresh_retrieved_one": ask_mmkb("fresh_retrieved_one", "retrieved_tuned", MMKB_ONE),
+        "fresh_mmkb": ask_mmkb("fresh_mmkb", "mmkb", f"{MMKB_ONE} --documents 40"),
+        **{f"mmkb_{n}": tune_mmkb("labels", f"mmkb_{n}", *MMKB_EPOCHS, "--seed", str(n)) for n in SEEDS},
+        **{f"fresh_mmkb_{n}": ask_mmkb(f"fresh_mmkb_{n}", f"mmkb_{n}", f"{MMKB_ONE} --documents 40") for n in SEEDS},
+        "leads": leads("leads", ("fresh", "fit", "fit_text")),
+        "leads_by_images": leads("leads_by_images", BY_IMAGES),
     }
 
 
@@ -365,13 +369,10 @@ def marks_text(minutes: Mapping[str, float], *, quick: bool) -> tuple[str, Seque
 
 
 def fresh_text(minutes: Mapping[str, float]) -> tuple[str, Sequence[str]]:
-    """Return the tables of the fresh test as Markdown, and the folders of the evaluations."""
-    lines = []
-    for folder in FRESH_RUNS:
-        if metrics := written(f"{folder}/metrics.json"):
-            lines += [f"## {folder}", "", f"In brackets: 95 % intervals over {metrics['resampled']}.", ""]
-            lines += [*pipeline_table(metrics), ""]
-    return "\n".join([*lines, *minutes_table(minutes)]), FRESH_RUNS
+    """Return the comparisons of the fresh test as Markdown, and the folders of the evaluations."""
+    pages = [RUN / folder / "compare.md" for folder in ("leads", "leads_by_images")]
+    lines = [page.read_text(encoding="utf-8") for page in pages if page.is_file()]
+    return "\n".join([*lines, *minutes_table(minutes)]), ("fresh", "fresh_by_images", "fresh_mmkb")
 
 
 if __name__ == "__main__":

@@ -100,9 +100,14 @@ def iterative() -> tuple[str, ...]:
     return tuple(name for name, recipe in all_recipes().items() if recipe.is_iterative)
 
 
-def stages_for(names: Sequence[str]) -> list[str]:
-    """Return the pipelines and the stages that measure their parts, in the order of running."""
-    selected = {*names, *(find_recipe(name).measured_by for name in names)}
+def stages_for(names: Sequence[str], *, diagnose: bool = True) -> list[str]:
+    """Return the pipelines and the stages that measure their parts, in the order of running.
+
+    Args:
+        names: Names of the pipelines.
+        diagnose: Include the stages that measure gates.
+    """
+    selected = {*names, *(find_recipe(name).measured_by for name in names if diagnose)}
     if any(find_recipe(name).needs("entries") for name in names):
         selected.add("retrieval")
     return [name for name in all_recipes() if name in selected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.inference.scoring.evaluation import BEST_BASELINE, BESTS
 from reflectune.inference.scoring.losses import RIGHT
+from reflectune.inference.scoring.seeds import with_folder
 from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.reporting.breakdown import OVERALL
 
@@ -100,13 +102,28 @@ def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
     return f"ties ({ahead} ahead, {behind} behind of {len(known)})" if known else ""
 
 
+def told_apart(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
+    """Return evaluations in which pipelines of one name are renamed, as `seeds.joined` does, so that none is a mean."""
+    ran = Counter(name for content in metrics.values() for name in content["pipelines"])
+    several = {name for name, count in ran.items() if count > 1} - {*BESTS}
+    return {
+        folder: _renamed(
+            content, {name: with_folder(name, folder) for name in several.intersection(content["pipelines"])}
+        )
+        for folder, content in metrics.items()
+    }
+
+
 def _with_noise_named(content: Metrics) -> Metrics:
     """Rename pipelines that read irrelevant passages, so that they are not averaged with those that did not."""
-    named = {name: f"{name}, noise {count}" for name, count in content.get("noise", {}).items()}
-    named |= {f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}
+    return _renamed(content, {name: f"{name}, noise {count}" for name, count in content.get("noise", {}).items()})
+
+
+def _renamed(content: Metrics, named: Mapping[str, str]) -> Metrics:
+    named = {**named, **{f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}}
     renamed = {
         part: {named.get(name, name): value for name, value in content.get(part, {}).items()}
-        for part in ("pipelines", "comparisons", "costs", "budgets")
+        for part in ("pipelines", "comparisons", "costs", "budgets", "names")
     }
     return {**content, **renamed}
 

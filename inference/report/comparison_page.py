@@ -37,7 +37,7 @@ def page(record: Mapping[str, Any]) -> str:
         cells = [_named(name, record), _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
         cells += [_spread(row["columns"][column]) for column in heads]
         lines.append(f"| {' | '.join([*cells, *(number(row['costs'][cost]) for cost in COSTS)])} |")
-    lines += ["", *_notes(record), *(seeds_table(record["over_seeds"]) if "over_seeds" in record else ())]
+    lines += ["", *_notes(record), *(seeds_table(record["leads"]) if "leads" in record else ())]
     lines += [*(flips_table(record) if "flips" in record else ()), ""]
     lines.append("![Score against cost](compare.svg)" if can_draw() else f"No plot: {INSTALL}.")
     return "\n".join(lines) + "\n"
@@ -135,15 +135,15 @@ def _named(name: str, record: Mapping[str, Any]) -> str:
 
 
 def seeds_table(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the table of scores and leads over seeds, a pair of columns for each part of the questions."""
-    parts, against = record["parts"], record["against"]
-    yield from (
-        "",
-        "## Over seeds",
-        "",
-        f"Means over {record['seeds']} seeds of training; in brackets the 95 % interval",
-    )
-    yield f"over seeds and {record['resampled']}, both drawn. Leads are over `{against}`, paired by question and seed."
+    """Yield the table of scores and leads, over seeds if there are several, by part of the questions."""
+    parts, against, seeds = record["parts"], record["against"], record["seeds"]
+    if seeds > 1:
+        yield from ("", "## Over seeds", "", f"Means over {seeds} seeds of training; in brackets the 95 % interval")
+        yield f"over seeds and {record['resampled']}, both drawn. Leads are over `{against}`, paired by question and"
+        yield "seed."
+    else:
+        yield from ("", f"## Over {against}", "", f"In brackets the 95 % interval over {record['resampled']}.")
+        yield f"Leads are over `{against}`, paired by question."
     yield from ("", f"| pipeline |{''.join(f' {part} | lead |' for part in parts)}", f"|---|{'--:|--:|' * len(parts)}")
     for name in parts[OVERALL]:
         cells = [_spread([rows[name][key]], sign=key == "lead") for rows in parts.values() for key in ("score", "lead")]
@@ -159,9 +159,9 @@ def _caption(record: Mapping[str, Any]) -> str:
         f"{record['metric']['caption']}. Score in per cent and lead in points are means over evaluations; in brackets "
         "the 95 % interval of one evaluation, or the lowest to the highest of several. The lead is over the best "
         f"baseline of the same evaluation ({baselines}), paired by question. A pipeline is ahead if its interval is "
-        "above 0 in every evaluation. Costs are of one question: tokens read are those of all prompts, each from its "
-        "beginning; tokens computed count a shared beginning once. A pipeline is on the front of a cost if no other is "
-        "as good and as cheap, and better in one. Oracles are last and on no front."
+        "above 0 in every evaluation. Costs are of one scored question: tokens read are those of all prompts, each "
+        "from its beginning; tokens computed count a shared beginning once. A pipeline is on the front of a cost if "
+        "no other is as good and as cheap, and better in one. Oracles are last and on no front."
     )
 
 

@@ -58,7 +58,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
     head = ["pipeline", *heads.values(), *kinds, "answered", *(COST_HEADS[cost] for cost in COMPUTE)]
     caption = (
         f"{metrics['metric']['caption']}; knowledge-based questions, in %, with 95 % bootstrap intervals over "
-        f"{metrics['resampled']}. Calls and tokens are those of a question, on average."
+        f"{metrics['resampled']}. Calls and tokens are those of a scored question, on average."
     )
     return _html(Table(head, rows, caption), _splits(metrics), _gains(metrics), _groups(metrics))
 

@@ -34,8 +34,8 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if name not in BESTS
     ]
     caption = (
-        "Of a question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of calls "
-        "reads them. Tokens computed count the shared beginning of a question's prompts once "
+        "Of a scored question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of "
+        "calls reads them. Tokens computed count the shared beginning of a question's prompts once "
         "(unknown behind a server). Seconds are of a batch, shared equally."
     )
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]

@@ -148,6 +148,10 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
         [], "also score by group: `type`, a field of the questions' `meta`, or FIELD=VALUE for that value and the rest"
     )
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
+    diagnose: bool = setting(
+        True,
+        "also measure the gates by what the pipeline doesn't ask: evidence, look-alikes; costs about as much again",
+    )
     leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
     fit_calibration: bool = setting(
         False, "fit scalings of the gates to these questions, and write them as calibration.json into `model`'s folder"
@@ -158,6 +162,8 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
         """Yield the problem of fitting a calibration."""
         if self.fit_calibration and (self.calibrated or not Path(self.model).is_dir()):
             yield "`fit_calibration` writes into the folder of `model`, and fits its gates without `calibrated`"
+        if self.fit_calibration and not self.diagnose:
+            yield "`fit_calibration` fits to the answers of `diagnose`"
 
 
 class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):

@@ -209,7 +209,7 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
     """
     planned = {}
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
-    for name in stages_for(config.forms()):
+    for name in stages_for(config.forms(), diagnose=config.diagnose):
         recipe = find_recipe(name)
         of_form = [question for question in questions if recipe.takes(question)]
         taken = [q for q in of_form if not recipe.reads_gold or has_gold(q, knowledge)]

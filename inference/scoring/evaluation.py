@@ -90,7 +90,7 @@ def evaluate(
         "groups": by_group,
         "two_hop": {name: measure.mean(measure.two_hop(questions), made, seed) for name, made in pipelines.items()},
         "by_split": {name: _by_split(questions, made, measure, seed) for name, made in pipelines.items()},
-        "costs": {name: costs(pipeline_traces) for name, pipeline_traces in pipelines.items()},
+        "costs": {name: costs(_scored(official, pipeline_traces)) for name, pipeline_traces in pipelines.items()},
         "replies": {name: counts for name, made in pipelines.items() if (counts := replies(made))},
         "trajectories": trajectories(official, pipelines, seed=seed, measure=measure, names=names),
         "saturation": saturation_curve(official, pipelines, measure=measure),
@@ -100,6 +100,11 @@ def evaluate(
         **best,
         "too_long_for_bem": list(measure.too_long),
     }
+
+
+def _scored(official: Sequence[Question], traces: Mapping[str, Trace]) -> Mapping[str, Trace]:
+    """Return the traces of the scored questions, of all if none is scored: a closed gate on others costs little."""
+    return {question.id: traces[question.id] for question in official if question.id in traces} or traces
 
 
 def _table(

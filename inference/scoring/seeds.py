@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,41 @@ def record_of(
     }
 
 
+def joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return evaluations of the same questions as one; a pipeline that several ran is named with its folder.
+
+    Args:
+        records: `record_of` of each evaluation, by name. The groups are the first one's.
+
+    Raises:
+        UserError: The evaluations asked different questions, or have different metrics.
+
+    Example:
+        >>> one = {"metric": "infoseek", "questions": [], "correct": {"closed_book": [], "mr2ag": []}}
+        >>> list(joined({"runs/a": one, "runs/b": {**one, "correct": {"mr2ag": []}}})["correct"])
+        ['closed_book', 'mr2ag (runs/a)', 'mr2ag (runs/b)']
+    """
+    (first, record), *others = records.items()
+    for name, other in others:
+        if other["metric"] != record["metric"] or _asked(other) != _asked(record):
+            raise UserError(f"`against`: {name} has other questions or another metric than {first}")
+    ran = Counter(pipeline for it in records.values() for pipeline in it["correct"])
+    rows = [(name, pipeline, values) for name, it in records.items() for pipeline, values in it["correct"].items()]
+    return {
+        **record,
+        "correct": {with_folder(it, name) if ran[it] > 1 else it: values for name, it, values in rows},
+    }
+
+
+def with_folder(pipeline: str, folder: str) -> str:
+    """Return the name of a pipeline that several evaluations ran."""
+    return f"{pipeline} ({folder})"
+
+
+def _asked(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    return [(row["id"], row["split"], row["entities"]) for row in record["questions"]]
+
+
 def parts_over_seeds(
     records: Mapping[str, Mapping[str, Any]], against: str, baselines: Collection[str] = (), seed: int = 0
 ) -> dict[str, Any]:
@@ -72,7 +108,7 @@ def parts_over_seeds(
         group, the `score` and the `lead` of each pipeline: means over seeds, with intervals over seeds and entities.
 
     Raises:
-        UserError: The evaluations asked different questions, or a pipeline was not run in all of them.
+        UserError: The evaluations asked different questions, or `against` was not run in all of them.
     """
     (first, record), *others = records.items()
     for name, other in others:
@@ -97,7 +133,7 @@ def parts_over_seeds(
     }
     against = against or max(sorted(means), key=lambda name: means[name], default="")
     if against and against not in names:
-        raise UserError(f"`against`: {against} was not run in all evaluations; one of {', '.join(names)}")
+        raise UserError(f"`against`: {against} is not one of the pipelines: {', '.join(names)}")
     for group in rows[0]["groups"] if rows else ():
         labels = np.array([row["groups"][group] for row in rows])
         field = group.partition("=")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import calibration_for, require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
+from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.grid import GridRun, run_grid
@@ -28,7 +29,7 @@ from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
 from reflectune.inference.sweeps.stored import decide_row, fit_exponents
-from reflectune.inference.trace import by_question, to_row
+from reflectune.inference.trace import Trace, by_question, to_row
 from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
@@ -43,7 +44,7 @@ ELSEWHERE = frozenset(
 def run(config: SweepConfig) -> dict[str, Any]:
     """Run all points, and write `sweep.json`, `sweep.html` and an SVG per chart into the config's output folder.
 
-    With `fit`, also write `fitted.jsonl`: the traces as decided at the point `fitted`.
+    With `fit`, also write `fitted.jsonl`, the traces as decided at the point `fitted`, and their `scored.json`.
 
     Returns:
         The content of sweep.json in the first process, {} in the others.
@@ -71,8 +72,9 @@ def run(config: SweepConfig) -> dict[str, Any]:
             fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
             points.append(Point("fitted"))
             apart = {q.id: [(points[-1], fitted.apart[q.id])] for q in questions}
-            decided = ({"id": q.id, **to_row(decide_again(stored[q.id], fitted.apart[q.id]))} for q in questions)
-            write_rows(Path(config.output, "fitted.jsonl"), fingerprint([config.traces, repr(fitted)]), decided)
+            if state.is_main_process:
+                decided = {q.id: decide_again(stored[q.id], fitted.apart[q.id]) for q in questions}
+                _write_fitted(config, questions, decided, measure, fingerprint([config.traces, repr(fitted)]))
         rows = {q.id: decide_row(q, stored[q.id], [*chosen_by, *apart[q.id]], measure) for q in questions}
         outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
@@ -105,6 +107,15 @@ def run(config: SweepConfig) -> dict[str, Any]:
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
     return record
+
+
+def _write_fitted(
+    config: SweepConfig, questions: Sequence[Question], decided: Mapping[str, Trace], measure: TraceScorer, of: str
+) -> None:
+    """Write traces that were decided by fitted exponents, and their scores as `compare` reads them."""
+    write_rows(Path(config.output, "fitted.jsonl"), of, ({"id": q.id, **to_row(decided[q.id])} for q in questions))
+    name = f"{decided[questions[0].id].pipeline}_fitted"
+    write_json(Path(config.output, RECORD), record_of(measure.official(questions), {name: decided}, (), measure))
 
 
 def _ask(

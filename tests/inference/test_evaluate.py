@@ -375,6 +375,19 @@ def test_a_closed_gate_answers_as_the_base_model_does_alone(config, prompted, tm
     assert not any(row["retrieved"] for row in rows_by_file["mmkb_rag.jsonl"])
 
 
+@pytest.mark.parametrize(
+    ("family", "scheme"), [("llava", "mr2ag"), ("qwen2_vl", "mmkb_rag")], indirect=["family"], scope="session"
+)
+def test_without_a_diagnosis_the_answers_alone_are_scored(scheme, config, checkpoints, prompted, tmp_path) -> None:
+    models = checkpoints if scheme == "mr2ag" else prompted
+    metrics = experiment.run(
+        config(models, pipelines=[scheme], diagnose=False, **(MMKB if scheme == "mmkb_rag" else {}))
+    )
+    assert metrics["pipelines"][scheme]["overall"] is not None
+    assert {*kept(tmp_path)} == {f"{scheme}.jsonl", "retrieval.jsonl"}
+    assert (tmp_path / "report.html").is_file()
+
+
 @ONE_FAMILY
 def test_the_tuned_model_can_answer_without_a_base_model(config, prompted, tmp_path) -> None:
     settings = {**MMKB, "pipelines": ["mmkb_rag"], "base_model": "", "answer_model": "tuned"}

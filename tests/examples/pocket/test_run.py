@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +117,7 @@ def check_inputs(commands: dict[str, list[str]], run: Path) -> None:
     written: set[Path] = set()
     reads = "dataset index model base_model plain_model knowledge reflection probes checkpoint".split()
     for command in commands.values():
-        words = command[next((i for i, word in enumerate(command) if word.startswith("--")), len(command)) :]
-        given = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=False)}
+        given = {name.removeprefix("--"): value for name, value in pairwise(command) if name.startswith("--")}
         given = {name: json.loads(value) if value.startswith("{") else value for name, value in given.items()}
         options = given
         if "config" in given:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.inference.compare import CompareConfig, compare
-from reflectune.inference.report.comparison import compared, standing
+from reflectune.inference.report.comparison import compared, read_metrics, standing
 from reflectune.inference.report.comparison_page import page, plot, spread_out
+from reflectune.inference.scoring.seeds import joined
 from reflectune.inference.scoring.trajectories import COSTS
 
 
@@ -126,10 +127,12 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert any("`output` is needed" in problem for problem in problems)
     seeds = CompareConfig(evaluations=[str(tmp_path / "empty")], seeds=True, output="o").problems()
     assert any("has no scored.json" in problem for problem in seeds)
-    assert (
-        CompareConfig(evaluations=[str(tmp_path)], against="naive", output="o").problems()[-1]
-        == "`against` needs `seeds`"
-    )
+    against = CompareConfig(evaluations=[str(tmp_path / "empty")], against="naive", output="o")
+    assert sum("has no" in problem for problem in against.problems()) == 2
+    (tmp_path / "empty/sweep.json").write_text("{}")
+    missing, alone = against.problems()
+    assert "has no scored.json" in missing
+    assert alone == "`evaluations`: give at least one that `evaluate` wrote"
     assert any("`evaluations` is needed" in problem for problem in CompareConfig(output="o").problems())
 
 
@@ -206,6 +209,42 @@ def test_the_command_writes_a_page_a_plot_and_the_numbers(tmp_path: Path, capsys
     assert "| pmsr | 100.0 (100.0 to 100.0) | +50.0 (" in (tmp_path / "seeds/compare.md").read_text()
     record = json.loads((tmp_path / "out/compare.json").read_text())
     assert record["pipelines"]["pmsr"]["standing"] == "ties (0 ahead, 0 behind of 1)"
+
+
+def test_leads_over_a_pipeline_of_another_evaluation_and_of_fitted_decisions(tmp_path: Path) -> None:
+    """Two evaluations ran `pmsr`, one of them the baseline; a sweep decided again. Each row has its own name."""
+    rows = [{"id": key, "split": "val", "entities": [key], "groups": {"style=flag": key}} for key in "ab"]
+    rest = [{**row, "groups": {}} for row in rows]  # a sweep knows no groups
+    correct = {
+        "one": (rows, {"pmsr": [1, 1], "naive": [0, 1]}, metrics({"naive": 0.5, "pmsr": 1.0})),
+        "two": (rows, {"pmsr": [0, 0]}, metrics({"naive": 0.5, "pmsr": 0.0})),
+        "fit": (rest, {"mr2ag_fitted": [1, 0]}, None),
+    }
+    for name, (asked, answers, content) in correct.items():
+        (tmp_path / name).mkdir()
+        record = {"metric": "vqa", "questions": asked, "correct": answers}
+        (tmp_path / name / "scored.json").write_text(json.dumps(record))
+        (tmp_path / name / ("metrics.json" if content else "sweep.json")).write_text(json.dumps(content or {}))
+    folders = [str(tmp_path / name) for name in correct]
+    compare.main(["--evaluations", *folders, "--against", "naive", "--output", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out/compare.json").read_text())["leads"]
+    one, two = (f"pmsr ({folder})" for folder in folders[:2])
+    assert {name: row["lead"] and row["lead"]["value"] for name, row in found["parts"]["overall"].items()} == {
+        one: 0.5,
+        "naive": None,
+        two: -0.5,
+        "mr2ag_fitted": 0.0,
+    }
+    assert found["parts"]["style a"]["mr2ag_fitted"]["lead"]["value"] == 1.0
+    text = (tmp_path / "out/compare.md").read_text()
+    assert f"| {one} | 100.0 (90.0 to 110.0) |" in text
+    assert "## Over naive" in text
+    with pytest.raises(SystemExit):
+        compare.main(["--evaluations", *folders, "--against", "pmsr", "--output", str(tmp_path / "out")])
+    record = {"metric": "vqa", "questions": rows[:1], "correct": {"pmsr": [1]}}
+    (tmp_path / "two/scored.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="two has other questions or another metric than"):
+        joined(read_metrics(folders, "scored.json"))
 
 
 def test_without_matplotlib_the_table_stays(monkeypatch: pytest.MonkeyPatch) -> None:

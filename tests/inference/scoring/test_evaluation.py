@@ -72,6 +72,14 @@ def test_the_gate_is_measured_over_knowledge_and_visual_questions_at_gamma(make)
     assert strict["accuracy"]["n"] == 3
 
 
+def test_costs_are_those_of_scored_questions(make) -> None:
+    """A gate closes on visual questions, which baselines aren't asked."""
+    questions = [make.question(0), make.question(1, requires_retrieval=False)]
+    traces = [make.trace(0, tokens={"read": 90}), make.trace(1, tokens={"read": 10})]
+    assert run(questions, {"mr2ag": traces})["costs"]["mr2ag"]["read"] == 90.0
+    assert run(questions[1:], {"mr2ag": traces[1:]})["costs"]["mr2ag"]["read"] == 10.0
+
+
 def test_a_question_that_names_entities_is_the_gates_to_decide_on_without_saying_so(make) -> None:
     questions = [make.question(i, requires_retrieval=None) for i in range(3)]
     questions[0] = dataclasses.replace(questions[0], entity_ids=("e1",))

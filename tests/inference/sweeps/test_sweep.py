@@ -207,3 +207,5 @@ def test_a_question_is_decided_by_exponents_of_other_entities(stored) -> None:
     assert record["points"][-1]["accuracy"]["value"] == 0.75
     decided = {row["id"]: row["answer"] for row in read_rows(Path(stored.output, "fitted.jsonl"))}
     assert [decided[f"q{number:03d}"] == "oak" for number in range(4)] == [True, True, True, False]
+    scored = json.loads(Path(stored.output, "scored.json").read_text())
+    assert scored["correct"] == {"mr2ag_fitted": [1.0, 1.0, 1.0, 0.0]}
