@@ -28,7 +28,8 @@ def summary(record: dict[str, Any]) -> str:
     lines = [f"{'point':{width}}  {'accuracy in %':26} {'over start':25} retrieved  passages"]
     for point in record["points"]:
         cells = [in_per_cent(point[name]) for name in ("accuracy", "over_start")]
-        reads = f"{point['retrieval_rate']:9.3f} {point['passages_read']:9.1f}"
+        rate, read = point["retrieval_rate"], point["passages_read"]
+        reads = f"{rate:9.3f} {read:9.1f}" if rate is not None else f"{'–':>9} {'–':>9}"
         lines.append(f"{point['name']:{width}}  {cells[0]:26} {cells[1]:25} {reads}")
     if record["fitted_exponents"]:
         exponents = " ".join(map(str, record["fitted_exponents"]))

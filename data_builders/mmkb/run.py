@@ -130,7 +130,7 @@ def read_rel_scores(path: str | Path) -> RelScores:
         if Path(path).suffix.lower() == ".parquet":
             rows = pq.read_table(path).to_pylist()
         else:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8").split("\n")  # an id may have other line separators
             rows = [json.loads(line) for line in lines if line.strip()]
         return {(row["question_id"], row["passage_id"]): float(row["score"]) for row in rows}
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.data_builders.annotators.string import annotate_by_string, is_yes_or_no
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.probing.labels import SrtLabel
 from reflectune.data_builders.probing.records import Probe
@@ -115,8 +115,9 @@ def truth_text(truth: Mapping[str, Any]) -> str:
 
 
 def has_known_truth(question: Question) -> bool:
-    """Return True if the data set names the entities and answers of a question that needs knowledge."""
-    return question.is_knowledge_based is not False and bool(question.entity_ids) and bool(question.answers)
+    """Return True if the data set names the entities and answers of a question that needs knowledge, not yes or no."""
+    named = bool(question.entity_ids) and bool(question.answers) and not is_yes_or_no(question)
+    return question.is_knowledge_based is not False and named
 
 
 def states_answer(question: Question, passage: Passage) -> bool:

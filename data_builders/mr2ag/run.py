@@ -206,6 +206,7 @@ def _build_logged(
     rows = run_chunks(questions, CHUNK, build, logs, processes=processes)
     for row in rows if processes.index == 0 else ():
         built.extend(from_row(BuiltExamples, row))
+    processes.wait()  # the first process deletes the logs, which the others still scan
     return built
 
 

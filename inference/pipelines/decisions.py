@@ -13,7 +13,7 @@ from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings, keep_documents
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, choose_again
 from reflectune.inference.pipelines.settings import DepthSettings
-from reflectune.inference.reading.ranking import PassageScores
+from reflectune.inference.reading.ranking import PassageScores, entry_scores
 from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.retrievers.queries import equation_3
@@ -157,10 +157,10 @@ def _choose(asked: Alternatives, controls: Controls, settings: ChoiceSettings, h
     """Choose among mR²AG's candidates."""
     opened, fallback = asked.opened, getattr(settings, "fallback", "best_product")
     choice = choose_again(opened, settings, threshold=controls.threshold, without=controls.without, hits=hits)
+    if fallback == "abstain" and (choice is None or choice.fallback):
+        return Decision(True, "", None, hits, fallback="abstain")
     if choice is None or (choice.fallback and fallback == "closed_book"):
         return Decision(True, asked.closed.answer, asked.closed.confidence, hits, fallback="closed_book")
-    if choice.fallback and fallback == "abstain":
-        return Decision(True, "", None, hits, fallback="abstain")
     passage = opened.passages[choice.chosen]
     return Decision(True, passage.answer, passage.s_ans, hits, choice.scores, (choice.chosen,), choice.fallback)
 
@@ -178,8 +178,10 @@ def _documents(
     ]
     if isinstance(settings, MmkbRagSettings):
         update = {"threshold": controls.threshold, "k": controls.documents or "auto"}
-        left = [k for k in range(len(passages)) if k not in controls.without]
-        kept, below = keep_documents([passages[k] for k in left], opened.hits, settings.model_copy(update=update))
+        s_ret = entry_scores(hits, settings.s_ret_temperature)
+        left = [k for k, it in enumerate(passages) if k not in controls.without and it.passage.entry_id in s_ret]
+        found = [dataclasses.replace(passages[k], s_ret=s_ret[passages[k].passage.entry_id]) for k in left]
+        kept, below = keep_documents(found, hits, settings.model_copy(update=update))
         return tuple(left[k] for k in kept), "best_relevance" if below else ""
     judged = [
         (k, passage.s_rel, passage.s_irr or 0.0) for k, passage in enumerate(passages) if passage.s_rel is not None

@@ -12,7 +12,7 @@ from typing import Any
 from reflectune.core.durable import read_json, read_row
 from reflectune.core.errors import UserError
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.data_builders.annotators.string import annotate_by_string, is_yes_or_no
 from reflectune.formats.dataset import LOOK_ALIKES, PROBES, companion
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
@@ -56,6 +56,11 @@ def is_stating(question: Question, passage: Passage) -> bool:
     """Return True if a passage is of the question's entity and states an accepted answer."""
     gold_entries = {*question.entity_ids, *(evidence.entry_id for evidence in question.evidence)}
     return passage.entry_id in gold_entries and annotate_by_string(question, passage).relevant
+
+
+def is_searchable(question: Question) -> bool:
+    """Return True if `is_stating` decides: "yes" and "no" aren't searched for, and an unknown entity has no passage."""
+    return not is_yes_or_no(question) and bool(question.entity_ids or question.evidence)
 
 
 class DiagnosticPassages:

@@ -40,18 +40,20 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
         by key), `unasked` (question sets that it was not asked) and `on_front` (by kind of cost).
 
     Raises:
-        UserError: The evaluations are scored by different metrics.
+        UserError: The evaluations are scored by different metrics, or by different checkpoints of BEM.
     """
     contents = [_with_noise_named(content) for content in metrics.values()]
     kinds = {content["metric"]["name"] for content in contents}
     if len(kinds) > 1:
         raise UserError(f"the evaluations are scored by {' and '.join(sorted(kinds))}; compare those of one metric")
+    if len({str(content["metric"].get("bem")) for content in contents}) > 1:
+        raise UserError("the evaluations are scored by different checkpoints of BEM; compare those of one")
     names = dict.fromkeys(name for content in contents for name in content["pipelines"] if name not in BESTS)
     pipelines = {name: _pipeline(name, contents) for name in names}
     for name, row in pipelines.items():
         row["on_front"] = {cost: _is_on_front(name, pipelines, cost) for cost in COSTS}
     return {
-        "metric": contents[0]["metric"],
+        "metric": {**contents[0]["metric"], "columns": _columns(contents)},
         "evaluations": list(metrics),
         "names": {name: title for content in contents for name, title in content.get("names", {}).items()},
         "question_sets": len(_question_sets(contents)),
@@ -72,16 +74,18 @@ def flips(before: Metrics, after: Metrics) -> Record:
     """
     table = {}
     for name in [name for name in before["outcomes"] if name in after["outcomes"]]:
-        first, second = (
-            dict(zip((question["id"] for question in record["questions"]), record["outcomes"][name], strict=True))
-            for record in (before, after)
-        )
+        first, second = (dict(zip(_keys(record), record["outcomes"][name], strict=True)) for record in (before, after))
         asked = [
-            {"id": key, "before": old, "after": second[key]} for key, old in first.items() if old and second.get(key)
+            {"id": key[0], "before": old, "after": second[key]} for key, old in first.items() if old and second.get(key)
         ]
         flipped = [row for row in asked if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
         table[name] = {"asked": len(asked), "flipped": flipped}
     return table
+
+
+def _keys(record: Metrics) -> list[tuple[str, ...]]:
+    """Return what tells the questions apart: two data sets may share ids."""
+    return [(question["id"], question["split"], *question["entities"]) for question in record["questions"]]
 
 
 def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:
@@ -123,7 +127,11 @@ def _renamed(content: Metrics, named: Mapping[str, str]) -> Metrics:
     named = {**named, **{f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}}
     renamed = {
         part: {named.get(name, name): value for name, value in content.get(part, {}).items()}
-        for part in ("pipelines", "comparisons", "costs", "budgets", "names")
+        for part in ("pipelines", "comparisons", "costs", "budgets")
+    }
+    titles = content.get("names", {}).items()
+    renamed["names"] = {
+        named.get(name, name): title + named.get(name, name).removeprefix(name) for name, title in titles
     }
     return {**content, **renamed}
 
@@ -132,10 +140,13 @@ def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
     ran = [content for content in evaluations if name in content["pipelines"]]
     leads = [content["comparisons"].get(f"{name} - {BEST_BASELINE}") for content in ran]
     budgets = [content["budgets"][name] for content in ran if name in content["budgets"]]
-    columns = [column for column in evaluations[0]["metric"]["columns"] if column != OVERALL]
     return {
         "score": [headline_score(content["pipelines"][name]) for content in ran],
-        "columns": {column: [content["pipelines"][name].get(column) for content in ran] for column in columns},
+        "columns": {
+            column: [content["pipelines"][name].get(column) for content in ran]
+            for column in _columns(evaluations)
+            if column != OVERALL
+        },
         "lead": leads,
         "standing": standing(leads),
         "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
@@ -144,8 +155,23 @@ def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
     }
 
 
+def _columns(evaluations: Sequence[Metrics]) -> dict[str, str]:
+    """Return the columns of all evaluations with their heads; one may lack another's splits or types."""
+    return {column: head for content in evaluations for column, head in content["metric"]["columns"].items()}
+
+
 def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
     return {content.get("questions", "") for content in evaluations}
+
+
+def plain(name: str) -> str:
+    """Return the name of a pipeline without what was added to tell it apart.
+
+    Example:
+        >>> plain("pmsr, noise 4 (runs/oracle)")
+        'pmsr'
+    """
+    return name.partition(" (")[0].partition(",")[0]
 
 
 def headline_score(table: Metrics) -> Metrics | None:
@@ -162,7 +188,7 @@ def _is_on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool 
     points = {
         other: (row["costs"][cost], score)
         for other, row in pipelines.items()
-        if ORACLE not in other and not row["unasked"] and row["costs"][cost] is not None
+        if ORACLE not in plain(other) and not row["unasked"] and row["costs"][cost] is not None
         if (score := mean_score(row["score"])) is not None
     }
     if name not in points:

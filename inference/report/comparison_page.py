@@ -9,7 +9,7 @@ from typing import Any
 
 from reflectune.inference.pipelines.iterative import PAPER_BUDGETS
 from reflectune.inference.pipelines.registry import all_recipes
-from reflectune.inference.report.comparison import ORACLE, mean_score
+from reflectune.inference.report.comparison import ORACLE, mean_score, plain
 from reflectune.inference.report.drawing import COLOURS, GREY, INSTALL, can_draw, canvas
 from reflectune.inference.report.tables import COST_HEADS, number
 from reflectune.inference.scoring.losses import OUTCOMES, RIGHT
@@ -32,7 +32,7 @@ def page(record: Mapping[str, Any]) -> str:
         f"|---|--:|--:|---|{'--:|' * (len(head) - 4)}",
     ]
     for name, row in sorted(
-        pipelines.items(), key=lambda item: (ORACLE in item[0], -(mean_score(item[1]["score"]) or 0))
+        pipelines.items(), key=lambda item: (ORACLE in plain(item[0]), -(mean_score(item[1]["score"]) or 0))
     ):
         cells = [_named(name, record), _spread(row["score"]), _spread(row["lead"], sign=True), row["standing"] or "–"]
         cells += [_spread(row["columns"][column]) for column in heads]
@@ -130,8 +130,8 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _named(name: str, record: Mapping[str, Any]) -> str:
     """Return a pipeline's plain name with its technical one."""
-    plain = record["names"].get(name, name)
-    return name if plain == name else f"{plain} (`{name}`)"
+    title = record["names"].get(name, name)
+    return name if title == name else f"{title} (`{plain(name)}`)"
 
 
 def seeds_table(record: Mapping[str, Any]) -> Iterator[str]:
@@ -171,8 +171,8 @@ def _notes(record: Mapping[str, Any]) -> Iterator[str]:
     if partial:
         yield f"- Means over a part of the questions, not comparable with the others: {', '.join(partial)}."
     known = all_recipes()
-    plain = {name: name.partition(",")[0] for name, row in pipelines.items() if any(row["lead"])}
-    deeper = [name for name, recipe in plain.items() if recipe in known and known[recipe].has_own_depth]
+    leading = {name: plain(name) for name, row in pipelines.items() if any(row["lead"])}
+    deeper = [name for name, recipe in leading.items() if recipe in known and known[recipe].has_own_depth]
     if deeper:
         yield f"- Leads not at equal depth, since keys of their own set how much they read: {', '.join(deeper)}."
     for name, row in pipelines.items():

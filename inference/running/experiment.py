@@ -106,7 +106,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     recipes = [pipeline.recipe for pipeline in planned.values()]
     remote, pages = any(it.use.is_served for it in planned.values()), any(it.needs("pages") for it in recipes)
     parts = open_parts(config, dataset, recipes, device=config.device, seed=config.seed)
-    hashes = hash_parts(config, parts, remote=remote, seed=config.seed)
+    hashes = hash_parts(config, dataset, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
         traces, loaded = _answer(dataset, served, planned, models, running, hashes)
     if not state.is_main_process:
@@ -172,10 +172,11 @@ def select(
 
     Args:
         leave_out: Folder of reflection data whose questions are left out; "" for none.
-        skip: Limits; the questions that each of them alone would draw by this seed are left out first.
+        skip: Limits; the questions that each of them alone would draw by this seed are left out first, whether or not
+            `leave_out` was given.
 
     Raises:
-        UserError: The splits have no questions.
+        UserError: The splits have no questions, or none is of `leave_out`.
     """
     chosen: list[Question] = []
     trained = (
@@ -183,10 +184,17 @@ def select(
         if leave_out
         else ()
     )
+    left_out = 0
     for split in splits:
-        questions = [question for question in dataset.questions(split) if question.id not in trained]
-        asked = {question.id for size in skip for question in _drawn(questions, size, f"{seed} {split}")}
-        chosen += _drawn([q for q in questions if q.id not in asked], limit, f"{seed} {split}")
+        every, key = list(dataset.questions(split)), f"{seed} {split}"
+        questions = [question for question in every if question.id not in trained]
+        asked = {q.id for size in skip for drawn_from in (every, questions) for q in _drawn(drawn_from, size, key)}
+        chosen += _drawn([q for q in questions if q.id not in asked], limit, key)
+        left_out += len(every) - len(questions)
+    if leave_out and not left_out:
+        raise UserError(
+            f"`leave_out`: {leave_out} has no question of {', '.join(splits)}; is it of another conversion?"
+        )
     if not chosen:
         raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
     return chosen

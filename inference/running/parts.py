@@ -11,7 +11,7 @@ from typing import Any
 from reflectune.core.config import Settings
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.launching import launch_processes
-from reflectune.formats.dataset import Dataset
+from reflectune.formats.dataset import LOOK_ALIKES, PROBES, Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.budget import Budget, BudgetSettings
@@ -89,11 +89,14 @@ def open_servers(
         print(model.summary())
 
 
-def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: int) -> Mapping[str, Any]:
+def hash_parts(
+    config: Settings, dataset: Dataset, parts: PipelineParts, *, remote: bool, seed: int
+) -> Mapping[str, Any]:
     """Return everything that answers depend on of each part, by the part's name.
 
     Args:
         config: Has the settings of the parts.
+        dataset: May list look-alikes.
         remote: True if a remote model reads or answers.
         seed: Seed of a diagnosis.
     """
@@ -104,13 +107,15 @@ def hash_parts(config: Settings, parts: PipelineParts, *, remote: bool, seed: in
         "title_weight": retriever.title_weight,
         "summary_share": retriever.summary_share,
     }
+    companions = (dataset.root / name for name in (PROBES, LOOK_ALIKES))
+    look_alikes = [file_fingerprint(path) for path in companions if path.is_file()]
     return {
         "entries": entries,
         "texts": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
         "pages": WebConfig.of(config).web_place,
         "reranker": parts.reranker.fingerprint if parts.reranker is not None else None,
         "remote": server,
-        "probes": seed,
+        "probes": [seed, *look_alikes] if look_alikes else seed,
         "budget": None,  # a higher budget resumes trajectories
     }
 

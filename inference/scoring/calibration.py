@@ -92,7 +92,7 @@ def gate_predictions(
             if p.s_rel is not None
         ],
         "ret": lambda question: ret_rows([question], traces, measure),
-        "srt": lambda question: srt_rows(_trace(judged, question)),
+        "srt": lambda question: srt_rows(question, judged),
     }
     asked = list(questions)
     by_gate = {name: [(q, rows) for q in asked if (rows := read(q))] for name, read in rows_of.items()}

@@ -126,9 +126,10 @@ def _readers(questions: Sequence[Question], traces: Traces, measure: TraceScorer
     """Score answers from gold passages and articles, and to visual questions."""
     official, visual = measure.official(questions), measure.visual(questions)
     with_evidence = [question for question in official if question.evidence]
+    read = {key: trace for key, trace in traces.get("relevance", {}).items() if trace.chosen is not None}
     return {
         "answer": {
-            "gold_passage": measure.mean(official, traces.get("relevance", {}), seed),
+            "gold_passage": measure.mean(official, read, seed),
             "gold_article": measure.mean(with_evidence, traces.get("oracle_article", {}), seed),
         },
         "visual": {

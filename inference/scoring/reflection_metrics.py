@@ -11,7 +11,7 @@ import numpy as np
 
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule
-from reflectune.inference.pipelines.diagnostics import STATING
+from reflectune.inference.pipelines.diagnostics import STATING, is_searchable
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
@@ -46,7 +46,8 @@ def reflection(
         return None
     judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
     known = [q for q in measure.official(questions) if q.id in judged]
-    every = [*known, *(q for q in measure.visual(questions) if q.id in judged)]
+    visual = [q for q in measure.visual(questions) if q.id in judged]
+    every = list({q.id: q for q in [*known, *visual]}.values())  # a metric may score visual questions
     scopes: Scopes = {OVERALL: lambda question: True} | {column.name: column.holds for column in measure.columns(known)}
     answered = [q for q in questions if q.id in answers and not answers[q.id].error]
 
@@ -67,7 +68,7 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer
     """Return (Score_RET, 1 minus the worth of the base model's closed-book answer) of questions that have both."""
     judged, base = traces.get("reflection", {}), traces.get("closed_book", {})
     every = list(questions)
-    scored_questions = [*measure.official(every), *measure.visual(every)]
+    scored_questions = {q.id: q for q in [*measure.official(every), *measure.visual(every)]}.values()
     both = [q for q in scored_questions if q.id in judged and q.id in base]
     gates_and_errors = [
         (judged[q.id].gate, 1.0 - measure.correctness(q, base[q.id])) for q in both if not base[q.id].error
@@ -80,9 +81,10 @@ def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, floa
     return [(gate, float(Rule().is_wrong(1 - wrong))) for gate, wrong in rows]
 
 
-def srt_rows(traces: Iterable[Trace]) -> list[tuple[float, float]]:
-    """Return (Score_SRT, 1 if the document states an accepted answer else 0) of every judged document."""
-    return [(p.s_rel, float(p.source == STATING)) for t in traces for p in t.passages if p.s_rel is not None]
+def srt_rows(question: Question, judged: Mapping[str, Trace]) -> list[tuple[float, float]]:
+    """Return (Score_SRT, 1 if it states an accepted answer else 0) of a searchable question's documents."""
+    passages = judged[question.id].passages if question.id in judged and is_searchable(question) else ()
+    return [(p.s_rel, float(p.source == STATING)) for p in passages if p.s_rel is not None]
 
 
 def _by_scope(
@@ -105,6 +107,7 @@ def _ret(
 
 
 def _srt(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+    questions = [question for question in questions if is_searchable(question)]
     retrieved = [_states(traces[q.id], range(len(traces[q.id].passages))) for q in questions]
     stating = list(compress(questions, retrieved))
     first = [by_relevance([p.s_rel for p in traces[q.id].passages])[:1] for q in stating]

@@ -73,10 +73,16 @@ def joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     (first, record), *others = records.items()
     for name, other in others:
-        if other["metric"] != record["metric"] or _asked(other) != _asked(record):
+        if other["metric"] != record["metric"] or sorted(_asked(other)) != sorted(_asked(record)):
             raise UserError(f"`against`: {name} has other questions or another metric than {first}")
     ran = Counter(pipeline for it in records.values() for pipeline in it["correct"])
-    rows = [(name, pipeline, values) for name, it in records.items() for pipeline, values in it["correct"].items()]
+    order = {question: place for place, question in enumerate(_asked(record))}
+    places = {name: np.argsort([order[question] for question in _asked(it)]) for name, it in records.items()}
+    rows = [
+        (name, pipeline, [values[place] for place in places[name]])
+        for name, it in records.items()
+        for pipeline, values in it["correct"].items()
+    ]
     return {
         **record,
         "correct": {with_folder(it, name) if ran[it] > 1 else it: values for name, it, values in rows},
@@ -89,7 +95,7 @@ def with_folder(pipeline: str, folder: str) -> str:
 
 
 def _asked(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return [(row["id"], row["split"], row["entities"]) for row in record["questions"]]
+    return [(row["id"], row["split"], *row["entities"]) for row in record["questions"]]
 
 
 def parts_over_seeds(

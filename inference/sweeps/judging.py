@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.labels import Rule
-from reflectune.inference.pipelines.diagnostics import is_stating
+from reflectune.inference.pipelines.diagnostics import is_searchable, is_stating
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.outcomes import CheckedProbability
 from reflectune.inference.sweeps.points import Point
@@ -56,7 +56,7 @@ def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: TraceS
 
 
 def _relevance(question: Question, trace: Trace, measure: TraceScorer) -> list[CheckedProbability]:
-    if not measure.official([question]):
+    if not measure.official([question]) or not is_searchable(question):
         return []
     predictions = [(p.passage, p.s_rel) for p in trace.passages if p.s_rel is not None]
     return [CheckedProbability("relevance", score, is_stating(question, passage)) for passage, score in predictions]

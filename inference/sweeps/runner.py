@@ -12,7 +12,7 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.oracle import GoldRetriever, has_gold
+from reflectune.inference.pipelines.oracle import GoldRetriever, gold_entries, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.pipelines.settings import LeadSettings
@@ -61,7 +61,7 @@ class GridRunner:
         taken = [
             (q, image)
             for q, image in zip(questions, images, strict=True)
-            if takes(q) and (not is_gold or has_gold(q, self._dataset.knowledge))
+            if takes(q) and (not is_gold or (gold_entries(q) and has_gold(q, self._dataset.knowledge)))
         ]
         if not taken:
             return {}

@@ -71,11 +71,12 @@ def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answe
                 stating("e3", "Oak.", False),
             ),
         ),
-        Probe("v", (ProbedAnswer("x", 1.0, -1.0),), (stating("e1", "Red.", False),)),
+        *(Probe(name, (ProbedAnswer("x", 1.0, -1.0),), (stating("e1", "Red.", False),)) for name in "vy"),
     ]
     questions = {
         "k": Question("k", "i", "When?", ("1874",), entity_ids=("e1",), requires_retrieval=True),
         "v": Question("v", "i", "Colour?", ("red",), entity_ids=("e1",), requires_retrieval=False),
+        "y": Question("y", "i", "Is it old?", ("yes",), entity_ids=("e1",), requires_retrieval=True),  # isn't searched
     }
     truth = truth_table(
         probes, [label for probe in probes for label in srt_labels(probe, Rule(rule="paper"))], questions

@@ -115,7 +115,7 @@ def test_a_run_that_is_out_of_money_asks_nothing_for_what_has_not_begun(script: 
 
 
 def test_a_pipeline_that_knows_nothing_of_budgets_ends_with_its_last_answer(script: Callable[[], Any]) -> None:
-    """The raw reply of an extraction is no answer."""
+    """The raw reply of an extraction doesn't count."""
 
     def steps(_: Question) -> Any:
         yield from write("answer", 0, "One {question}", {"question": "?"}, max_tokens=4)

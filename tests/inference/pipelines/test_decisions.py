@@ -133,6 +133,28 @@ def test_mmkb_rag_answers_from_documents_that_were_read_together(ask, controls) 
     assert (left_out.used, left_out.answer) == (asked.opened.used[1:], None)
 
 
+@pytest.mark.parametrize("fusion", [[], [1.0, 1.0, 0.0]])
+def test_another_weight_of_titles_moves_the_share_that_orders_mmkb_rags_documents(fusion) -> None:
+    settings = MmkbRagSettings(k=1, s_ret_temperature=0.1, srt_fusion=fusion, mct="none", documents=2)
+    passages = tuple(
+        PassageTrace(Passage(name, 0, 0, "", "", "", name), s_ret=s_ret, s_rel=0.5, s_irr=0.5)
+        for name, s_ret in (("a", 0.9), ("b", 0.1))
+    )
+    hits = (Hit("a", 0.6, 1, parts={"image": 0.6, "title": 0.1}), Hit("b", 0.4, 2, parts={"image": 0.4, "title": 0.9}))
+    opened = Trace("q", "mmkb_rag", gate=0.9, retrieved=True, hits=hits, passages=passages, kept=(0,), used=(0,))
+    asked = Alternatives(opened, Trace("q", "mmkb_rag"), "mmkb_rag", title_weight=0.0)
+    assert decide(asked, Controls(documents=1), settings).used == (0,)
+    assert decide(asked, Controls(title_weight=1.0, documents=1), settings).used == (1,)
+    assert decide(asked, Controls(title_weight=1.0, entries=1), settings.model_copy(update={"srt": False})).used == (1,)
+
+
+def test_without_a_candidate_mr2ag_abstains_where_its_fallback_says_so() -> None:
+    opened = Trace("q", "mr2ag_unjudged", gate=0.9, retrieved=True)
+    asked = Alternatives(opened, Trace("q", "mr2ag", answer="by heart", confidence=0.5), "mr2ag")
+    decision = decide(asked, Controls(), Mr2agSettings(fallback="abstain"))
+    assert (decision.answer, decision.fallback) == ("", "abstain")
+
+
 def test_two_thousand_questions_are_decided_in_moments(alternatives) -> None:
     asked, controls = alternatives(), Controls(gamma=0.6, threshold=0.4, entries=2)
     start = time.process_time()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.inference.compare import CompareConfig, compare
-from reflectune.inference.report.comparison import compared, read_metrics, standing
+from reflectune.inference.report.comparison import compared, flips, read_metrics, standing, told_apart
 from reflectune.inference.report.comparison_page import page, plot, spread_out
 from reflectune.inference.scoring.seeds import joined
 from reflectune.inference.scoring.trajectories import COSTS
@@ -218,7 +218,7 @@ def test_leads_over_a_pipeline_of_another_evaluation_and_of_fitted_decisions(tmp
     correct = {
         "one": (rows, {"pmsr": [1, 1], "naive": [0, 1]}, metrics({"naive": 0.5, "pmsr": 1.0})),
         "two": (rows, {"pmsr": [0, 0]}, metrics({"naive": 0.5, "pmsr": 0.0})),
-        "fit": (rest, {"mr2ag_fitted": [1, 0]}, None),
+        "fit": (rest[::-1], {"mr2ag_fitted": [0, 1]}, None),  # in another order
     }
     for name, (asked, answers, content) in correct.items():
         (tmp_path / name).mkdir()
@@ -245,6 +245,31 @@ def test_leads_over_a_pipeline_of_another_evaluation_and_of_fitted_decisions(tmp
     (tmp_path / "two/scored.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match="two has other questions or another metric than"):
         joined(read_metrics(folders, "scored.json"))
+
+
+def test_pipelines_that_are_told_apart_keep_what_they_are() -> None:
+    """Neither a folder's name makes an oracle, nor does a plot name two points alike."""
+    content = metrics({"naive": 0.5, "mi_rag": 0.6}, names={"mi_rag": "MI-RAG", "naive": "Naive"})
+    content["comparisons"]["mi_rag - best_baseline"] = score(0.1)
+    record = compared(told_apart({"runs/oracle_kb": content, "runs/b": content}))
+    names = [f"mi_rag ({folder})" for folder in ("runs/oracle_kb", "runs/b")]
+    assert [record["pipelines"][name]["on_front"]["read"] for name in names] == [True, True]
+    assert [record["names"][name] for name in names] == [name.replace("mi_rag", "MI-RAG") for name in names]
+    text = page(record)
+    assert "Leads not at equal depth" in text
+    assert "| MI-RAG (runs/b) (`mi_rag`) |" in text
+
+
+def test_columns_are_those_of_all_evaluations_and_bem_is_one() -> None:
+    more = metrics({"naive": 0.3})
+    more["metric"] = {**more["metric"], "columns": {"overall": "overall", "time": "time"}}
+    more["pipelines"]["naive"]["time"] = score(0.3)
+    record = compared({"one": ONE, "two": more})
+    assert record["pipelines"]["naive"]["columns"]["time"] == [None, score(0.3)]
+    assert "| time |" in page(record)
+    more["metric"]["bem"] = {"name": "bem", "fingerprint": "1"}
+    with pytest.raises(UserError, match="different checkpoints of BEM"):
+        compared({"one": ONE, "two": more})
 
 
 def test_without_matplotlib_the_table_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,6 +302,8 @@ def test_questions_that_flip_between_two_evaluations_are_named_with_the_step_tha
     found = json.loads((tmp_path / "out/compare.json").read_text())["flips"]
     assert found == {"pmsr": {"asked": 3, "flipped": flipped}}
     text = (tmp_path / "out/compare.md").read_text()
+    other = {**records[1], "questions": [{**row, "split": "test"} for row in records[1]["questions"]]}
+    assert flips(records[0], other)["pmsr"] == {"asked": 0, "flipped": []}  # other questions of the same ids
     lost = "1 | entry not found 1 | 1 | passage rejected or not read 1 |"
     assert f"| PMSR (`pmsr`) | 3 | {lost}" in text
     assert "| PMSR (`pmsr`) | `b¦'<i>` | entry not found | right |" in text

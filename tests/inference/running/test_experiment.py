@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,9 @@ def test_questions_of_training_are_left_out_before_the_draw(dataset, tmp_path) -
     write_manifest(tmp_path, Manifest("mr2ag", tmp_path, {"train": "0"}))
     chosen = experiment.select(dataset, SPLITS, 5, 0, str(tmp_path))
     assert sorted(q.id for q in chosen) == [f"q{i:03}" for i in range(5)]
+    write_examples(tmp_path / "train.parquet", [dataclasses.replace(it, id="x") for it in examples])
+    with pytest.raises(UserError, match="has no question of val_unseen_question, val_unseen_entity"):
+        experiment.select(dataset, SPLITS, 5, 0, str(tmp_path))
 
 
 @pytest.mark.parametrize(("keys", "count"), [({"calibrated": True}, 1), ({"model": "owner/name"}, 1), ({}, 0)])

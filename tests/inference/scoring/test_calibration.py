@@ -129,7 +129,7 @@ def test_passages_are_measured_together_and_resampled_by_question(make, said) ->
 
 
 def test_ret_and_srt_have_entries_where_their_truths_are(make, said) -> None:
-    questions = [make.question(i) for i in range(len(said))]
+    questions = [make.question(i, entity_ids=(f"e{i}",)) for i in range(len(said))]
     reflected = [
         make.trace(i, "reflection", "", gate=p, passages=(make.read(rel=p, source="stating" if so else ""),))
         for i, (p, so) in enumerate(said)
@@ -194,4 +194,5 @@ def test_every_gate_has_a_title(make) -> None:
         "reflection": [make.trace(0, "reflection", gate=0.9, passages=passages)],
         "closed_book": [make.trace(0, "closed_book")],
     }
-    assert set(gate_predictions([make.question(0)], by_id(traces), TraceScorer("exact_match"))) == set(GATE_TITLES)
+    asked = [make.question(0, entity_ids=("e1",))]
+    assert set(gate_predictions(asked, by_id(traces), TraceScorer("exact_match"))) == set(GATE_TITLES)

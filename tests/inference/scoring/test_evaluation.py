@@ -198,10 +198,11 @@ def test_mmkb_rags_stage_is_no_pipeline(make) -> None:
 
 def test_answers_from_gold_come_from_the_tuned_and_the_base_model(make) -> None:
     questions = [make.question(i, evidence=make.evidence()) for i in range(2)]
-    tuned = [make.trace(0, "relevance", "oak"), make.trace(1, "relevance", "oak")]
+    tuned = [make.trace(0, "relevance", "oak", chosen=0), make.trace(1, "relevance", "")]  # no passage of its evidence
     base = [make.trace(0, "oracle_article", "oak"), make.trace(1, "oracle_article", "fir")]
     answer = run(questions, {"relevance": tuned, "oracle_article": base})["answer"]
     assert {name: score["value"] for name, score in answer.items()} == {"gold_passage": 1.0, "gold_article": 0.5}
+    assert answer["gold_passage"]["n"] == 1
 
 
 def drawn(make, times: int):

@@ -91,7 +91,7 @@ def test_what_is_missing_from_mmkb_rags_measurements_is_said(make) -> None:
         "mmkb_rag": {f"q00{i}": make.trace(i, "mmkb_rag", mct=mct) for i, mct in enumerate(replies)},
         "reflection": {"q000": make.trace(0, "reflection", "", gate=0.9, passages=(make.read(),))},
     }
-    questions = [make.question(i) for i in range(3)]
+    questions = [make.question(i, entity_ids=("e1",)) for i in range(3)]
     text = notices_of(questions, traces, {}, [LARGE])
     assert "RET is not measured" in text
     assert "SRT's order is not measured" in text

@@ -55,7 +55,7 @@ def test_entries_are_measured_by_search_with_the_overlap_of_an_exact_one(dataset
     assert values(record["searches"]["near"]) == pytest.approx({**recalls, **overlaps, "mrr": 0.25})
     assert values(record["searches"]["none"]) == dict.fromkeys((*recalls, *overlaps, "mrr"), 0.5)
     printed = "\n".join(entry_tables(figures, "title_weight"))
-    assert "val: 2 questions, intervals over 2 entities; 1 without a gold entry left out\n" in printed
+    assert "val: 2 questions, intervals over 2 entities; 1 without a picture or a gold entry left out\n" in printed
     assert "| title_weight | article_recall@1 | article_recall@4 | mrr |" in printed
     assert "| title_weight | overlap@1 | overlap@4 |" in printed
     assert "| near | 0.0 (0.0 to 0.0) | 50.0 (0.0 to 100.0) | 25.0 (0.0 to 50.0) |" in printed
@@ -84,6 +84,11 @@ def test_a_question_without_text_is_named_where_texts_are_searched_with(dataset:
     asked = [Question("7", "8.png", " ", split="val", entity_ids=("a",))]
     with pytest.raises(UserError, match="question 7 has no text"):
         measure_entries(dataset, asked, {"w": finding(of_8="a")}, [1], with_texts=True)
+
+
+def test_a_question_without_a_picture_is_left_out(dataset: Dataset) -> None:
+    asked = [*dataset.questions("val"), Question("7", "", "What?", split="val", entity_ids=("a",))]
+    assert measure_entries(dataset, asked, {"r": finding(of_8="b", of_9="")}, [1])["val"]["left_out"] == 2
 
 
 def passage(entry: str, section: int, text: str) -> Passage:

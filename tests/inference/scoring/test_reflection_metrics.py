@@ -18,7 +18,7 @@ def run(questions, traces, gamma=0.5):
 @pytest.fixture
 def ret(make):
     """Four questions; the base model is wrong on the first, the third and the fourth."""
-    questions = [make.question(0, UE), make.question(1, UE), make.question(2, UQ), make.question(3, UQ)]
+    questions = [make.question(i, UE if i < 2 else UQ, entity_ids=("e1",)) for i in range(4)]
     gates = {0: 0.9, 1: 0.2, 2: 0.6, 3: 0.5}
     traces = {
         "reflection": [make.trace(i, "reflection", "", gate=gate) for i, gate in gates.items()],
@@ -92,7 +92,10 @@ def test_srt_ranks_where_there_is_something_to_rank(make) -> None:
         judged(2, (0.7, True), (0.7, False)),  # a tie keeps the retriever's order
         judged(3, (0.9, False)),  # nothing states the answer
     ]
-    srt = run([make.question(i) for i in range(4)], {"reflection": traces})["srt"]["unseen_entity"]
+    questions = [make.question(i, entity_ids=("e1",)) for i in range(4)]
+    yes_or_no = [make.question(4, answer="yes", entity_ids=("e1",)), make.question(5)]  # not searchable
+    traces += [judged(4, (0.9, False)), judged(5, (0.9, False))]
+    srt = run([*questions, *yes_or_no], {"reflection": traces})["srt"]["unseen_entity"]
     assert srt["stating_retrieved"]["value"] == pytest.approx(3 / 4)
     assert (srt["stating_first"]["value"], srt["stating_first"]["n"]) == (pytest.approx(2 / 3), 3)
     assert srt["stating_first_retriever"]["value"] == pytest.approx(2 / 3)
@@ -117,4 +120,6 @@ def test_rows_for_the_charts(make, ret) -> None:
     by_id = {name: by_question(each) for name, each in traces.items()}
     assert ret_rows(questions, by_id, TraceScorer("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
     passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
-    assert srt_rows([make.trace(0, "reflection", "", passages=passages)]) == [(0.8, 1.0), (0.3, 0.0)]
+    judged = {"q000": make.trace(0, "reflection", "", passages=passages)}
+    assert srt_rows(make.question(0, entity_ids=("e1",)), judged) == [(0.8, 1.0), (0.3, 0.0)]
+    assert srt_rows(make.question(0, answer="no", entity_ids=("e1",)), judged) == []

@@ -7,6 +7,7 @@ import pytest
 
 from reflectune.core.errors import UserError
 from reflectune.formats.dataset import Dataset
+from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.inference.evaluate import summary
 from reflectune.inference.report.comparison_page import seeds_table
 from reflectune.inference.report.tables import scores as tables
@@ -16,6 +17,7 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.seeds import labels_of, parts_over_seeds, record_of
 from reflectune.inference.trace import by_question
 from reflectune.metrics.reporting import intervals
+from reflectune.models.schemes.examples import ReflectionExample
 
 MEASURE = TraceScorer("exact_match")
 
@@ -109,3 +111,8 @@ def test_a_draw_leaves_out_what_draws_of_other_sizes_would_ask(make, tmp_path) -
     assert len({q.id for q in select(dataset, splits, 20, 3, skip=[40, 150])} & fresh) == 20
     with pytest.raises(UserError, match="no questions"):
         select(dataset, splits, None, 3, skip=[300])
+    examples = [ReflectionExample(f"q{i:03d}", "a.png", "?", False, answer="red") for i in range(3)]
+    write_examples(tmp_path / "trained/train.parquet", examples)
+    write_manifest(tmp_path / "trained", Manifest("mr2ag", tmp_path, {"train": "0"}))
+    kept = {q.id for q in select(dataset, splits, None, 3, str(tmp_path / "trained"), [40, 150])}
+    assert kept <= fresh - {f"q{i:03d}" for i in range(3)}
