@@ -21,16 +21,15 @@ _OUT_OF_MEMORY = (
 def find_device(name: str) -> torch.device:
     """Return the device called `cpu`, `cuda`, `cuda:1`, …; `auto` is an accelerator if there is one, else the CPU.
 
-    Of several accelerators, `auto` gives each process of a launch its own, by the launcher's `LOCAL_RANK`.
+    Of several accelerators, `auto` and `cuda` give each process of a launch its own, by the launcher's `LOCAL_RANK`.
 
     Raises:
         UserError: This machine has no device of this name.
     """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found and name in ("auto", found.type) and (rank := int(os.environ.get("LOCAL_RANK", 0))) > 0:
+        return torch.device(found.type, rank) if rank < torch.accelerator.device_count() else found
     if name == "auto":
-        found = torch.accelerator.current_accelerator(check_available=True)
-        rank = int(os.environ.get("LOCAL_RANK", 0))
-        if found and 0 < rank < torch.accelerator.device_count():
-            return torch.device(found.type, rank)
         return found or torch.device("cpu")
     try:
         device = torch.device(name)

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from reflectune.core.errors import DISK_FULL, UserError
 from reflectune.core.extras import install_line
@@ -56,12 +57,27 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
             if (problem := path_problem(error)) is None:
                 raise
             status = _say(f"error: {problem}", errno.ENOSPC if error.errno in DISK_FULL else 2)
+        except Exception as error:
+            if not _says_disk_full(error):
+                raise
+            status = _say(f"error: {_NO_SPACE.format('the output folder')} ({error})", errno.ENOSPC)
         finally:
             release_outputs()
         _end_launch(status)
         sys.exit(status)
 
     return run
+
+
+_NO_SPACE: Final = (
+    "no space left on the disk while writing {}; free some and run the same command again: finished work is kept"
+)
+_FULL: Final = ("os error 28", "os error 122", "no space left on device", "disk quota exceeded", "inline_container.cc")
+"""Words of safetensors, tokenizers and torch's archives about a disk or a quota that filled as they wrote."""
+
+
+def _says_disk_full(error: Exception) -> bool:
+    return any(words in str(error).lower() for words in _FULL)
 
 
 def _reader_is_gone() -> bool:
@@ -79,10 +95,7 @@ def path_problem(error: OSError) -> str | None:
     path = error.filename2 or error.filename
     if error.errno in DISK_FULL:
         written = os.fsdecode(path) if isinstance(path, (str, bytes)) else "the output folder"
-        return (
-            f"no space left on the disk while writing {written}; free some and run the same command again: "
-            "finished work is kept"
-        )
+        return _NO_SPACE.format(written)
     return f"{os.fsdecode(path)}: {error.strerror}" if isinstance(path, (str, bytes)) else None
 
 

@@ -142,19 +142,25 @@ def ending_together(seconds: float = 1.0) -> Iterator[None]:
 
 
 def _watch(store: Any, ended: threading.Event, seconds: float) -> None:
+    unanswered = 0
     while not ended.wait(seconds):
         try:
-            failure = store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
-        except RuntimeError:
-            failure = "the first process of the launch has gone"
+            failure, unanswered = store.get(_FAILURE).decode() if store.check([_FAILURE]) else "", 0
+        except RuntimeError:  # the process with the store has gone, or one connection broke
+            unanswered += 1
+            failure = "the first process of the launch has gone" if unanswered == _POLLS else ""
         if failure and not ended.is_set():
             print(redacted(f"error: {failure}"), file=sys.stderr, flush=True)
             os._exit(1)
 
 
-def launched() -> int:
+_POLLS: Final = 3
+"""Polls in a row without an answer that end a process."""
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes of this launch, as accelerate counts them; 1 without a launcher."""
-    return max(int(os.environ.get(name, 1)) for name in _SIZES)
+    return max(int(environment.get(name, 1)) for name in _SIZES)
 
 
 def rank() -> int:

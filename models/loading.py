@@ -152,8 +152,8 @@ def load(
             network = spread(network, device_map, as_dtype(dtype))
         elif is_uncast and cast:
             settle(network, target)
-        elif cast:
-            whole.to(target)
+        elif cast and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
+            whole.to(target)  # ZeRO-3 made the model on its device, and would leave buffers where this moves them
     else:
         parts.append(asdict(quantization))
     return Loaded(

@@ -153,6 +153,8 @@ def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
+    if tensors[0].dim() == 1:
+        return torch.cat(list(tensors))
     most = max(tensor.shape[1] for tensor in tensors)
     filled = [F.pad(t, [0, 0] * (t.dim() - 2) + [0, most - t.shape[1]]) if t.shape[1] < most else t for t in tensors]
     return torch.cat(filled)

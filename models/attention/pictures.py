@@ -20,7 +20,7 @@ from reflectune.models.attention.positions import inner_model
 FEATURES = "tower_features"
 """Key of a batch for the features of a frozen vision tower, in place of pixels."""
 
-_OF_EACH = ("image_grid_thw", "image_sizes")
+_OF_EACH = ("image_grid_thw", "image_sizes", "batch_num_images")
 """Tensors with one row a picture, next to its pixels."""
 
 

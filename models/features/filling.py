@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.launching import Processes
@@ -69,6 +70,9 @@ def fill(
         autocast: Precision of forward passes.
         processes: Processes of the launch.
         say: Prints a progress line in the first process.
+
+    Raises:
+        UserError: A process doesn't find what another wrote.
     """
     move_tower(loaded.model, device)
     made: list[int] = []
@@ -76,14 +80,24 @@ def fill(
     mine = pictures[processes.index :: processes.count]
     with progress_bar(mine, desc="features", unit="picture", disable=processes.index > 0) as bar:
         for picture in bar:
-            vision = loaded.renderer.vision(load_image(picture.path, root=picture.roots, needed_by=picture.needed_by))
+            vision = _vision(loaded, picture)
             if (key := picture_key(vision)) not in cache:
                 made.append(cache.put(key, _read(loaded, vision, device, autocast)))
     processes.wait()
+    for picture in pictures[: processes.count] if processes.count > 1 else ():  # the first ones of each process
+        if picture_key(_vision(loaded, picture)) not in cache:
+            raise UserError(
+                f"process {processes.index} doesn't find the features of {picture.path} in {cache.folder}; "
+                "`cache_features` must lie on a file system that all machines of the launch share"
+            )
     size = f", {sum(made) / len(made) / 2**20:.2f} MiB each" if made else ""
     read = f"{len(made):,} read now{' by the first process' if processes.count > 1 else ''}{size}"
     free = shutil.disk_usage(cache.folder).free / 2**30 if cache.folder.exists() else 0.0
     say(f"features of {len(pictures):,} pictures: {read}; in {cache.folder}, {free:,.1f} GiB free")
+
+
+def _vision(loaded: Loaded, picture: Picture) -> dict[str, Tensor]:
+    return loaded.renderer.vision(load_image(picture.path, root=picture.roots, needed_by=picture.needed_by))
 
 
 def use_cache(cache: FeatureCache, loaded: Loaded) -> None:

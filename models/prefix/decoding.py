@@ -75,6 +75,11 @@ class StaticDecoder:
             decoded.append((row_ids[:count], row_values[:count], True in row_ends))
         return decoded
 
+    def forget(self) -> None:
+        """Free the memory of all steps, and the steps."""
+        self.steps.clear()
+        self.memory, self.linear, self._pool = torch.empty(0), {}, None
+
     def _step(self, spot: Spot, rows: int, keys: int) -> DecodeStep:
         """Return the step of a bucket. All steps are made again where the memory has to grow."""
         layers = [layer for layer in range(len(spot.row.cache)) if layer not in spot.row.linear]

@@ -101,5 +101,14 @@ def quantized_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with each 4-bit weight written out: the same function, plain layers, and nothing left to quantise."""
-    return model.dequantize(dtype=dtype).to(dtype)
+    """The model with each 4-bit weight written out: the same function, plain layers, and nothing left to quantise.
+
+    Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
+    """
+    from reflectune.models.weights.pretrained import cast_buffers  # slow to import
+
+    whole = model.dequantize(dtype=dtype)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.to(dtype)
+    cast_buffers(whole, dtype)
+    return whole

@@ -18,13 +18,21 @@ def test_a_device_that_is_not_there_is_refused(name: str) -> None:
         find_device(name)
 
 
-@pytest.mark.parametrize(("rank", "expected"), [(None, "cuda"), ("0", "cuda"), ("3", "cuda:3"), ("4", "cuda")])
+@pytest.mark.parametrize(
+    ("name", "rank", "expected"),
+    [
+        ("auto", None, "cuda"),
+        ("auto", "0", "cuda"),
+        *((n, "3", "cuda:3") for n in ("auto", "cuda")),
+        ("auto", "4", "cuda"),
+    ],
+)
 def test_auto_is_each_processs_own_accelerator(
-    monkeypatch: pytest.MonkeyPatch, rank: str | None, expected: str
+    monkeypatch: pytest.MonkeyPatch, name: str, rank: str | None, expected: str
 ) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
-    assert find_device("auto") == torch.device(expected)
+    assert find_device(name) == torch.device(expected)

@@ -26,6 +26,7 @@ def run(error: BaseException) -> None:
         (KeyboardInterrupt(), 130, "finished work is kept"),
         (OSError(errno.ENOSPC, "full", "traces.jsonl"), errno.ENOSPC, "no space left on the disk"),
         (OSError(errno.EDQUOT, "full"), errno.ENOSPC, "while writing the output folder; free some"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC, "while writing the output"),
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),
         (OSError(errno.EXDEV, "Other device", "partial", None, "a/b"), 2, "error: a/b: Other device"),
         (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: Device busy"),

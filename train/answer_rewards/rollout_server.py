@@ -131,6 +131,6 @@ def merged_weights(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel,
         if own == "weight" and module in layers:
             layer: Any = layers[module]
             changes = (layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
-            tensor = sum(changes, tensor.float()).to(tensor.dtype)
+            tensor = sum(changes, tensor.float()).to(tensor.dtype).cpu()  # not a second model on the GPU
         weights[name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")] = tensor
     return network, {name: tensor for name, tensor in weights.items() if name not in network.all_tied_weights_keys}

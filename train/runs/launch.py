@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.launching import MPI_SIZES
+from reflectune.core.launching import MPI_SIZES, launched
 from reflectune.models.loading import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
@@ -185,7 +185,7 @@ def idle_gpus(args: TrainingArguments) -> str:
 
 def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if fewer processes train together than were started, or sharding isn't on that should be."""
-    started, joined = int(environment.get("WORLD_SIZE", 1)), trainer.args.world_size
+    started, joined = launched(environment), trainer.args.world_size
     if joined != started:
         raise UserError(
             f"{started} processes were started, but only {joined} would train together; see configs/accelerate"

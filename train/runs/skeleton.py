@@ -257,7 +257,8 @@ def reduce_in_float32(trainer: Any) -> None:
         own.setdefault("communication_data_type", "fp32")
         own.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     elif trainer.is_fsdp_enabled and (policy := state.fsdp_plugin.mixed_precision_policy):
-        state.fsdp_plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
+        # outputs as the modules give them: FSDP would round the gates' float32 logits
+        state.fsdp_plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
 def shard(trainer: Any) -> None:

@@ -1,9 +1,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator, join_vision, loss_terms
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.models.schemes.passages import PassageScheme
@@ -24,6 +25,14 @@ def trees(make, renderer) -> list[Tree]:
         PassageScheme.of(renderer).encode(renderer, visual, make.image(2, size=(40, 90))),
         PassageScheme.of(renderer).encode(renderer, make.example(1), make.image(3, size=(64, 64))),
     ]
+
+
+def test_tensors_with_a_number_a_picture_are_joined_as_those_with_tiles() -> None:
+    """LLaVA-OneVision's `batch_num_images`, next to pictures of one tile and of two."""
+    parts = [{"pixels": torch.ones(1, tiles, 2), "batch_num_images": torch.tensor([1])} for tiles in (1, 2)]
+    joined = join_vision(parts)
+    assert joined["batch_num_images"].tolist() == [1, 1]
+    assert joined["pixels"].shape == (2, 2, 2)
 
 
 def loss_of(made: list[Tree], model) -> float:

@@ -220,6 +220,8 @@ def test_keys_of_another_precision_get_memory_of_their_own(loaded, make):
     with torch.autocast("cpu", torch.bfloat16):
         rounded = engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3)
     assert engine.decoder.memory.dtype == torch.bfloat16
+    engine.decoder.forget()
+    assert (engine.decoder.memory.numel(), len(engine.decoder.steps)) == (0, 0)
     assert rounded[0].score == pytest.approx(expected[0].score, rel=0.1)
     assert engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3) == expected
 

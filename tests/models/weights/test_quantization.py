@@ -83,6 +83,18 @@ def test_an_evaluation_takes_no_gradient_away(base, make):
     assert torch.equal(make.logits(loaded, model.eval()), first)
 
 
+def test_rotary_frequencies_stay_in_float32_as_in_any_model_that_is_loaded(base):
+    plain = load(base, dtype="bfloat16")
+    written = dequantized(load(base, quantization=Quantization("bfloat16")).model, torch.bfloat16)
+
+    assert {p.dtype for p in written.parameters()} == {torch.bfloat16}
+    kept = dict(written.named_buffers())
+    assert {name: buffer.dtype for name, buffer in plain.model.named_buffers()} == {
+        name: kept[name].dtype for name in dict(plain.model.named_buffers())
+    }
+    assert any("inv_freq" in name and buffer.dtype == torch.float32 for name, buffer in kept.items())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, make, dtype, tmp_path):
     quantization = Quantization(dtype)

@@ -166,6 +166,7 @@ def test_deepspeeds_own_file_says_whether_whole_weights_are_saved(
     ("environment", "world", "deepspeed", "says"),
     [
         ({"WORLD_SIZE": "2"}, 1, False, "2 processes were started, but only 1 would train together"),
+        ({"OMPI_COMM_WORLD_SIZE": "8"}, 1, False, "8 processes were started, but only 1 would train together"),
         (ZERO_2, 1, False, "asks for zero2, but accelerate did not turn it on"),
         (FSDP, 1, False, "asks for fsdp, but accelerate did not turn it on"),
         (ZERO_2 | {"WORLD_SIZE": "2"}, 2, True, ""),
