@@ -172,10 +172,10 @@ def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figure
     def rows_of(count: int) -> Any:
         return torch.stack([w.batched_rows(model, *pair) for pair in zip(prefixes[:count], branches, strict=False)])
 
-    def answer_rows(count: int, new: int = NEW) -> list[list[int]]:
+    def answer_rows(count: int) -> list[list[int]]:
         best = [rows.topk(ANSWERS).indices.tolist() for rows in rows_of(count)]
         chosen = [[branches[q][k] for k in kept] for q, kept in enumerate(best)]
-        return w.batched_generate(model, prefixes[:count], chosen, new)
+        return w.batched_generate(model, prefixes[:count], chosen, NEW)
 
     rows = figures.time("gates", "batched rows", lambda: rows_of(1)[0])
     figures.time("gates", "one row at a time", lambda: w.batched_rows(model, prefixes[0], branches[0], rows=1))

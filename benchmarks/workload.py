@@ -201,11 +201,11 @@ def language_parameters(model: PreTrainedModel) -> int:
     return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
 
 
-def question(model: PreTrainedModel, words: int = 24, *, seed: int = 1, picture: int = 576) -> Rendered:
-    """Draw a prefix: a picture of `picture` tokens (576 in LLaVA) and a question of `words` tokens."""
+def question(model: PreTrainedModel, *, seed: int = 1, picture: int = 576) -> Rendered:
+    """Draw a prefix: a picture of `picture` tokens (576 in LLaVA) and a question of 24 tokens."""
     generator = torch.Generator().manual_seed(seed)
     high = model.config.get_text_config().vocab_size
-    text = torch.randint(10, high, (words,), generator=generator).tolist()
+    text = torch.randint(10, high, (24,), generator=generator).tolist()
     if model.config.model_type == "llava":
         ids = [1, *[IMAGE_TOKEN] * 576, *text[1:]]
         return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
@@ -223,11 +223,11 @@ def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) 
     return torch.randint(10, high, (count, tokens), generator=generator).tolist()
 
 
-def engine_of(model: PreTrainedModel, token_budget: int | None = None, *, packed: bool = False) -> PrefixEngine:
+def engine_of(model: PreTrainedModel, *, packed: bool = False) -> PrefixEngine:
     """Build the toolkit's engine on a model that has no processor, on packed rows on a CPU too if `packed`."""
     renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
     loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark", calibration={})
-    engine = PrefixEngine(loaded, token_budget)
+    engine = PrefixEngine(loaded)
     if packed and engine.packed is None:
         engine.packed = PackedReader(Forward(model), engine.token_budget, engine.image_prefixes, compile_after=None)
     return engine

@@ -92,7 +92,7 @@ def _not_finite(name: str, bad: Collection[str], fix: str) -> str:
 
 
 @contextmanager
-def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator[None]:
+def checking_finite(name: str, model: nn.Module) -> Iterator[None]:
     """Run `check_finite` in a thread while the block runs, and raise its error at the end.
 
     Raises:
@@ -100,7 +100,7 @@ def checking_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> Iterator
     """
     with ThreadPoolExecutor(1) as pool:
         # listed here, since the block may replace layers
-        outcome = pool.submit(_check_weights, name, list(_weights(model)), fix)
+        outcome = pool.submit(_check_weights, name, list(_weights(model)), _FIX)
         yield
         outcome.result()
 
@@ -123,14 +123,14 @@ class FiniteFiles:
         """Yield the bytes of a file in order; each block is overwritten by the next."""
         return self._look(path) if path in self._files else read_blocks(path)
 
-    def check(self, *, fix: str = _FIX) -> None:
+    def check(self) -> None:
         """Refuse the model if values were found.
 
         Raises:
             UserError: Names the first tensors with NaN or infinite values, and their number.
         """
         if self._bad:
-            raise UserError(_not_finite(self._name, self._bad, fix))
+            raise UserError(_not_finite(self._name, self._bad, _FIX))
 
     def _look(self, path: Path) -> Iterator[bytes | memoryview]:
         import torch  # slow to import

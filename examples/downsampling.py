@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from reflectune.core.types import Question
 from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, PROBES, Dataset, companion, write_questions
 
 Vectors = npt.NDArray[np.float32]
+
+_TOLERANCE: Final = 0.05
+"""Share of the wanted number of questions by which the number kept may differ."""
 
 
 def downsample(vectors: Vectors, threshold: float, most: float = math.inf) -> npt.NDArray[np.bool_]:
@@ -45,16 +48,16 @@ def downsample(vectors: Vectors, threshold: float, most: float = math.inf) -> np
     return kept
 
 
-def find_threshold(vectors: Vectors, count: int, tolerance: float = 0.05) -> float:
+def find_threshold(vectors: Vectors, count: int) -> float:
     """Find by bisection a threshold that keeps about `count` questions, to six decimals.
 
-    The number may differ from `count` by its share `tolerance`. A fitting threshold can be missed: a higher one may
-    keep fewer questions, since each kept question rules out others.
+    The number may differ from `count` by 5 %. A fitting threshold can be missed: a higher one may keep fewer questions,
+    since each kept question rules out others.
 
     Raises:
         UserError: There are too few questions, or no threshold that was tried fits.
     """
-    slack = math.floor(count * tolerance)
+    slack = math.floor(count * _TOLERANCE)
     if len(vectors) < count - slack:
         raise UserError(f"`count` is {count:,}, and there are {len(vectors):,} questions; name more splits, or fewer")
     if len(vectors) <= count + slack:
@@ -69,7 +72,7 @@ def find_threshold(vectors: Vectors, count: int, tolerance: float = 0.05) -> flo
     tried = ", ".join(f"{end:g} keeps {downsample(vectors, end).sum():,}" for end in (low, high))
     raise UserError(
         f"no threshold was found that keeps {count:,} ± {slack:,} of {len(vectors):,} questions: {tried}; "
-        "give one of these, or a larger `tolerance`"
+        "give one of these as `threshold`"
     )
 
 
@@ -80,7 +83,6 @@ def write_subset(
     output: Path,
     *,
     count: int = 500,
-    tolerance: float = 0.05,
     threshold: float | None = None,
 ) -> dict[str, Any]:
     """Write a data set folder with the kept questions. Pictures and knowledge base stay where they are.
@@ -90,14 +92,14 @@ def write_subset(
         splits: Its splits, read one after the other.
         encode: Maps texts to vectors of length 1, e.g. `TextEncoder.encode_queries`.
         output: Folder to write to.
-        count: See `find_threshold`, as for `tolerance`.
+        count: See `find_threshold`.
         threshold: Used instead of `count` if given.
 
     Returns: The manifest; `subset` has the threshold and the numbers of questions.
     """
     questions = [(split, question) for split in splits for question in dataset.stream(split)]
     vectors = encode([question.text for _, question in questions])
-    threshold = find_threshold(vectors, count, tolerance) if threshold is None else threshold
+    threshold = find_threshold(vectors, count) if threshold is None else threshold
     kept: dict[str, list[Question]] = {split: [] for split in splits}
     for (split, question), is_kept in zip(questions, downsample(vectors, threshold), strict=True):
         if is_kept:

@@ -89,9 +89,9 @@ def first_sentence(text: str) -> str:
     return next((text[:end] for end in ends if not _NO_END.search(text[:end])), text)
 
 
-def lead_sentences(text: str, count: int = 3) -> str:
-    """Return the first sentences of a text: Lead-3, the usual baseline of extractive summaries."""
-    return " ".join(islice(sentences(text), count))
+def lead_sentences(text: str) -> str:
+    """Return the first three sentences of a text: Lead-3, the usual baseline of extractive summaries."""
+    return " ".join(islice(sentences(text), 3))
 
 
 def sentences(text: str) -> Iterator[str]:

@@ -26,7 +26,7 @@ from reflectune.data_builders.readers.json_documents import read_json_array, rea
 from reflectune.data_builders.readers.rows import Placed, SourceRow, each, integer, one_of, placed, text, texts
 from reflectune.retrieval.retrievers.ranked_retriever import Ranking
 
-read_source = partial(read_json_dict, key="key")
+read_source = read_json_dict
 
 ROLES = ("questions", "inaturalist", "lens")
 _TYPES = ("templated", "automatic", "multi_answer", "2_hop")

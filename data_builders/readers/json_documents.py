@@ -49,13 +49,14 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
         raise UserError(f"{path}: {where} not a JSON array; is it the published file?")
 
 
-def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Iterator[tuple[int, SourceRow]]:
+def read_json_dict(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
     """Yield the values of a JSON dict, numbered from 1, without loading the whole file.
+
+    A row's field `key` is the member's name. A value that is not an object becomes the field `value`.
 
     Args:
         path: The file.
         reject: Called with a member whose own field `key` differs from its name.
-        key: Field of the row for the member's name. A value that is not an object becomes the field `value`.
 
     Raises:
         UserError: The file is missing or damaged; rows after the damage can't be read.
@@ -69,11 +70,11 @@ def read_json_dict(path: Path, reject: Reject = stop, key: str = "key") -> Itera
                     reject(BadRow(path, number, "", "", *HALF))
                     continue
                 fields = value if isinstance(value, dict) else {"value": value}
-                if fields.get(key, name) == name:
-                    yield number, SourceRow({key: name, **fields}, path, number)
+                if fields.get("key", name) == name:
+                    yield number, SourceRow({"key": name, **fields}, path, number)
                 else:
-                    problem = f"is {fields[key]!r} under the name {name!r}"
-                    reject(BadRow(path, number, name, key, problem, "make the two the same"))
+                    problem = f"is {fields['key']!r} under the name {name!r}"
+                    reject(BadRow(path, number, name, "key", problem, "make the two the same"))
         except ijson.JSONError as error:
             raise damaged(path, number, error) from error
 

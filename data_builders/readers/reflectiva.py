@@ -20,7 +20,7 @@ from reflectune.data_builders.readers.json_documents import read_json_array, rea
 from reflectune.data_builders.readers.rows import Placed, SourceRow, identifier, placed, rows, text
 from reflectune.data_builders.readers.wiki6m import article
 
-read_source = partial(read_json_dict, key="key")
+read_source = read_json_dict
 
 _IDS = ("__key__", "unique_id", "id")
 _IMAGES = ("image", "image_path", "image_mo_srv_path")

@@ -127,7 +127,7 @@ def integer(row: SourceRow, field: str, *, default: int = _MISSING) -> int:
     return int(as_number) if as_number == int(as_number) else _wrong(row, field, row[field], "a whole number")
 
 
-def flag(row: SourceRow, field: str, *, default: bool = _MISSING) -> bool:
+def flag(row: SourceRow, field: str) -> bool:
     """Return a truth value; the texts `true`, `false`, `yes`, `no`, `1` and `0` in any case are accepted.
 
     Raises:
@@ -137,7 +137,7 @@ def flag(row: SourceRow, field: str, *, default: bool = _MISSING) -> bool:
     if isinstance(value, bool):
         return value
     if value is None or value == "":
-        return _default(row, field, default)
+        return _default(row, field, _MISSING)
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     as_bool = words.get(str(value).strip().lower())
     return _wrong(row, field, value, "true or false") if as_bool is None else as_bool

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reflectune.core.durable import read_json, read_row
 from reflectune.core.errors import UserError
@@ -19,6 +19,8 @@ from reflectune.formats.passages import Lead, split_passages
 
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
 STATING = "stating"
+_DIFFERENT: Final = 2
+"""Look-alikes that differ in two attributes to take for a question; those that differ in one are taken once each."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class DiagnosticPassages:
     """
 
     def __init__(
-        self, root: Path, manifest: Mapping[str, Any], knowledge: KnowledgeBase, lead: Lead, seed: int, several: int = 2
+        self, root: Path, manifest: Mapping[str, Any], knowledge: KnowledgeBase, lead: Lead, seed: int
     ) -> None:
         """Read the data set's look-alikes.
 
@@ -81,10 +83,8 @@ class DiagnosticPassages:
             manifest: The data set's manifest.
             knowledge: The data set's knowledge base.
             lead: Text before each passage.
-            several: Look-alikes that differ in two attributes to take for a question; those that differ in one are
-                taken once per attribute.
         """
-        self._knowledge, self._lead, self._seed, self._several = knowledge, lead, seed, several
+        self._knowledge, self._lead, self._seed = knowledge, lead, seed
         self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
         self._relations: Mapping[str, Sequence[str]] = manifest.get("relations", {})
         self._written = _read_written(companion(root, manifest, PROBES))
@@ -118,7 +118,7 @@ class DiagnosticPassages:
         rng = random.Random(f"{self._seed} {question.id}")
         probes = []
         for attribute, entries in sorted(near.items()):
-            for entry_id in rng.sample(entries, min(len(entries), self._several if attribute == SEVERAL else 1)):
+            for entry_id in rng.sample(entries, min(len(entries), _DIFFERENT if attribute == SEVERAL else 1)):
                 section = list(self._relations[entry_id]).index(relation)
                 probes += [
                     DiagnosticProbe(p, f"{LOOK_ALIKE}:{attribute}")
@@ -133,7 +133,7 @@ class DiagnosticPassages:
         rng = random.Random(f"{self._seed} {question.id}")
         return [
             DiagnosticProbe(passage, f"{LOOK_ALIKE}:{SEVERAL}")
-            for entry_id in rng.sample(alike, min(len(alike), self._several))
+            for entry_id in rng.sample(alike, min(len(alike), _DIFFERENT))
             for passage in self._passages(entry_id)
             if passage.heading == gold.heading and not annotate_by_string(question, passage).relevant
         ]

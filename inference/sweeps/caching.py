@@ -34,7 +34,7 @@ class CacheStats:
     """Counts of requested and performed work.
 
     Attributes:
-        requested: Prefixes and branches to read, answers to decode and answers to score, counted one by one.
+        requested: Prefixes and branches to read, and answers to decode, counted one by one.
         done: Those of them that were not cached.
     """
 
@@ -85,9 +85,10 @@ class KnownBranches(Branches):
 
 
 class CachingEngine(PrefixEngine):
-    """A `PrefixEngine`, with the same arguments, that caches prefixes, branches, answers and scores until `forget`.
+    """A `PrefixEngine`, with the same arguments, that caches prefixes, branches and answers until `forget`.
 
     All keys and values stay in memory. So pass one batch of questions to all grid points in turn, then call `forget`.
+    It doesn't `score`.
     """
 
     def __init__(
@@ -138,31 +139,11 @@ class CachingEngine(PrefixEngine):
         """Decode the answers that are not cached."""
         generate = super().generate
 
-        def decode(
-            inner: Prefixes | Branches, new_rows: Sequence[RowIndex], positions: Sequence[int]
-        ) -> list[Generation]:
+        def decode(inner: Prefixes | Branches, new_rows: Sequence[RowIndex]) -> list[Generation]:
             return generate(inner, new_rows, forced, max_new_tokens)
 
         keys = [("generate", tuple(forced), max_new_tokens)] * len(rows)
         return self._complete(_rows(state, rows), keys, decode)
-
-    def score(
-        self,
-        state: Prefixes | Branches,
-        rows: Sequence[RowIndex],
-        answers: Sequence[Sequence[int]],
-        forced: Sequence[int] = (),
-    ) -> list[list[float]]:
-        """Score the answers that are not cached."""
-        from_model = super().score
-
-        def score(
-            inner: Prefixes | Branches, new_rows: Sequence[RowIndex], positions: Sequence[int]
-        ) -> list[list[float]]:
-            return from_model(inner, new_rows, [answers[position] for position in positions], forced)
-
-        keys = [("score", tuple(forced), tuple(answer)) for answer in answers]
-        return self._complete(_rows(state, rows), keys, score)
 
     def _read_branches_of(self, nodes: Sequence[CachedPrompt], branches: Sequence[list[int]]) -> None:
         """Read one branch on each node, in one call per engine state."""
@@ -183,9 +164,9 @@ class CachingEngine(PrefixEngine):
         self,
         nodes: Sequence[CachedPrompt],
         keys: Sequence[Hashable],
-        make: Callable[[Prefixes | Branches, Sequence[RowIndex], Sequence[int]], list[Any]],
+        make: Callable[[Prefixes | Branches, Sequence[RowIndex]], list[Any]],
     ) -> list[Any]:
-        """Return the results of `nodes` under `keys`. Missing ones are made from a state, rows and positions."""
+        """Return the results of `nodes` under `keys`. Missing ones are made from a state and rows."""
         new: dict[tuple[int, Hashable], int] = {}
         for position, (node, key) in enumerate(zip(nodes, keys, strict=True)):
             if key not in node.results:
@@ -194,7 +175,7 @@ class CachingEngine(PrefixEngine):
         for position in new.values():
             by_state.setdefault(id(nodes[position].state), []).append(position)
         for positions in by_state.values():
-            made = make(nodes[positions[0]].state, [nodes[position].row for position in positions], positions)
+            made = make(nodes[positions[0]].state, [nodes[position].row for position in positions])
             for position, value in zip(positions, made, strict=True):
                 nodes[position].results[keys[position]] = value
         self._count(len(nodes), len(new))

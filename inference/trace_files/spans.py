@@ -77,7 +77,7 @@ def record(tracer: Tracer, trace: Trace, question: str) -> None:
         decided = "retrieve" if trace.retrieved else "answer by looking"
         spans.add("gate", "EVALUATOR", root, question, decided, {"probability": trace.gate}, seconds.pop("gate", 0))
     if trace.hits:
-        found = _documents("retrieval", [(hit.entry_id, "", hit.score, {"rank": hit.rank}) for hit in trace.hits])
+        found = _documents([(hit.entry_id, "", hit.score, {"rank": hit.rank}) for hit in trace.hits])
         spans.add("retrieve", "RETRIEVER", root, question, "", {}, seconds.pop("retrieve", 0), **found)
     judged = [passage for passage in trace.passages if passage.s_rel is not None]
     if judged:
@@ -103,14 +103,14 @@ def _record_answers(spans: _Spans, root: Span, trace: Trace, question: str, seco
     read = [(row, passage) for row, passage in enumerate(trace.passages) if passage.answer is not None]
     for row, passage in read:
         facts = {"s_ans": passage.s_ans, "chosen": row == trace.chosen}
-        source = _documents("retrieval", [_document(passage.passage, passage)])
+        source = _documents([_document(passage.passage, passage)])
         name = f"answer from {passage.passage.id}"
         spans.add(name, "LLM", root, question, str(passage.answer), facts, seconds / len(read), **source)
     if not read and not trace.error:
         rows = trace.used or range(len(trace.passages))
         used = [_document(trace.passages[row].passage, trace.passages[row]) for row in rows]
         facts = {"s_ans": trace.confidence}
-        spans.add("answer", "LLM", root, question, trace.answer, facts, seconds, **_documents("retrieval", used))
+        spans.add("answer", "LLM", root, question, trace.answer, facts, seconds, **_documents(used))
 
 
 def _record_step(spans: _Spans, root: Span, step: Step, question: str, seconds: float) -> None:
@@ -118,7 +118,7 @@ def _record_step(spans: _Spans, root: Span, step: Step, question: str, seconds: 
     counts = {"llm.token_count.prompt": step.read, "llm.token_count.completion": step.generated}
     facts = {"iteration": step.iteration, "probability": step.probability, "refused": step.refused}
     asked, kind = "\n".join(step.queries) or question, KINDS.get(step.operator, "LLM")
-    more = _documents("retrieval", found) | (counts if kind == "LLM" else {})
+    more = _documents(found) | (counts if kind == "LLM" else {})
     spans.add(step.operator, kind, root, asked, step.text, facts, seconds, **more)
 
 
@@ -130,12 +130,12 @@ def _document(passage: Passage, scored: PassageTrace) -> Document:
     return passage.id, passage_text(passage), scored.s_rel, {"s_ret": scored.s_ret, "title": passage.title}
 
 
-def _documents(group: str, documents: Iterable[Document]) -> dict[str, Any]:
+def _documents(documents: Iterable[Document]) -> dict[str, Any]:
     """Return the attributes of a list of documents."""
     attributes: dict[str, Any] = {}
     for number, (name, text, score, facts) in enumerate(documents):
         fields = {"id": name, "content": text or None, "score": score, "metadata": json.dumps(facts)}
-        attributes |= {f"{group}.documents.{number}.document.{key}": value for key, value in fields.items()}
+        attributes |= {f"retrieval.documents.{number}.document.{key}": value for key, value in fields.items()}
     return attributes
 
 

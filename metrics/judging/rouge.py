@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> float:
+def rouge_l(prediction: str, references: Sequence[str]) -> float:
     """F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
 
     The library reads lower-cased ASCII letters and digits only: "Ōsaka" is "saka", and another script scores 0.
@@ -15,19 +15,18 @@ def rouge_l(prediction: str, references: Sequence[str], stem: bool = False) -> f
     Args:
         prediction: The answer given.
         references: Accepted answers, at least one.
-        stem: Compare Porter stems of words longer than three letters.
 
     Raises:
         ValueError: No reference is given.
     """
     if not references:
         raise ValueError("expected at least one reference, found none")
-    return float(scorer(stem).score_multi(references, prediction)["rougeL"].fmeasure)
+    return float(scorer().score_multi(references, prediction)["rougeL"].fmeasure)
 
 
 @functools.cache
-def scorer(stem: bool) -> Any:
+def scorer() -> Any:
     """The library's scorer, made once."""
     from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
 
-    return RougeScorer(["rougeL"], use_stemmer=stem)
+    return RougeScorer(["rougeL"])

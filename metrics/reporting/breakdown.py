@@ -196,14 +196,14 @@ def harmonic(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.divide(2 * question * entity, total, out=np.zeros_like(total), where=total != 0)
 
 
-def in_per_cent(score: Mapping[str, Any] | None, digits: int = 1) -> str:
+def in_per_cent(score: Mapping[str, Any] | None) -> str:
     """Return a score in per cent, with its 95 % interval and the number of questions if it has them; a dash if None."""
     if not score or score.get("value") is None:
         return "–"
-    value = f"{100 * score['value']:.{digits}f}"
+    value = f"{100 * score['value']:.1f}"
     if "low" not in score:
         return value
-    return f"{value} [{100 * score['low']:.{digits}f}, {100 * score['high']:.{digits}f}], n = {score['n']}"
+    return f"{value} [{100 * score['low']:.1f}, {100 * score['high']:.1f}], n = {score['n']}"
 
 
 def _part(

@@ -64,7 +64,6 @@ def over_seeds(
     *,
     seed: int,
     n: int = RESAMPLES,
-    level: float = LEVEL,
     strata: ArrayLike | None = None,
     clusters: ArrayLike | None = None,
 ) -> Estimate:
@@ -79,7 +78,6 @@ def over_seeds(
         against: The other system's runs in the same order of seeds; its statistic is subtracted.
         seed: Equal seeds give equal intervals.
         n: Number of resamples.
-        level: Share of resampled statistics in the interval.
         strata: Label of each question, shape (questions,). Strata are resampled separately and keep their number of
             clusters, so a statistic over splits never meets an empty one. None: one stratum.
         clusters: Label of each question, shape (questions,), as `entities` returns. A resample draws as many clusters
@@ -107,7 +105,7 @@ def over_seeds(
     means = drawn.mean(axis=0)
     if not np.isfinite(means).all():
         raise ValueError("the statistic is not finite on some resamples: give strata, or mind empty groups in it")
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = measured(np.ones((1, len(rows[0])))).mean()
     return Estimate(float(value), float(low), float(high))
 

@@ -177,11 +177,7 @@ class PrefixEngine:
 
     @torch.no_grad()
     def score(
-        self,
-        state: Prefixes | Branches,
-        rows: Sequence[tuple[int, int]],
-        answers: Sequence[Sequence[int]],
-        forced: Sequence[int] = (),
+        self, state: Prefixes | Branches, rows: Sequence[tuple[int, int]], answers: Sequence[Sequence[int]]
     ) -> list[list[float]]:
         """Return log-probabilities of given answers' tokens, computed in one pass without decoding.
 
@@ -189,18 +185,17 @@ class PrefixEngine:
             state: From `read` or `branch`.
             rows: (question, branch) pairs, as for `generate`.
             answers: Token ids of an answer for each of `rows`, at least one; include the end token if it is to count.
-            forced: Tokens that every answer begins with; they are not scored.
         """
         token_log_probs: list[list[float]] = [[] for _ in rows]
-        for spots, part in self._continued(state, rows, [len(forced) + len(answer) for answer in answers]):
+        for spots, part in self._continued(state, rows, [*map(len, answers)]):
             assert self.packed is not None
-            written = [[[*forced, *answers[i]][:-1] or answers[i]] for i in part]
+            written = [[answers[i][:-1] or answers[i]] for i in part]
             ends = self.packed.read([TreePart(spot, None, ids) for spot, ids in zip(spots, written, strict=True)])
             for i, spot, (_, [end]) in zip(part, spots, ends, strict=True):
                 before = torch.cat([spot.states[-1:], end.states])
-                token_log_probs[i] = self._answer_log_probs(before, forced, answers[i])
-        for ready, part in self._ready(state, rows, [len(forced) + len(answer) for answer in answers]):
-            for i, log_probs in zip(part, self._score(ready, forced, [answers[i] for i in part]), strict=True):
+                token_log_probs[i] = self._answer_log_probs(before, answers[i])
+        for ready, part in self._ready(state, rows, [*map(len, answers)]):
+            for i, log_probs in zip(part, self._score(ready, [answers[i] for i in part]), strict=True):
                 token_log_probs[i] = log_probs
         return token_log_probs
 
@@ -347,20 +342,19 @@ class PrefixEngine:
     def _generation(self, ids: list[int], log_probs: list[float], finished: bool) -> Generation:
         return Generation(ids, self.renderer.decode(ids[:-1] if finished else ids), log_probs, finished)
 
-    def _score(self, rows: Rows, forced: Sequence[int], answers: Sequence[Sequence[int]]) -> list[list[float]]:
+    def _score(self, rows: Rows, answers: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probabilities of the answers' tokens; the state before a token predicts it."""
-        written = [[*forced, *answer] for answer in answers]
-        if max(map(len, written)) == 1:
+        if max(map(len, answers)) == 1:
             before = rows.hidden[:, None]
         else:
-            states, _ = self._forward.append(rows, [token_ids[:-1] or token_ids for token_ids in written])
+            states, _ = self._forward.append(rows, [answer[:-1] or answer for answer in answers])
             before = torch.cat([rows.hidden[:, None], states], 1)
-        return [self._answer_log_probs(before[row], forced, answer) for row, answer in enumerate(answers)]
+        return [self._answer_log_probs(before[row], answer) for row, answer in enumerate(answers)]
 
-    def _answer_log_probs(self, before: Tensor, forced: Sequence[int], answer: Sequence[int]) -> list[float]:
-        """Return log-probabilities of an answer's tokens, from the states before the forced tokens and before it."""
+    def _answer_log_probs(self, before: Tensor, answer: Sequence[int]) -> list[float]:
+        """Return log-probabilities of an answer's tokens, from the states before them."""
         targets = torch.tensor(answer, device=before.device)
-        log_probs = self._log_probabilities(before[len(forced) : len(forced) + len(answer)], sorted({*answer}))
+        log_probs = self._log_probabilities(before[: len(answer)], sorted({*answer}))
         values: list[float] = log_probs.gather(1, targets[:, None])[:, 0].tolist()
         return values
 

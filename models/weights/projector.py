@@ -24,6 +24,8 @@ PROJECTOR: Final[Mapping[str, str]] = {
     "model.mm_projector.2.bias": "linear_2.bias",
 }
 """Names in LLaVA's published file, and in transformers and in ours. (1 is the GELU between them.)"""
+_SEED: Final = 0
+"""Seed of an untrained projector's random directions."""
 
 
 def read_projector(path: Path) -> dict[str, Tensor]:
@@ -64,7 +66,7 @@ def _read(path: Path) -> Any:
 
 
 @torch.no_grad()
-def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int = 0) -> dict[str, Tensor]:
+def untrained_projector(vision: PreTrainedModel, embeddings: Tensor) -> dict[str, Tensor]:
     """Return a projector to start stage 1 from, scaled by the tower's features of a few pictures.
 
     CLIP's features have a few dimensions that are many times larger than the others, and a small language model's
@@ -74,11 +76,10 @@ def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int =
     Args:
         vision: The tower; its last but one layer is read, without the class token.
         embeddings: Token embeddings of the language model, shape (tokens, width).
-        seed: Seed of the random directions.
     """
-    features = _features(vision, seed)  # (patches, seen)
+    features = _features(vision)  # (patches, seen)
     embeddings = embeddings.detach().float()
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(_SEED)
     seen, width = features.shape[1], embeddings.shape[1]
     first = torch.randn(width, seen, generator=generator) / seen**0.5
     second = torch.randn(width, width, generator=generator) / width**0.5
@@ -94,10 +95,10 @@ def untrained_projector(vision: PreTrainedModel, embeddings: Tensor, seed: int =
     return weights
 
 
-def _features(vision: PreTrainedModel, seed: int) -> Tensor:
+def _features(vision: PreTrainedModel) -> Tensor:
     """Return a tower's features of eight pictures of coloured noise, coarse to fine: shape (patches, width)."""
     side = int(vision.config.image_size)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(_SEED)
     pictures = []
     for cells in (2, 3, 4, 6, 8, 12, 16, 28):
         noise = Image.fromarray(random.integers(0, 256, (cells, cells, 3), dtype=np.uint8))

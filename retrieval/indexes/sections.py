@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Entry, Passage
@@ -25,8 +24,6 @@ SECTIONS: Final = "sections.npy"
 """Files of an index of sections: of each pair the position of its entry in the knowledge base, and its section."""
 UNIT: Final = "unit"
 """The manifest's key that says `sections`; an index of entries has none."""
-
-Positions = npt.NDArray[np.int32]
 
 
 class SectionKnowledge(KnowledgeBase):

@@ -31,6 +31,8 @@ _SAMPLE_OF_A_CELL = 50
 """Vectors that k-means sees for each cell; FAISS warns below 39."""
 _BLOCK = 65_536
 """Rows added at once."""
+_SEED = 0
+"""Seed of k-means and of its sample."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,6 @@ class FaissStore:
         folder: Folder of its files, next to those of the rows.
         rows: The vectors, which also score candidates.
         cells: Cells of the index; `cells_for` its rows by default.
-        seed: Seed of k-means and of its sample.
         search: Record of `calibrate`, whose parameters it is searched with.
         progress: Called with the number of rows put into the index.
     """
@@ -73,12 +74,11 @@ class FaissStore:
         rows: ExactStore,
         *,
         cells: int | None = None,
-        seed: int = 0,
         search: Mapping[str, Any] | None = None,
         progress: Any = None,
     ) -> None:
         self.folder, self.rows, self.fields = Path(folder), rows, rows.fields
-        self._cells, self._seed, self._progress = cells, seed, progress
+        self._cells, self._progress = cells, progress
         self._index: Any = None
         self._settings = Search(search["cells"], search["candidates"]) if search else Search()
         if (self.folder / CODES).is_file():
@@ -160,11 +160,11 @@ class FaissStore:
         if (self.folder / _CENTRES).is_file():
             return self._read(_CENTRES, mapped=False)
         cells = min(self._cells or cells_for(len(self)), len(self))
-        generator = np.random.default_rng(self._seed)
+        generator = np.random.default_rng(_SEED)
         size = min(len(self), cells * _SAMPLE_OF_A_CELL)
         sample = np.sort(generator.choice(len(self), size, replace=False))
         index: Any = faiss.index_factory(sum(self.fields.values()), f"IVF{cells},RaBitQ4", faiss.METRIC_INNER_PRODUCT)
-        index.cp.seed, index.cp.min_points_per_centroid = self._seed + 1, 1
+        index.cp.seed, index.cp.min_points_per_centroid = _SEED + 1, 1
         index.train(joined(self.rows.get(sample), self.fields))
         self._write(_CENTRES, index)
         return index

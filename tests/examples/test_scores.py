@@ -13,4 +13,4 @@ def test_a_score_that_is_missing_is_none_and_a_dash() -> None:
 
 def test_a_score_is_shown_with_its_interval_if_it_has_one() -> None:
     assert in_per_cent({"value": 0.5}) == "50.0"
-    assert in_per_cent({"value": 0.5, "low": 0.25, "high": 0.75, "n": 8}, digits=0) == "50 [25, 75], n = 8"
+    assert in_per_cent({"value": 0.5, "low": 0.25, "high": 0.75, "n": 8}) == "50.0 [25.0, 75.0], n = 8"

@@ -120,9 +120,10 @@ def by_engine(loaded: Loaded, asked: Asked, keep_images: int) -> tuple[Tensor, l
     opened = engine.read(asked.prefixes)
     state = engine.branch(opened, asked.branches)
     gates = [opened.probabilities(retrieval), *state.probabilities(relevance)]
-    scores = engine.score(state, ROWS, asked.replies, [loaded.renderer.token_id("relevant")])
+    scores = engine.score(state, ROWS, [[loaded.renderer.token_id("relevant"), *reply] for reply in asked.replies])
     answers = [answer.token_ids for answer in engine.generate(state, ROWS, max_new_tokens=NEW_TOKENS)]
-    return torch.cat([*(gate.log().flatten() for gate in gates), *map(torch.tensor, scores)]), answers
+    log_probs = [*(gate.log().flatten() for gate in gates), *(torch.tensor(score[1:]) for score in scores)]
+    return torch.cat(log_probs), answers
 
 
 @pytest.fixture(scope="module")

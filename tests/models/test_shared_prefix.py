@@ -213,8 +213,8 @@ def test_gates_answers_and_scores_are_those_of_independent_rows(model, images, c
             assert token == int(expected.argmax())
             assert log_prob == pytest.approx(float(expected[token].log()), abs=1e-4)
             written.append(token)
-    scored = engine.score(state, rows, [answer.token_ids for answer in answers], forced=[9])
-    for answer, log_probs in zip(answers, scored, strict=True):
+    scored = engine.score(state, rows, [[9, *answer.token_ids] for answer in answers])
+    for answer, (_, *log_probs) in zip(answers, scored, strict=True):
         assert log_probs == pytest.approx(answer.log_probs, abs=1e-5)
 
 

@@ -269,9 +269,8 @@ def _check_targets(model: nn.Module, targets: str, with_new_rows: Collection[str
         )
 
 
-def _examples(names: Iterable[str], count: int = 3) -> str:
-    listed: Sequence[str] = list(names)
-    return ", ".join(listed[:count]) or "none"
+def _examples(names: Iterable[str]) -> str:
+    return ", ".join(list(names)[:3]) or "none"
 
 
 def _name_of(model: nn.Module, wanted: nn.Module) -> str:

@@ -16,6 +16,7 @@ _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
 BASE, ADAPTER = "base", "adapter"
 """Folders of an export that keeps the adapter."""
+_QUESTION: Final = "What does it eat?"
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ def readme(served: Served, renderer: Renderer) -> str:
     return "\n".join([*lines, *base, *(gate if ids else [])])
 
 
-def _asked(renderer: Renderer, question: str = "What does it eat?") -> str:
+def _asked(renderer: Renderer) -> str:
     """Return the text of the user's turn that the first gate is asked by."""
     scheme = renderer.scheme
     if not isinstance(scheme, Scheme) or not scheme.gates:
-        return question
+        return _QUESTION
     turn = scheme.gate_turns(scheme.gates[0], "short")[-1]
-    return "".join(question if isinstance(part, Slot) else str(part) for part in turn.parts)
+    return "".join(_QUESTION if isinstance(part, Slot) else str(part) for part in turn.parts)

@@ -21,7 +21,6 @@ from reflectune.examples.pocket.gallery.sources.stamps import read_stamps
 from reflectune.examples.pocket.gallery.sources.wordnet import WordNet
 from reflectune.examples.pocket.gallery.taxonomy_facts import kind_fact, taxonomy_facts
 from reflectune.examples.pocket.gallery.text_facts import reviewed_facts, text_facts
-from reflectune.examples.pocket.models.packages import Download
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,13 @@ class Collection:
         return pictures
 
 
-def collect_sources(names: Sequence[str], cache: Path, download: Download | None = None) -> Collection:
+def collect_sources(names: Sequence[str], cache: Path) -> Collection:
     """Unpack the named sources and those that every gallery needs.
 
     Raises:
         UserError: As `fetch_sources`.
     """
-    return Collection(fetch_sources(list(dict.fromkeys([*NEEDED, *names])), cache, download))
+    return Collection(fetch_sources(list(dict.fromkeys([*NEEDED, *names])), cache))
 
 
 def collect_facts(entities: Sequence[GalleryEntity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:

@@ -24,14 +24,6 @@ class FactRelation:
     cue: str = ""
 
 
-def _of(thing: str, cue: str = "") -> FactRelation:
-    return FactRelation(
-        (f"What is the {thing} of {{it}}?", f"Tell me the {thing} of {{it}}.", f"Which is the {thing} of {{it}}?"),
-        (f"{{It}}: what is its {thing}?", f"What {thing} does {{it}} have?"),
-        cue,
-    )
-
-
 RELATIONS: dict[str, FactRelation] = {
     "capital": FactRelation(
         ("What is the capital of {it}?", "Which city is the capital of {it}?", "Name the capital of {it}."),
@@ -43,7 +35,10 @@ RELATIONS: dict[str, FactRelation] = {
         ("In what region of the world is {it} found?", "Which part of the world does {it} belong to?"),
         "country in|located in|lies in|territory|nation in|island",
     ),
-    "area": _of("total area"),
+    "area": FactRelation(
+        ("What is the total area of {it}?", "Tell me the total area of {it}.", "Which is the total area of {it}?"),
+        ("{It}: what is its total area?", "What total area does {it} have?"),
+    ),
     "highest_point": FactRelation(
         (
             "What is the highest point of {it}?",

@@ -184,9 +184,9 @@ def reviewed_facts(article: Article) -> Iterator[Fact]:
 
 
 @cache
-def reviewed_rows(path: Path | None = None) -> dict[str, list[list[str]]]:
+def reviewed_rows() -> dict[str, list[list[str]]]:
     """Read facts that a person wrote from summaries, by title: [question, held-out question, answer, …]."""
-    path = path or Path(__file__).with_name("reviewed_facts.json")
+    path = Path(__file__).with_name("reviewed_facts.json")
     rows: dict[str, list[list[str]]] = read_json(path, "the list of reviewed facts")
     for title, facts in rows.items():
         for row in facts:

@@ -52,7 +52,7 @@ def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: str) -> l
         [relevance.tolist() for relevance in state.probabilities(ids)],
         engine.generate(state, rows, ids[2:], max_new_tokens=6),
         engine.generate(prefixes, [(1, 0), (2, 0)], max_new_tokens=6),
-        engine.score(state, rows, [[5, 6], [7], [8, 9, 10], [5]], ids[2:]),
+        engine.score(state, rows, [[5, 6], [7], [8, 9, 10], [5]]),
     ]
 
 
