@@ -152,7 +152,8 @@ def exact_match(answer: str, question: Question) -> float:
 
     A number (`number_agrees`) must lie in the question's range, where it has one. A list
     (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
-    list of one.
+    list of one. An accepted answer that is an article or a mark alone, of which the normalisation leaves nothing
+    (vitamin "A"), must be given as it is.
 
     Raises:
         UserError: The question has no answers, and no range.
@@ -162,7 +163,10 @@ def exact_match(answer: str, question: Question) -> float:
     if question.answer_type == "multi_answer":
         readings = [_normalized(items) for items in evqa.answer_readings(answer)]
         return float(any(_normalized(reference.split("&&")) in readings for reference in references(question)))
-    return float(infoseek.exact_match(answer, references(question)))
+    if infoseek.normalize_answer(answer):
+        return float(infoseek.exact_match(answer, references(question)))
+    bare = (name for name in references(question) if not infoseek.normalize_answer(name))
+    return float(bool(answer.strip()) and answer.strip().casefold() in (name.strip().casefold() for name in bare))
 
 
 def evqa_type(question: Question) -> str:

@@ -199,6 +199,13 @@ def test_exact_match_reads_numbers_by_their_range_and_lists_by_their_items() -> 
         assert set(score(join(rows, questions, "official"), "exact_match", "official").values) == {expected}
 
 
+def test_exact_match_of_an_answer_of_which_normalisation_leaves_nothing() -> None:
+    vitamin = Question("q", "", "Which vitamin?", answers=("A", "retinol"))
+    values = {answer: find_metric("exact_match")(answer, vitamin) for answer in ("A", "a ", "the", "", "Retinol")}
+    assert values == {"A": 1.0, "a ": 1.0, "the": 0.0, "": 0.0, "Retinol": 1.0}
+    assert find_metric("exact_match")("B", dataclasses.replace(vitamin, answers=("A",))) == 0.0
+
+
 def test_question_types_of_evqa() -> None:
     assert [evqa_type(question) for question in EVQA] == ["automatic", "multi_answer", "2_hop"]
     assert evqa_type(QUESTIONS[0]) == "templated"
