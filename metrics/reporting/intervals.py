@@ -162,6 +162,8 @@ def draw_weights(
 ) -> Iterator[np.ndarray]:
     """Yield how often `n` resamples draw each of `size` questions, in blocks of shape (resamples, questions).
 
+    A stratum with one cluster alone is drawn by question: drawn by cluster it would seem certain.
+
     Args:
         size: Number of questions.
         generator: Source of the draws.
@@ -171,6 +173,7 @@ def draw_weights(
     stratum, cluster = _numbered(np.zeros(size) if strata is None else strata, size), _numbered(clusters, size)
     places = [np.flatnonzero(stratum == number) for number in range(stratum.max() + 1)]
     members = [np.unique(cluster[rows], return_inverse=True)[1] for rows in places]
+    members = [inside if inside.any() else np.arange(len(inside)) for inside in members]
     for start in range(0, n, block := max(1, WEIGHTS_AT_ONCE // size)):
         count = min(block, n - start)
         weights = np.empty((count, size))

@@ -85,6 +85,12 @@ def test_a_resample_draws_whole_entities_within_each_stratum() -> None:
     assert (weights[:, 1] != weights[:, 3]).any()  # an entity of two strata is drawn in each by itself
 
 
+def test_a_stratum_with_one_entity_alone_is_not_taken_for_certain() -> None:
+    one = bootstrap_interval(VALUES[:50], seed=0, clusters=["e"] * 50)
+    assert one == bootstrap_interval(VALUES[:50], seed=0)
+    assert one[0] < VALUES[:50].mean() < one[1]
+
+
 def test_the_order_of_questions_does_not_matter_to_their_entities() -> None:
     clusters, backwards = np.array([f"e{i % 90}" for i in range(400)]), slice(None, None, -1)
     forth = bootstrap_interval(VALUES, seed=0, clusters=clusters)
