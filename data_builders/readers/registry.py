@@ -8,16 +8,18 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import Reject, stop
 from reflectune.core.types import Entry, Metric, Question
 from reflectune.data_builders.readers.files import RowSource
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.rows import Placed, SourceRow
+from reflectune.data_builders.readers.rows import Placed, SourceRow, each
 
 QUESTIONS: Mapping[str, str] = {
     "aokvqa": "aokvqa",
@@ -97,6 +99,10 @@ class KnowledgeReader:
     read_source: RowSource
     entry: Callable[[SourceRow, ImageFolder], Entry]
     pictures: Callable[[SourceRow], Iterable[tuple[str, str]]]
+
+    def entries(self, source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
+        """Yield the entries of a file or folder, in its order; without `images` they have no images."""
+        return each(self.read_source(source, reject), lambda row: self.entry(row, images or ImageFolder()), reject)
 
 
 def question_reader(name: str) -> Callable[..., Iterator[Placed[Question]]]:

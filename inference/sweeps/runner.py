@@ -57,11 +57,9 @@ class GridRunner:
         """Return the traces of the questions that the point's pipeline answers, by id."""
         if point.run_key not in self._pipelines:
             self._pipelines[point.run_key] = self._build(point)
-        takes, is_gold = self._recipe(point).takes, point.settings.get("entries") == "gold"
+        takes = self._recipe(point).takes
         taken = [
-            (q, image)
-            for q, image in zip(questions, images, strict=True)
-            if takes(q) and (not is_gold or (gold_entries(q) and has_gold(q, self._dataset.knowledge)))
+            (q, image) for q, image in zip(questions, images, strict=True) if takes(q) and self._has_entries(q, point)
         ]
         if not taken:
             return {}
@@ -72,6 +70,13 @@ class GridRunner:
         if not find_recipe(self._pipeline).may_use_base and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         return {trace.question_id: trace for trace in traces}
+
+    def _has_entries(self, question: Question, point: Point) -> bool:
+        """Return False if the point gives the gold entry, and the question needs one that isn't there."""
+        if point.settings.get("entries") != "gold":
+            return True
+        named = bool(gold_entries(question)) or question.is_knowledge_based is False
+        return named and has_gold(question, self._dataset.knowledge)
 
     def stats(self) -> CacheStats:
         """Return the counts of all models."""

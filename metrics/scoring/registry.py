@@ -152,8 +152,7 @@ def exact_match(answer: str, question: Question) -> float:
 
     A number (`number_agrees`) must lie in the question's range, where it has one. A list
     (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
-    list of one. An accepted answer that is an article or a mark alone, of which the normalisation leaves nothing
-    (vitamin "A"), must be given as it is.
+    list of one. Where normalisation deletes the whole accepted answer (vitamin "A"), it must be given as it is.
 
     Raises:
         UserError: The question has no answers, and no range.

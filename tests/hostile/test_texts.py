@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from reflectune.core.tokens import NUMBER, canonical_number, tokenize
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.metrics.judging.cover import cover_match, cover_one
 from reflectune.metrics.scoring.registry import exact_match
 from reflectune.retrieval.rerankers.words import WordReranker
-from tests.data_builders.readers.conftest import entries_of
 
 SPACES = " \u00a0\u2007\u2009\u202f"
 DIGITS = ["0123456789", *("".join(chr(zero + n) for n in range(10)) for zero in (0xFF10, 0x660, 0x966, 0x1D7CE))]
@@ -135,7 +136,8 @@ def test_articles_and_pictures_match_in_any_form_of_their_names(
             (inside / f"{drawn(name)}{case('.md')}").write_text("A text.")
             (inside / f"{drawn(name)}{case('.jpg')}").write_bytes(b"x")
             (inside / f".{name}.md").write_text("Hidden.")
-        entries = entries_of("own_folder", root)
+        images = ImageFolder(root)
+        entries = list(knowledge_reader("own_folder").entries(root, images=images))
         assert {entry.id for entry in entries} == {f"{folder}/{name}" for folder, name in names}
         for entry in entries:
             assert len(entry.images) == 1

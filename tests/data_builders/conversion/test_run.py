@@ -24,10 +24,10 @@ from reflectune.data_builders.conversion.run import check, convert, preview
 from reflectune.data_builders.convert import table
 from reflectune.data_builders.readers import own_questions
 from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.metrics.official import infoseek
-from tests.data_builders.readers.conftest import entries_of
 
 COUNT = 40
 
@@ -94,7 +94,8 @@ def test_a_converted_data_set_is_read(source: Path) -> None:
     absolute = [dataclasses.replace(q, image=str(source / q.image)) for q in direct]
     for split in ("train", "val"):
         assert dataset.questions(split) == [q for q in absolute if q.split == split]
-    assert list(dataset.knowledge) == entries_of("own", source / "knowledge.jsonl")
+    entries = knowledge_reader("own").entries(source / "knowledge.jsonl", images=ImageFolder(source))
+    assert list(dataset.knowledge) == list(entries)
     assert dataset.knowledge.get("e17").title == "Entry 17"
     assert dataset.knowledge.image_path(dataset.knowledge.get("e3")).is_file()
     assert manifest["counts"] == {"train": {"string": 26}, "val": {"string": 14}}

@@ -11,11 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from reflectune.core.rejected import Reject, stop
-from reflectune.core.types import Entry, Question
+from reflectune.core.types import Question
 from reflectune.data_builders.readers.images import ImageFolder
-from reflectune.data_builders.readers.registry import knowledge_reader, question_reader
-from reflectune.data_builders.readers.rows import each
+from reflectune.data_builders.readers.registry import question_reader
 
 
 def jsonl(path: Path, *rows: object) -> Path:
@@ -59,9 +57,3 @@ def read_set(name: str, source: Any, images: Any = None, *, split: str = "train"
     """Return the questions of a source; `images` is an `ImageFolder`, or its path."""
     folder = images if isinstance(images, ImageFolder) else ImageFolder(images)
     return [question for question, _ in question_reader(name)(source, split=split, images=folder, **options)]
-
-
-def entries_of(name: str, source: Path, images: Path | None = None, reject: Reject = stop) -> list[Entry]:
-    """Return the entries of a knowledge base; a user's own has its pictures in its folder."""
-    reader, folder = knowledge_reader(name), ImageFolder({"own": source.parent, "own_folder": source}.get(name, images))
-    return list(each(reader.read_source(source, reject), lambda row: reader.entry(row, folder), reject))

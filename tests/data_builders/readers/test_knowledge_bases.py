@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow
+from reflectune.core.rejected import BadRow, Reject, stop
 from reflectune.core.types import Entry, Section
 from reflectune.data_builders.conversion.sources import list_files
 from reflectune.data_builders.readers import wiki6m
+from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.readers.rows import SourceRow
 from reflectune.formats.passages import split_passages
 
-from .conftest import entries_of, jsonl, parquet
+from .conftest import jsonl, parquet
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "kb_slices"
 WIKI6M_ROW = {
@@ -37,6 +39,12 @@ EVQA = {
         "url": URL,
     }
 }
+
+
+def entries_of(name: str, source: Path, images: Path | None = None, reject: Reject = stop) -> list[Entry]:
+    """Return the entries of a knowledge base; a user's own has its pictures in its folder."""
+    folder = {"own": source.parent, "own_folder": source}.get(name, images)
+    return list(knowledge_reader(name).entries(source, images=ImageFolder(folder), reject=reject))
 
 
 def test_wiki6m_packed_or_not_with_its_marks_as_sections(tmp_path: Path) -> None:

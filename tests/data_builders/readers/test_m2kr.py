@@ -7,8 +7,9 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
+from reflectune.data_builders.readers.registry import knowledge_reader
 
-from .conftest import draw, entries_of, parquet, read_set
+from .conftest import draw, parquet, read_set
 
 ASK = "Using the provided image, obtain documents that address the subsequent question: "
 TEXTS, NUMBERS = pa.list_(pa.string()), pa.list_(pa.float64())
@@ -105,7 +106,7 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
         {"question_type": "templated", "image_id": "0a1b", "instruction": ASK[:-1]},
     )  # fmt: skip
     passage = {"language": "en", "passage_id": "WikiWeb_Tower_0", "passage_content": "title: Tower content: 56 m."}
-    (entry,) = entries_of("m2kr", parquet(folder / "passages.parquet", passage))
+    (entry,) = knowledge_reader("m2kr").entries(parquet(folder / "passages.parquet", passage))
     assert entry.id == question.entity_ids[0]
     assert entry.sections[question.evidence[0].section].text == "56 m."
 

@@ -12,7 +12,7 @@ from reflectune.data_builders.readers.registry import (
     question_reader,
 )
 
-from .conftest import entries_of, read_set
+from .conftest import read_set
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -47,7 +47,7 @@ def test_a_file_that_is_cut_off_is_named(name: str, tmp_path: Path) -> None:
         read_set(name, path)
     if name in KNOWLEDGE and name in JSON:
         with pytest.raises(UserError, match=rf"{path.name}.* is damaged"):
-            entries_of(name, path)
+            list(knowledge_reader(name).entries(path))
 
 
 def test_an_unknown_reader_is_refused_with_the_nearest() -> None:

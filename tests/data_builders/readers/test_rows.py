@@ -70,7 +70,6 @@ GOOD = [
     (integer, {"f": 7.0}, {}, 7),
     (flag, {"f": "True"}, {}, True),
     (flag, {"f": 0}, {}, False),
-    (flag, {}, {"default": True}, True),
     (texts, {"f": [" a", "", "b"]}, {}, ("a", "b")),
     (texts, {"f": "a"}, {}, ("a",)),
     (texts, {}, {"default": ()}, ()),

@@ -26,7 +26,7 @@ def test_every_chart_that_the_traces_allow_is_drawn(make) -> None:
 
 
 def test_mmkb_rags_charts_are_drawn_from_its_stage(make) -> None:
-    questions = [make.question(0), make.question(1)]
+    questions = [make.question(i, entity_ids=("e1",)) for i in range(2)]
     passages = (make.read(rel=0.9, source="stating"), make.read(section=1, rel=0.1))
     traces = {
         "closed_book": {"q000": make.trace(0, "closed_book", "fir"), "q001": make.trace(1, "closed_book")},

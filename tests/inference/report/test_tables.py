@@ -53,7 +53,7 @@ def test_facts_are_escaped() -> None:
 
 
 def test_mmkb_rags_decisions_stand_in_the_table(make) -> None:
-    questions = [make.question(0), make.question(1)]
+    questions = [make.question(i, entity_ids=("e1",)) for i in range(2)]
     passages = (make.read(rel=0.2), make.read(section=1, rel=0.9, source="stating"))
     traces = {
         "closed_book": {"q000": make.trace(0, "closed_book", "fir"), "q001": make.trace(1, "closed_book")},
