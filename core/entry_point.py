@@ -72,7 +72,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
 _NO_SPACE: Final = (
     "no space left on the disk while writing {}; free some and run the same command again: finished work is kept"
 )
-_FULL: Final = ("os error 28", "os error 122", "no space left on device", "disk quota exceeded", "inline_container.cc")
+_FULL: Final = ("os error 28", "os error 122", "no space left on device", "disk quota exceeded", "unexpected pos ")
 """Words of safetensors, tokenizers and torch's archives about a disk or a quota that filled as they wrote."""
 
 

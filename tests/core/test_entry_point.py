@@ -27,6 +27,7 @@ def run(error: BaseException) -> None:
         (OSError(errno.ENOSPC, "full", "traces.jsonl"), errno.ENOSPC, "no space left on the disk"),
         (OSError(errno.EDQUOT, "full"), errno.ENOSPC, "while writing the output folder; free some"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC, "while writing the output"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), errno.ENOSPC, "no space"),
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),
         (OSError(errno.EXDEV, "Other device", "partial", None, "a/b"), 2, "error: a/b: Other device"),
         (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: Device busy"),
@@ -48,6 +49,7 @@ def test_a_users_mistake_is_one_line_and_a_status(error, status, message, capsys
     "error",
     [
         ValueError("a bug"),
+        RuntimeError("[enforce fail at inline_container.cc:257] . file not found: data.pkl"),
         OSError(errno.EACCES, "denied"),
         ImportError("x", name="trl"),
         ModuleNotFoundError(name="torch"),
