@@ -252,12 +252,10 @@ def evaluate_shipped(output: str, readers: Mapping[str, str] = {}, limit: int = 
 
     Of the untuned baselines it has the best: pocket/llava can't read. Without `readers` the shipped one reads all.
     """
-    settings = f"--model pocket/mr2ag --limit {limit} --output {RUN / output} --plain_model"
-    read_by, pipelines = (
-        json.dumps(readers) if readers else "pocket/plain",
-        ("closed_book", "naive_rag_passages", *TUNED),
-    )
-    return [*recipe("inference.evaluate", "evaluate"), *settings.split(), read_by, "--pipelines", *pipelines, "mr2ag"]
+    settings = f"--model pocket/mr2ag --limit {limit} --output {RUN / output} --pipelines"
+    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
+    read_by = ["--plain_model", json.dumps(readers) if readers else "pocket/plain"]
+    return [*recipe("inference.evaluate", "evaluate"), *settings.split(), *pipelines, *read_by]
 
 
 def fresh_stages() -> dict[str, list[str]]:
