@@ -26,11 +26,13 @@ def find_device(name: str) -> torch.device:
     Raises:
         UserError: This machine has no device of this name.
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found and name in ("auto", found.type) and (rank := int(os.environ.get("LOCAL_RANK", 0))) > 0:
-        return torch.device(found.type, rank) if rank < torch.accelerator.device_count() else found
-    if name == "auto":
-        return found or torch.device("cpu")
+    if name in ("auto", "cuda"):
+        found = torch.accelerator.current_accelerator(check_available=True)
+        rank = int(os.environ.get("LOCAL_RANK", 0))
+        if found and name in ("auto", found.type) and 0 < rank < torch.accelerator.device_count():
+            return torch.device(found.type, rank)
+        if name == "auto":
+            return found or torch.device("cpu")
     try:
         device = torch.device(name)
         if device.type == "meta":

@@ -34,10 +34,8 @@ class CompareConfig(Settings):
     @cross_check
     def evaluation_problems(self) -> list[str]:
         """Return the evaluations that are not finished, one sentence each."""
-        needed = [
-            "metrics.json",
-            *(["scored.json"] if self.seeds or self.against or len(self.evaluations) == 2 else []),
-        ]
+        is_scored = self.seeds or self.is_joined or len(self.evaluations) == 2
+        needed = ["metrics.json", *(["scored.json"] if is_scored else [])]
         problems = [
             f"`evaluations`: {name} has no {file}; is its evaluation finished?"
             for name in self.evaluations
@@ -48,9 +46,14 @@ class CompareConfig(Settings):
             problems.append("`evaluations`: give at least one that `evaluate` wrote")
         return problems
 
+    @property
+    def is_joined(self) -> bool:
+        """True if the evaluations are compared with a pipeline of any of them, as if they were one."""
+        return bool(self.against) and not self.seeds
+
     def is_fit(self, folder: str) -> bool:
-        """Return True if a folder is `sweep`'s, whose fitted decisions are compared with evaluations by `against`."""
-        return bool(self.against) and not self.seeds and Path(folder, "sweep.json").is_file()
+        """Return True if a folder is `sweep`'s, whose fitted decisions are compared with joined evaluations."""
+        return self.is_joined and Path(folder, "sweep.json").is_file()
 
 
 @command(CompareConfig, writes="output")
@@ -67,10 +70,10 @@ def compare(config: CompareConfig) -> None:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
     metrics = read_metrics([name for name in config.evaluations if not config.is_fit(name)])
-    record = compared(told_apart(metrics) if config.against and not config.seeds else metrics)
+    record = compared(told_apart(metrics) if config.is_joined else metrics)
     if config.seeds:
         record["leads"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
-    elif config.against:
+    elif config.is_joined:
         scored = joined(read_metrics(config.evaluations, RECORD))
         record["leads"] = parts_over_seeds({"joined": scored}, config.against)
     elif len(record["evaluations"]) == 2:

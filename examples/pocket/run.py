@@ -48,6 +48,8 @@ BY_IMAGES = (
     *("fresh_mmkb", *(f"fresh_mmkb_{seed}" for seed in SEEDS)),
 )
 """Folders that the fresh test by images alone compares: mR²AG and baselines, fitted exponents, MMKB-RAG's trainings."""
+FITTED = {"": "mr2ag", "_text": "mr2ag_text_scored"}
+"""Pipelines of the fresh test whose exponents are fitted, by the endings of their folders."""
 BEST_READER = "naive_rag_article_tuned"
 """The best baseline of the fresh test, which its leads are over."""
 MMKB_EPOCHS = ("--epochs", "1.5")
@@ -116,8 +118,7 @@ NEEDS = {
     "labels": ("probe",),
     "mmkb": ("labels",),
     "evaluate_mmkb": ("mmkb", "index", "plain_tuned", *(f"{name}_tuned" for name in READERS)),
-    **{f"fit{kind}": (f"fresh{kind}",) for kind in ("", "_by_images")},
-    **{f"fit{kind}_text": (f"fresh{kind}",) for kind in ("", "_by_images")},
+    **{f"fit{search}{kind}": (f"fresh{search}",) for search in ("", "_by_images") for kind in FITTED},
     "retrieved_probes": ("reader", "index"),
     "retrieved_labels": ("retrieved_probes",),
     "retrieved_tuned": ("retrieved_labels",),
@@ -290,10 +291,10 @@ def fresh_stages() -> dict[str, list[str]]:
         "fresh_mr2ag": ask("fresh", "mr2ag controls", "--model pocket/mr2ag"),
         "fresh": ask("fresh", systems, "--model pocket/mr2ag", readers),
         "fresh_by_images": ask("fresh_by_images", systems, "--model pocket/mr2ag --title_weight 0", readers),
-        **{f"fit{kind}": fit(f"fresh{kind}", "mr2ag", f"fit{kind}") for kind in ("", "_by_images")},
         **{
-            f"fit{kind}_text": fit(f"fresh{kind}", "mr2ag_text_scored", f"fit{kind}_text")
-            for kind in ("", "_by_images")
+            f"fit{search}{kind}": fit(f"fresh{search}", pipeline, f"fit{search}{kind}")
+            for search in ("", "_by_images")
+            for kind, pipeline in FITTED.items()
         },
         "retrieved_probes": [
             *recipe("data_builders.probe", "probe"),

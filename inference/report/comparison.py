@@ -11,7 +11,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.inference.scoring.evaluation import BEST_BASELINE, BESTS
 from reflectune.inference.scoring.losses import RIGHT
-from reflectune.inference.scoring.seeds import with_folder
+from reflectune.inference.scoring.seeds import question_keys, with_folder
 from reflectune.inference.scoring.trajectories import COSTS, mean_if_all
 from reflectune.metrics.reporting.breakdown import OVERALL
 
@@ -74,18 +74,15 @@ def flips(before: Metrics, after: Metrics) -> Record:
     """
     table = {}
     for name in [name for name in before["outcomes"] if name in after["outcomes"]]:
-        first, second = (dict(zip(_keys(record), record["outcomes"][name], strict=True)) for record in (before, after))
+        first, second = (
+            dict(zip(question_keys(record), record["outcomes"][name], strict=True)) for record in (before, after)
+        )
         asked = [
             {"id": key[0], "before": old, "after": second[key]} for key, old in first.items() if old and second.get(key)
         ]
         flipped = [row for row in asked if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
         table[name] = {"asked": len(asked), "flipped": flipped}
     return table
-
-
-def _keys(record: Metrics) -> list[tuple[str, ...]]:
-    """Return what tells the questions apart: two data sets may share ids."""
-    return [(question["id"], question["split"], *question["entities"]) for question in record["questions"]]
 
 
 def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:

@@ -73,11 +73,11 @@ def joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """
     (first, record), *others = records.items()
     for name, other in others:
-        if other["metric"] != record["metric"] or sorted(_asked(other)) != sorted(_asked(record)):
+        if other["metric"] != record["metric"] or sorted(question_keys(other)) != sorted(question_keys(record)):
             raise UserError(f"`against`: {name} has other questions or another metric than {first}")
     ran = Counter(pipeline for it in records.values() for pipeline in it["correct"])
-    order = {question: place for place, question in enumerate(_asked(record))}
-    places = {name: np.argsort([order[question] for question in _asked(it)]) for name, it in records.items()}
+    order = {question: place for place, question in enumerate(question_keys(record))}
+    places = {name: np.argsort([order[question] for question in question_keys(it)]) for name, it in records.items()}
     rows = [
         (name, pipeline, [values[place] for place in places[name]])
         for name, it in records.items()
@@ -94,7 +94,8 @@ def with_folder(pipeline: str, folder: str) -> str:
     return f"{pipeline} ({folder})"
 
 
-def _asked(record: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def question_keys(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Return what tells the questions of a `record_of` apart: two data sets may share ids."""
     return [(row["id"], row["split"], *row["entities"]) for row in record["questions"]]
 
 

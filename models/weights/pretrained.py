@@ -102,15 +102,15 @@ def keep_published_names(network: Any) -> None:
     network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)  # type: ignore[assignment]
 
 
-def settle(module: PreTrainedModel, device: torch.device) -> None:
-    """Move a model's weights to a device, one by one, and cast them there to the config's dtype.
+def settle(module: PreTrainedModel, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    """Move a model's weights to a device, one by one, and cast them there to a dtype, by default the config's.
 
     The CPU's memory never holds more than one weight twice, and none of those that are moved to an accelerator.
 
     Args:
         module: A model that was loaded without a cast, and not sharded.
     """
-    dtype = as_dtype(module.config.dtype or module.dtype)
+    dtype = dtype or as_dtype(module.config.dtype or module.dtype)
     for parameter in module.parameters():
         parameter.data = parameter.data.to(device).to(dtype)
     cast_buffers(module, dtype)

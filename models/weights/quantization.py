@@ -105,10 +105,8 @@ def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
     Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
     """
-    from reflectune.models.weights.pretrained import cast_buffers  # slow to import
+    from reflectune.models.weights.pretrained import settle  # slow to import
 
     whole = model.dequantize(dtype=dtype)
-    for parameter in whole.parameters():
-        parameter.data = parameter.data.to(dtype)
-    cast_buffers(whole, dtype)
+    settle(whole, model.device, dtype)
     return whole
