@@ -72,7 +72,7 @@ class BadImage(UnusableInput):
     """
 
     def __init__(self, problem: str, fix: str = "", *, is_missing: bool = False) -> None:
-        """A DataLoader makes it again in another process, from its message alone: then there is no `fix`."""
+        """Store problem and fix. A DataLoader recreates the error in another process from its message alone."""
         self.problem, self.fix, self.is_missing = problem, fix, is_missing
         super().__init__(f"{problem}; {fix}" if fix else problem)
 

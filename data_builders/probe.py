@@ -8,7 +8,7 @@ from reflectune.data_builders.probing.config import ProbeConfig
 
 @command(ProbeConfig, writes="output")
 def probe(config: ProbeConfig) -> None:
-    """Ask a model a split's questions, without and with each retrieved document."""
+    """Record a model's answers to questions, without and with each retrieved document."""
     from reflectune.data_builders.probing.run import run  # slow to import: after the config is right
 
     run(config)

@@ -148,7 +148,7 @@ def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
     """
     path = Path(folder, f"{split}.parquet")
     if split not in (splits := read_manifest(folder).fingerprints):
-        raise UserError(f"{folder} has no data of the split {split}, but of {', '.join(sorted(splits)) or 'none'}")
+        raise UserError(f"{folder} has no data of the split {split}; its splits: {', '.join(sorted(splits)) or 'none'}")
     with open_parquet(path, "build it again") as file:
         if "id" not in file.schema_arrow.names:
             raise UserError(f"{path} lacks the column `id`; build it again with a builder of reflectune.data_builders")

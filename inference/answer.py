@@ -15,7 +15,7 @@ from reflectune.inference.running.config import AnswerConfig
 
 @command(AnswerConfig)
 def answer(config: AnswerConfig) -> None:
-    """Answer one question about an image, or show an evaluation's answers, and show how."""
+    """Answer one question about an image, or show how an evaluation answered it."""
     if config.evaluation:
         show_evaluation(config)
         return

@@ -25,7 +25,7 @@ class CompareConfig(Settings):
     )
     against: str = setting(
         "",
-        "the pipeline that leads are over, of any of the evaluations, which asked the same questions: `mr2ag`, or "
+        "pipeline to compare all others with; the evaluations must have the same questions: `mr2ag`, or "
         "`mr2ag (FOLDER)` if several ran it; with `seeds`, the best baseline if unset",
     )
     cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")

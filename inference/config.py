@@ -29,10 +29,10 @@ class EngineSettings(Settings):
     """Settings of the engine that reads with a model."""
 
     token_budget: int | None = setting(
-        None, "most tokens in one forward pass; splits work, not text; fitted to the memory if unset", ge=1
+        None, "maximum tokens per forward pass; results don't depend on it; as many as fit the memory if unset", ge=1
     )
     keep_images: int = setting(
-        0, "most pictures whose prefix stays cached, as far as memory allows: those used last", ge=0
+        0, "maximum number of pictures in the LRU cache of prefixes, as far as memory allows", ge=0
     )
     compile: Literal["auto", "off"] = setting(
         "auto", "on a GPU, pack questions into one row by compiled attention, and compile the layers in long runs"
@@ -74,8 +74,8 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys,
 
     server: str | dict[str, str] = setting(
         "",
-        "vLLM that has the weights of all models here, e.g. http://localhost:8000/v1; or a mapping of models' names to "
-        "servers, and others are loaded",
+        "vLLM server of all models, e.g. http://localhost:8000/v1; or a mapping of model names to servers, where the "
+        "models without one are loaded here",
         secret=True,
     )
 

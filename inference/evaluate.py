@@ -24,7 +24,7 @@ def evaluate(config: EvaluateConfig) -> None:
 
 
 def summary(metrics: dict[str, Any]) -> str:
-    """The scores of the data set's metric as a small table, in %, with calls and tokens a question."""
+    """Return the scores of the data set's metric as a small table, in %, with calls and tokens a question."""
     from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
     from reflectune.metrics.reporting.breakdown import in_per_cent
 

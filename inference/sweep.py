@@ -12,7 +12,7 @@ from reflectune.metrics.reporting.breakdown import in_per_cent
 
 @command(SweepConfig, writes="output")
 def sweep(config: SweepConfig) -> None:
-    """Answer questions at every point of a grid of settings, from one set of forward passes."""
+    """Evaluate a grid of settings, reusing forward passes between its points."""
     from reflectune.inference.sweeps.run import describe, run  # slow to import: after the config is right
 
     if config.dry_run:

@@ -280,7 +280,7 @@ def resolve(model: str) -> Path | str:
 
 
 def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
-    """A checkpoint's scheme, which must be the wanted one; None for a base model."""
+    """Return a checkpoint's scheme, which must be the wanted one; None for a base model."""
     if not (folder / SCHEME_FILE).is_file():
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():
             raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file next to it")
@@ -333,7 +333,7 @@ def fit_pictures(
 def _load_adapter(
     folder: Path, scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, ProcessorMixin, str]:
-    """The base model with the scheme's tokens and the adapter merged into it, and the base weights' fingerprint."""
+    """Return the base model with the scheme's tokens and the merged adapter, and the base weights' fingerprint."""
     from reflectune.models.weights.adapters import load_adapter  # slow to import
 
     assert scheme is not None  # an adapter without a scheme is refused before
@@ -365,7 +365,7 @@ def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractCo
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
-    """A hash of a folder's finite weights and configs as they were saved, or the hub's commit and the name."""
+    """Return a hash of a folder's finite weights and configs as they were saved, or the hub's commit and the name."""
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
@@ -390,7 +390,7 @@ def _check_saved(folder: Path, weights: str) -> None:
 
 
 def _saved_files(folder: Path) -> list[Path]:
-    """A checkpoint's weights, and the configs that say how they are used."""
+    """Return a checkpoint's weights, and the configs that say how they are used."""
     configs = (folder / name for name in ("config.json", ADAPTER_FILE))
     return [*sorted(folder.glob("*.safetensors")), *filter(Path.is_file, configs)]
 

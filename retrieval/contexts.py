@@ -47,7 +47,7 @@ class ContextBuilder:
         hits: Sequence[Sequence[Hit]],
         images: Sequence[Image.Image] = (),
     ) -> list[list[Passage]]:
-        """The passages that each question is answered from, in the order of reading.
+        """Return the passages that each question is answered from, in the order of reading.
 
         Args:
             form: `article`: the first entry whole; `articles`: the first `top_n` entries whole, one after the other
@@ -101,7 +101,7 @@ def find_documents(
     most: int,
     reranker: Reranker | None = None,
 ) -> list[list[Document]]:
-    """The `most` passages of each question's retrieved entries that a reranker puts first, best first.
+    """Return the `most` passages of each question's retrieved entries that a reranker puts first, best first.
 
     Args:
         questions: Their texts.
@@ -120,7 +120,7 @@ def find_documents(
 
 
 def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> Document | None:
-    """The document if it fits, else with as many of its first sentences as fit; None if not even one does.
+    """Return the document if it fits, else with as many of its first sentences as fit; None if not even one does.
 
     Args:
         document: The document.

@@ -34,8 +34,8 @@ class ConvertConfig(Settings):
     sample: int = setting(0, "number of questions to keep of each of `splits`, drawn by seed; 0: all", ge=0)
     sample_knowledge: int = setting(
         -1,
-        "number of articles to keep, drawn by seed, in addition to those of the questions; with `knowledge_images` of "
-        "those with a picture; -1: all",
+        "number of articles to draw by seed, in addition to those of the questions; with `knowledge_images` only "
+        "articles with a picture are drawn; -1: all",
         ge=-1,
     )
     seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")

@@ -115,8 +115,8 @@ class QuestionRun:
             before = finished.get(str(batch.number), batch.fingerprint)
             if before != batch.fingerprint:
                 raise UserError(
-                    f"{self.folder} was begun with other rows: pictures came or went since then, on which it depends "
-                    "which rows are used; delete the folder, and run the same command again"
+                    f"{self.folder} was begun with other rows: pictures were added or removed since then, which "
+                    "changes the rows that are used; delete the folder, and run the same command again"
                 )
             if str(batch.number) not in finished:
                 yield batch

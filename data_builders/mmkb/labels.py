@@ -63,8 +63,8 @@ class LabelSettings(Rule, MixingSettings):
         "probes", "labeller of documents: the model's own answers, or string (the document states an accepted answer)"
     )
     srt_visual: bool = setting(True, "label the documents of visual-dependent questions too")
-    ret_balance: float | None = setting(None, "RET: most labels of the frequent kind per rare one", ge=1)
-    srt_balance: float | None = setting(None, "SRT: most labels of the frequent kind per rare one", ge=1)
+    ret_balance: float | None = setting(None, "RET: maximum ratio of the frequent label to the rare one", ge=1)
+    srt_balance: float | None = setting(None, "SRT: maximum ratio of the frequent label to the rare one", ge=1)
     ret_limit: int | None = setting(None, "RET: most examples, drawn by seed", ge=1)
     srt_limit: int | None = setting(None, "SRT: most examples, drawn by seed", ge=1)
     mct_limit: int | None = setting(None, "MCT: most examples, drawn by seed", ge=1)

@@ -35,7 +35,7 @@ class PassageSettings(Settings):
     known_sections: bool = setting(True, "look for evidence only in the sections that the data set names, if any")
     positives: int = setting(1, "most evidence passages per question", ge=1)
     negatives_same_article: int = setting(2, "other passages of the question's article", ge=0)
-    negatives_retrieved: int = setting(2, "passages of look-alikes that the index ranks high", ge=0)
+    negatives_retrieved: int = setting(2, "hard negatives: passages of the best-ranked other entries", ge=0)
     negatives_random: int = setting(1, "passages of random entries", ge=0)
     seed: Seed = setting(0, "seed of every draw")
 

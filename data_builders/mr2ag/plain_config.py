@@ -64,7 +64,7 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
     device: Device = setting("auto", "device of encoder and reranker: cpu, cuda, or auto")
     hold_out: float = setting(
         0.0,
-        "share of the entities whose questions are left out: what a reader tuned on the others doesn't know by heart",
+        "share of the entities whose questions are held out, so that a reader tuned on the others has not seen them",
         ge=0,
         le=1,
     )

@@ -29,7 +29,7 @@ class GenerationSettings(Settings):
     summary: Literal["words", "sentences", "none"] = setting(
         "words", "summary of several relevant documents: the model's own words, sentences that it chooses, or none"
     )
-    max_summary_tokens: int = setting(96, "longest summary in words, in tokens", ge=1)
+    max_summary_tokens: int = setting(96, "maximum number of tokens of a summary (`summary: words`)", ge=1)
     seed: Seed = setting(0, "seed of the order of questions and of random documents")
 
     @cross_check
@@ -85,7 +85,7 @@ class ProbeConfig(
         False, "leave out the facts of `trained_on` too: all questions on the same entity with an answer in common"
     )
     visual: bool = setting(True, "probe visual-dependent questions too; RET needs them")
-    limit: int | None = setting(None, "most questions, drawn by seed; a higher limit adds to them", ge=1)
+    limit: int | None = setting(None, "maximum number of questions, drawn by seed; a higher limit adds more", ge=1)
     model: ModelName = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", needed="")
     output: Annotated[str, output_of("probes.json")] = setting("", "folder for the probes", needed="")
     window: int = setting(32, "questions that a process takes at a time and sorts by length", ge=1)

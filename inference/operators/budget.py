@@ -23,11 +23,11 @@ class BudgetSettings(Settings):
     """Limits of a question and of a run; 0 means unlimited."""
 
     question_tokens: int = setting(
-        0, "iterative: tokens, read and generated, after which a question is answered from its records; 0: any", ge=0
+        0, "iterative: token budget of a question, which is then answered from its records; 0: no limit", ge=0
     )
     run_tokens: int = setting(
         0,
-        "iterative: the same for all of the server's replies to a process; a higher limit resumes the run",
+        "iterative: token budget of all replies of the server to a process; a higher one resumes the run",
         ge=0,
     )
     run_cost: float = setting(

@@ -297,7 +297,7 @@ class ServedModel:
         if sum(likely) < _LEAST_ANSWERED:
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
-                f"{sum(likely):.2%}), so that their share says nothing; judge with a model that answers at once",
+                f"{sum(likely):.2%}), so their ratio means nothing; use a judge that begins with its answer",
                 stacklevel=2,
             )
         return JudgeReply(likely[0], likely[1], prompt.documents_shown, reply.prompt_tokens)

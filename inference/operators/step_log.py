@@ -29,8 +29,8 @@ from reflectune.inference.operators.requests import (
 from reflectune.inference.trace import FoundPassage, Step
 
 REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_unread", "records_empty")
-"""Keys of the counts of a model's replies that are not as they should be: refused by a server, cut off at the longest
-length, or without the requested form; among the unread and refused ones, those without queries, and empty records."""
+"""Keys of the counts of a model's failed replies: refused by a server, truncated at the maximum length, or not in the
+requested format; among the unread and refused ones, those without queries, and empty records."""
 DOCUMENTS_LEFT_OUT: Final = "documents_left_out"
 """Key of the count of documents that a model wasn't shown, as they didn't fit its context."""
 NOTED: Final = ("replies_retried", "labels_written", DOCUMENTS_LEFT_OUT)

@@ -41,7 +41,7 @@ class TrajectorySettings(LeadSettings):
     """Settings of all iterative pipelines."""
 
     max_record_tokens: int = setting(
-        256, "iterative: longest record, summary, caption, reply with queries, or detailed answer, in tokens", ge=1
+        256, "iterative: maximum tokens of a record, summary, caption, list of queries, or detailed answer", ge=1
     )
     retry_unread: bool = setting(
         False, "iterative: ask once more for a reply that can't be read, with a reminder of its form"

@@ -33,7 +33,7 @@ class ChoiceSettings(EntryShareSettings):
     """Settings of the choice among mR²AG's candidates, which `decide_again` applies to a stored trace."""
 
     exponents: Exponents = setting([*PLAIN], "mR²AG: exponents of S_ret, S_rel and S_ans in the product")
-    votes: bool = setting(False, "mR²AG: candidates with equal answers add up their products before the choice")
+    votes: bool = setting(False, "mR²AG: sum the products of candidates with equal answers before the choice")
     relevant_shift: float = setting(
         0.0,
         "mR²AG: added to the log-odds of [Relevant]; corrects its prior: -3.5 from 1 : 3 in training to 1 : 100",

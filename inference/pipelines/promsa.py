@@ -69,8 +69,8 @@ _NAMES: Final = {f"{name}_tool": name for name in TOOLS}
 class PromsaSettings(SearchSettings, TrajectorySettings):
     """Settings of ProMSA. `max_record_tokens` limits a reply, and a summary."""
 
-    image_calls: int = setting(3, "promsa: most calls of image_search; 3, as published", ge=0)
-    text_calls: int = setting(3, "promsa: most calls of text_search; 3, as published (4 in the released code)", ge=0)
+    image_calls: int = setting(3, "promsa: maximum calls of image_search; 3 in the paper", ge=0)
+    text_calls: int = setting(3, "promsa: maximum calls of text_search; 3 in the paper, 4 in the released code", ge=0)
     call_passages: int = setting(3, "promsa: passages that a call returns; 3, as published", ge=1)
     turns: int = setting(8, "promsa: most replies to a question; 8, as in the released code", ge=1)
     describe_tools: bool = setting(

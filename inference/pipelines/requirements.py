@@ -25,10 +25,10 @@ class RoleSettings(Settings):
     """The models of an iterative pipeline."""
 
     reader: Literal["base_model", "server"] = setting(
-        "base_model", "iterative: who describes, writes queries and reasons: base_model, or a server's model"
+        "base_model", "iterative: model that captions, writes queries and reasons: base_model, or the server's"
     )
     answerer: Annotated[str, checked_by(lambda name: "" if name == SERVER else model_name(name))] = setting(
-        "", "iterative: who answers from the records: a second model, or server, a server's; default: the reader"
+        "", "iterative: model that answers from the records: a second model, or `server`; default: the reader"
     )
 
     step_models: dict[Writing, str] = setting(

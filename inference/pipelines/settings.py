@@ -9,7 +9,7 @@ from reflectune.formats.passages import Lead
 class AnswerSettings(Settings):
     """Length of an answer."""
 
-    max_new_tokens: int = setting(32, "longest answer, in tokens", ge=1)
+    max_new_tokens: int = setting(32, "maximum number of tokens of an answer", ge=1)
 
 
 class LeadSettings(AnswerSettings):
@@ -47,7 +47,7 @@ class EntryShareSettings(Settings):
 
     s_ret_temperature: float = setting(
         0.0,
-        "mR²AG: S_ret is the entry's share of a softmax over the retrieved ones, similarity / temperature; MMKB-RAG: "
-        "SRT orders by its score times that share; 0: as published",
+        "mR²AG: S_ret is a softmax of similarity / temperature over the retrieved entries; MMKB-RAG: documents are "
+        "ranked by the SRT score times that softmax; 0: as published",
         ge=0,
     )

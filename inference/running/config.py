@@ -150,7 +150,7 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
     report_questions: int = setting(1000, "questions to list in the report", ge=0)
     diagnose: bool = setting(
         True,
-        "also measure the gates by what the pipeline doesn't ask: evidence, look-alikes; costs about as much again",
+        "also measure the gates on evidence and look-alikes that the pipeline doesn't read; about doubles the cost",
     )
     leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
     fit_calibration: bool = setting(
@@ -256,7 +256,7 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
         [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", needed=""
     )
     text_weights: list[Share] = setting(
-        [], "also search with the question's text, weighted so against titles, the rest image against image"
+        [], "also search with the question's text: weights of its similarity to titles; the rest compares images"
     )
     fusion: Fusion = setting(
         "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"

@@ -193,7 +193,7 @@ def select(
         left_out += len(every) - len(questions)
     if leave_out and not left_out:
         raise UserError(
-            f"`leave_out`: {leave_out} has no question of {', '.join(splits)}; is it of another conversion?"
+            f"`leave_out`: {leave_out} has no question of {', '.join(splits)}; was it built from another data set?"
         )
     if not chosen:
         raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
@@ -228,8 +228,8 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
             planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent)
     if not planned.keys() & set(config.forms()):
         raise UserError(
-            f"no pipeline of {', '.join(config.forms())} takes one of these {len(questions):,} questions: oracles need "
-            "their entry in the knowledge base, or evidence, and retrieval questions that may need it"
+            f"no pipeline of {', '.join(config.forms())} takes one of these {len(questions):,} questions: oracles "
+            "need a question's entry in the knowledge base or its evidence; retrieval takes no visual question"
         )
     return planned
 

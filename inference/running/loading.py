@@ -46,7 +46,7 @@ def open_tuned(models: ModelSettings) -> Loaded:
     loaded = _load(models, models.model, models.scheme or None)
     if not loaded.is_tuned:
         raise UserError(
-            f"`model`: {models.model} is not fine-tuned: its reflection tokens would mean nothing; give a folder "
+            f"`model`: {models.model} is not fine-tuned: its reflection tokens are untrained; give a folder "
             "that train/sft.py wrote"
         )
     if calibration := open_calibration(models):

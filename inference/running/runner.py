@@ -36,7 +36,7 @@ class RunSettings(Settings):
     )
     batch_questions: int = setting(8, "questions answered together", ge=1)
     traces: TraceForm = setting(
-        "auto", "jsonl: text to read and grep; parquet: a twentieth of that; auto: parquet beyond 64 MiB of JSONL"
+        "auto", "jsonl: text to read and grep; parquet: a twentieth of its size; auto: parquet beyond 64 MiB of JSONL"
     )
     on_error: OnError = setting(
         "stop", "a question with a bad image, no text or too long a text: stop, or count it as wrong and list it"

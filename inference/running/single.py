@@ -53,8 +53,8 @@ def open_reflecting(
     name = tuned.scheme.name if tuned.scheme else ""  # a fine-tuned model has one
     if name not in reflecting():
         raise UserError(
-            f"`model`: {models.model} was fine-tuned with the scheme {name}, which doesn't reflect; this shows the "
-            f"decisions of a model of {' or '.join(reflecting())}"
+            f"`model`: {models.model} was fine-tuned with the scheme {name}, which doesn't reflect; give a "
+            f"checkpoint of {' or '.join(reflecting())}"
         )
     with_base = find_recipe(name).models(config).base_answers
     if with_base and not models.base_model:

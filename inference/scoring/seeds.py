@@ -127,7 +127,7 @@ def parts_over_seeds(
     questions = [Question(q["id"], "", "", split=q["split"], entity_ids=tuple(q["entities"])) for q in rows]
 
     def estimate(members: np.ndarray, name: str, other: str = "") -> Any:
-        """The score of a pipeline over some questions, less another's; both only where asked."""
+        """Return the score of a pipeline over some questions, less another's; both only where asked."""
         pair = [runs[it] for it in (name, other) if it]
         asked = members & ~np.isnan(pair).any(axis=(0, 1))
         chosen = [questions[place] for place in np.flatnonzero(asked)]

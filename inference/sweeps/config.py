@@ -23,17 +23,17 @@ WEIGHTS: Final = ("title_weight", "summary_share", "ranked_scores")
 
 
 class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
-    """Answer questions at every point of a grid of settings, from one set of forward passes."""
+    """Evaluate a grid of settings, reusing forward passes between its points."""
 
-    pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose settings to vary")
+    pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "pipeline whose settings are varied")
     grid: dict[str, Any] = setting({}, "a list of values for each setting to vary")
     product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
     traces: InputFile = setting(
-        "", "decide all of these traces again, and read no model: mr2ag's, or mr2ag_unjudged's, which are complete"
+        "", "recompute the answers of these traces without a model: mr2ag's, or the complete ones of mr2ag_unjudged"
     )
     fit: bool = setting(
         False,
-        "with `traces`: also fit the exponents of the product; each question is decided by those of other entities",
+        "with `traces`: also fit the exponents of the product, cross-validated over entities",
     )
     output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)

@@ -59,11 +59,12 @@ def fit_exponents(
     measure: TraceScorer,
     seed: int,
 ) -> FittedExponents:
-    """Return the exponents of maximum likelihood, of a log-linear grid (`EXPONENTS`).
+    """Return the exponents of maximum likelihood over a grid (`EXPONENTS`).
 
-    A candidate counts as chosen with a probability proportional to its product. The likelihood is that of a right
-    answer. Questions whose candidates are all right or all wrong say nothing. Of equal likelihoods, the nearest to 1 is
-    taken. The highest exponent is scaled to 1, except with `votes`: without them a common factor changes no choice.
+    The model is log-linear: a candidate is chosen with a probability proportional to its product. The likelihood is
+    that of a right answer. Questions whose candidates are all right or all wrong don't change it. Ties go to the
+    exponents nearest to 1. The highest exponent is scaled to 1, except with `votes`: without them a common factor
+    changes no choice.
 
     Entities are drawn into `FOLDS` folds; a question's own exponents are fitted on the other folds.
 

@@ -57,11 +57,11 @@ class Bem:
         self._model, self._tokenizer, self._mask_padding = model.eval(), tokenizer, mask_padding
 
     def __call__(self, candidate: str, reference: str, question: str) -> list[float]:
-        """The two logits (not equivalent, equivalent) of one triple; TooLongError beyond 512 word pieces."""
+        """Return the two logits (not equivalent, equivalent) of one triple; TooLongError beyond 512 word pieces."""
         return [float(value) for value in self.logits([(candidate, reference, question)])[0]]
 
     def logits(self, triples: Sequence[Segments], batch_size: int = 32) -> Logits:
-        """The logits of many triples, shape (triples, 2), read in batches of like length.
+        """Return the logits of many triples, shape (triples, 2), read in batches of like length.
 
         Raises:
             TooLongError: A triple has more than 512 word pieces; `length` says so beforehand.
@@ -79,16 +79,16 @@ class Bem:
         return triple_logits
 
     def length(self, triple: Segments) -> int:
-        """Word pieces of a triple, with [CLS] and the three [SEP]."""
+        """Return word pieces of a triple, with [CLS] and the three [SEP]."""
         return 4 + sum(len(self.word_pieces(text)) for text in triple)
 
     def word_pieces(self, text: str) -> list[int]:
-        """Ids of a text's word pieces; "[SEP]" written in a text is plain text, as in the original."""
+        """Return ids of a text's word pieces; "[SEP]" written in a text is plain text, as in the original."""
         ids = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return [int(piece_id) for piece_id in ids]
 
     def encode(self, triple: Segments) -> tuple[list[int], list[int]]:
-        """(ids, segment ids) of `[CLS] candidate [SEP] reference [SEP] question [SEP]`; segments are 0, 1, 2.
+        """Return (ids, segment ids) of `[CLS] candidate [SEP] reference [SEP] question [SEP]`; segments are 0, 1, 2.
 
         Raises:
             TooLongError: There are more than 512 ids.
@@ -102,7 +102,7 @@ class Bem:
         return ids, [segment for segment, part in enumerate(parts) for _ in part]
 
     def _batch(self, encoded: Sequence[tuple[list[int], list[int]]]) -> dict[str, torch.Tensor]:
-        """Padded with 0: to the longest of the batch where padding is masked, else to 512 as in the original."""
+        """Pad with 0: to the longest of the batch where padding is masked, else to 512 as in the original."""
         import torch
 
         width = max(len(ids) for ids, _ in encoded) if self._mask_padding else LONGEST

@@ -23,7 +23,7 @@ _ARTICLES = frozenset({"a", "an", "the"})
 
 
 def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") -> int:
-    """1 if the prediction contains an accepted answer, else 0.
+    """Return 1 if the prediction contains an accepted answer, else 0.
 
     Args:
         prediction: The reply, of any length.
@@ -40,7 +40,7 @@ def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") 
 
 
 def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> float:
-    """1.0 if the prediction covers the question's answer, else 0.0.
+    """Return 1.0 if the prediction covers the question's answer, else 0.0.
 
     A list joined by `&&` is covered if more than half of its parts are. A numerical question is right in `official`
     mode if any number of the prediction lies in the range; in `strict` mode by InfoSeek's own rule, which reads the
@@ -62,7 +62,7 @@ def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> flo
 
 
 def number_agrees(text: str, answer_range: Sequence[float]) -> float:
-    """1.0 if the first number or range of a text agrees with [lowest, highest] by InfoSeek's rule, else 0.0.
+    """Return 1.0 if the first number or range of a text agrees with [lowest, highest] by InfoSeek's rule, else 0.0.
 
     Numbers are read in any notation (`plain_numbers`). A text without one is wrong; officially it reads as [0, 0].
     """
@@ -84,5 +84,5 @@ def _covers(prediction: str, answer: str, mode: Mode) -> bool:
 
 
 def match(prediction: str, answers: Iterable[str]) -> int:
-    """1 if any answer is a substring of the prediction, else 0. Case counts, and "Paris" is found in "Parisian"."""
+    """Return 1 if any answer is a substring of the prediction, else 0. Case counts; "Paris" is in "Parisian"."""
     return int(any(answer in prediction for answer in answers))

@@ -58,7 +58,7 @@ class Shot:
 
 
 def extraction_template(demonstrations: int) -> str:
-    """The whole prompt without images, with slots for what `extraction_texts` names."""
+    """Return the whole prompt without images, with slots for what `extraction_texts` names."""
     start = EXTRACTION_START.split("\n\n")[0] + "\n"
     if demonstrations:
         start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
@@ -83,7 +83,7 @@ def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, s
 
 
 def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS) -> list[Shot]:
-    """The n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
+    """Return the n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
 
     The asked question itself is left out if it is in the pool with the same image.
     """
@@ -92,13 +92,13 @@ def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS) -> list[Shot]:
 
 
 def word_overlap(first: str, second: str) -> float:
-    """Intersection over union of two texts' word sets; 0 if both are empty."""
+    """Return the intersection over union of two texts' word sets; 0 if both are empty."""
     one, other = set(spaced_tokens(first).split()), set(spaced_tokens(second).split())
     return len(one & other) / len(one | other) if one | other else 0.0
 
 
 def short_answer(reply: str) -> str | None:
-    """The reply's first line that is not empty, without the prompt's own cue; None if nothing is left."""
+    """Return the reply's first line that is not empty, without the prompt's own cue; None if nothing is left."""
     for line in reply.splitlines():
         text = line.strip()
         if text.lower().startswith(_CUE):

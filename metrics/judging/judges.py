@@ -93,7 +93,7 @@ class Protocol:
         return fingerprint({"name": self.name, "template": self.template, "temperature": TEMPERATURE})
 
     def messages(self, answer: Answer) -> list[dict[str, Any]]:
-        """The conversation that asks about an answer. Braces in an answer are left as they are."""
+        """Return the conversation that asks about an answer. Braces in an answer are left as they are."""
         fields = {"question": answer.question, "references": repr(list(answer.references)), "response": answer.response}
         parts = re.split(r"\{(question|references|response)\}", self.template)
         text = "".join(fields[part] if place % 2 else part for place, part in enumerate(parts))
@@ -110,7 +110,7 @@ class Answer:
 
 
 def answer_to(question: Question, response: str) -> Answer:
-    """A response as a judge is shown it; a range stands for the accepted answers where there are none."""
+    """Return a response as a judge is shown it; a range stands for the accepted answers where there are none."""
     spanned = () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
     return Answer(question.text, question.answers or spanned, response)
 
@@ -175,13 +175,13 @@ class Judging:
 
 
 def tagged_verdict(reply: str) -> Verdict:
-    """Yes or no between the last `<judge>` tags, whatever marks stand round it ("**Yes**", "No.")."""
+    """Return yes or no between the last `<judge>` tags, whatever marks stand round it ("**Yes**", "No.")."""
     tagged = _TAGGED.findall(reply)
     return _as_verdict(tagged[-1], yes="yes", no="no") if tagged else "unparsed"
 
 
 def label_verdict(reply: str) -> Verdict:
-    """ "Correct" or "Incorrect" as the reply's only word, whatever marks stand round it."""
+    """Return "Correct" or "Incorrect" if it is the reply's only word, whatever marks stand around it."""
     return _as_verdict(reply, yes="correct", no="incorrect")
 
 

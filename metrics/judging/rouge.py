@@ -8,7 +8,7 @@ from typing import Any
 
 
 def rouge_l(prediction: str, references: Sequence[str]) -> float:
-    """F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
+    """Return the F-measure of the longest common subsequence of words, the best over the references, in [0, 1].
 
     The library reads lower-cased ASCII letters and digits only: "Ōsaka" is "saka", and another script scores 0.
 
@@ -26,7 +26,7 @@ def rouge_l(prediction: str, references: Sequence[str]) -> float:
 
 @functools.cache
 def scorer() -> Any:
-    """The library's scorer, made once."""
+    """Return the library's scorer, made once."""
     from rouge_score.rouge_scorer import RougeScorer  # slow to import, and an extra
 
     return RougeScorer(["rougeL"])

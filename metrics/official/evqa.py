@@ -28,7 +28,7 @@ _SPAN_PREFIX = "<extra_id_0> "
 def evaluate_example(
     question: str, references: Sequence[str], candidate: str, question_type: str, bem_logits: BemLogits
 ) -> float:
-    """1.0 if the candidate agrees with any reference by exact match or by BEM, else 0.0.
+    """Return 1.0 if the candidate agrees with any reference by exact match or by BEM, else 0.0.
 
     Args:
         question: The question, which only BEM reads.
@@ -63,7 +63,7 @@ def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5
 
 
 def list_items(candidate: str) -> list[str]:
-    """The items of an answer as the official code parts them: at commas, " and " and " & "."""
+    """Return the items of an answer as the official code parts them: at commas, " and " and " & "."""
     return candidate.replace(" and ", ",").replace(" & ", ",").split(",")
 
 
@@ -81,7 +81,7 @@ def comma_list(answer: str) -> str:
 
 
 def answer_readings(answer: str) -> list[list[str]]:
-    """The items of an answer to our instruction, in each way that it may be meant.
+    """Return the items of an answer to our instruction, in each way that it may be meant.
 
     Parted at `&&` alone if it has one; else as the official code does, or one item. The official reading alone parts
     names such as "Trinidad and Tobago", too.
@@ -105,7 +105,7 @@ def list_match(answer: str, references: Sequence[str]) -> bool:
 
 
 def list_iou(target: Collection[str], prediction: Collection[str]) -> float:
-    """Intersection over union of two lists read as sets; ValueError if the target is empty."""
+    """Return the intersection over union of two lists read as sets; ValueError if the target is empty."""
     if not target:
         raise ValueError("Target list should not be empty.")
     wanted, given = set(target), set(prediction)
@@ -123,7 +123,7 @@ def preprocess_answer(text: str) -> str:
 
 
 def bem_segments(question: str, reference: str, candidate: str, question_type: str) -> tuple[str, str, str]:
-    """(candidate, reference, question) as BEM reads them: as written, but for the `&&` of a multi-answer reference."""
+    """Return (candidate, reference, question) as BEM reads them: as written, except a multi-answer reference's `&&`."""
     listed = reference.replace("&&", ",") if question_type == "multi_answer" else reference
     return candidate, listed, question
 

@@ -17,7 +17,7 @@ _WHOLE = frozenset({"yes", "no", "noanswer"})
 
 
 def f1(prediction: str, answers: Iterable[str]) -> float:
-    """The highest F1 of a prediction's words against an accepted answer's, in [0, 1].
+    """Return the highest F1 of a prediction's words against an accepted answer's, in [0, 1].
 
     Example:
         >>> f1("the Chief of Protocol of America", ["Chief of Protocol"])

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[-+]?[.]?\d+(?:,\d\d\d)*\.?\d*(?:[eE][-+]?\d+)?")
 
 
 def score_one(prediction: str, question: Question) -> float:
-    """1.0 if the prediction is right, else 0.0.
+    """Return 1.0 if the prediction is right, else 0.0.
 
     `string` and `time` need an exact match with an accepted answer, `numerical` a value in the range or a range that
     overlaps it. `multi_answer`, which InfoSeek does not have, is compared as E-VQA compares lists; an answer with the
@@ -57,7 +57,7 @@ def refuse_free_form(question: Question, metric: str) -> None:
 
 
 def is_unseen_question(split: str) -> bool:
-    """The official test of a split's name; every other split, `train` too, counts as unseen entity."""
+    """Return the official test of a split's name; every other split, `train` too, counts as unseen entity."""
     return split.endswith("unseen_question")
 
 
@@ -67,7 +67,7 @@ def official_kind(question: Question) -> str:
 
 
 def percent_report(scored: Iterable[tuple[str, str, float]]) -> dict[str, Any]:
-    """The official report, percentages with two decimals, of rows (split's name, `time`, `num` or `string`, right)."""
+    """Return the official report, percentages with two decimals, of rows (split, `time`, `num` or `string`, right)."""
     parts: dict[bool, list[tuple[str, float]]] = {True: [], False: []}
     for split, kind, right in scored:
         parts[is_unseen_question(split)].append((kind, right))
@@ -80,12 +80,12 @@ def percent_report(scored: Iterable[tuple[str, str, float]]) -> dict[str, Any]:
 
 
 def harmonic_mean(*values: float) -> float:
-    """Harmonic mean where 0 counts as 1e-12, as the official code has it."""
+    """Return the harmonic mean where 0 counts as 1e-12, as the official code has it."""
     return len(values) / sum(1.0 / (value if value != 0 else _TINY) for value in values)
 
 
 def exact_match(prediction: str, answers: Iterable[str]) -> int:
-    """1 if the prediction equals any answer after `normalize_answer`, else 0; ValueError if there are no answers.
+    """Return 1 if the prediction equals any answer after `normalize_answer`, else 0; ValueError without answers.
 
     Serves strings and times alike.
     """
@@ -99,12 +99,12 @@ def normalize_answer(text: str) -> str:
 
 
 def numerical(prediction: str, answer_range: Sequence[float]) -> int:
-    """1 if the number or range read from the prediction agrees with [lowest, highest], else 0."""
+    """Return 1 if the number or range read from the prediction agrees with [lowest, highest], else 0."""
     return numerical_range(parse_numerical(prediction), [float(value) for value in answer_range])
 
 
 def numerical_range(pred: float | Sequence[float], answer: float | Sequence[float], tolerance: float = 0.1) -> int:
-    """1 if a number lies in the answer's range; or if a range lies inside it, or overlaps it with IoU ≥ 0.5.
+    """Return 1 if a number lies in the answer's range; or if a range lies inside it, or overlaps it with IoU ≥ 0.5.
 
     Args:
         pred: A number or (lowest, highest).
@@ -120,7 +120,7 @@ def numerical_range(pred: float | Sequence[float], answer: float | Sequence[floa
 
 
 def range_iou(x: Sequence[float], y: Sequence[float]) -> float:
-    """Intersection over union of two ranges, each made 1e-12 longer.
+    """Return the intersection over union of two ranges, each made 1e-12 longer.
 
     The margin of `numerical_range` is smaller than what that takes off a short range's ratio: an exact half passes
     only if the overlap is at least 0.5.
@@ -132,7 +132,7 @@ def range_iou(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def parse_numerical(text: str) -> Number:
-    """The first number of a text, or its first two as a range if they ascend; [0, 0] if it has none.
+    """Return the first number of a text, or its first two as a range if they ascend; [0, 0] if it has none.
 
     Units, words, percent signs and the minus sign U+2212 are not understood; ".5" reads as 5. The official code crashes
     on a sign with two points ("-.5.2"); here it reads as -0.5.
@@ -144,7 +144,7 @@ def parse_numerical(text: str) -> Number:
 
 
 def clean_str_range(text: str) -> str:
-    """Puts spaces round each hyphen that follows a digit, so that "9-10" is not read as 9 and -10."""
+    """Put spaces round each hyphen that follows a digit, so that "9-10" is not read as 9 and -10."""
     return "".join(" - " if letter == "-" and i and text[i - 1].isdigit() else letter for i, letter in enumerate(text))
 
 
@@ -154,7 +154,7 @@ def _number(written: str) -> float:
 
 
 def by_id(questions: Iterable[Question]) -> dict[str, Question]:
-    """Questions by their ids; UserError if two share one."""
+    """Return questions by their ids; UserError if two share one."""
     questions_by_id: dict[str, Question] = {}
     for question in questions:
         if question.id in questions_by_id:

@@ -59,7 +59,7 @@ def recall_by_iteration(rows: Sequence[Row]) -> list[IterationRecall]:
 
 
 def knowledge(row: Row) -> str:
-    """All texts of a row as one: as the run put them together, else from its records."""
+    """Return all texts of a row as one: as the run put them together, else from its records."""
     trajectory = _trajectory(row)
     whole = trajectory.get("all_knowledge") or row.get("knowledge")
     if whole:
@@ -69,14 +69,14 @@ def knowledge(row: Row) -> str:
 
 
 def normalise(text: str) -> str:
-    """E-VQA's `preprocess_answer` without its contractions, as PMSR has it."""
+    """Return E-VQA's `preprocess_answer` without its contractions, as PMSR has it."""
     lowered = text.lower().replace("\n", " ").replace("\t", " ").strip().replace("<extra_id_0> ", "")
     words = _LEFT_OUT.sub(" ", lowered.translate(_DELETED)).split()
     return " ".join(DIGITS.get(word, VERDICTS.get(word, word)) for word in words)
 
 
 def literal(value: Any) -> Any:
-    """The list, tuple or mapping that a string spells (`"['A', 'B']"`), else the value itself."""
+    """Return the list, tuple or mapping that a string spells (`"['A', 'B']"`), else the value itself."""
     if not isinstance(value, str) or value.strip()[:1] not in tuple("[{("):
         return value
     try:
@@ -99,7 +99,7 @@ def _recall_until(
 
 
 def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
-    """Groups of normalised names; a row is a hit if all names of any group are found."""
+    """Return groups of normalised names; a row is a hit if all names of any group are found."""
     entity = literal(row.get("entity_text"))
     if isinstance(entity, list):
         return _kept([group for name in entity for group in _listed(str(name))], keep_empty)
@@ -117,7 +117,7 @@ def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
 
 
 def _alone(name: Any) -> list[list[str]]:
-    """The one group of a name; none for a mapping (a numerical range) and for an empty name."""
+    """Return the one group of a name; none for a mapping (a numerical range) and for an empty name."""
     text = "" if isinstance(name, Mapping) else str(name).strip()
     if not text:
         return []
@@ -125,7 +125,7 @@ def _alone(name: Any) -> list[list[str]]:
 
 
 def _listed(name: str) -> list[list[str]]:
-    """The groups of a name in a list: itself, and itself without accents unless it is joined by `|`."""
+    """Return the groups of a name in a list: itself, and itself without accents unless it is joined by `|`."""
     return [group for group in _alone(name) if group] if "|" in name else _alone(name) + _alone(_without_accents(name))
 
 
@@ -154,7 +154,7 @@ def _references(row: Row) -> list[Any]:
 
 
 def _iterations(row: Row) -> list[tuple[str, str]]:
-    """(texts of passages, captions of images) of each record."""
+    """Return (texts of passages, captions of images) of each record."""
     records = _trajectory(row).get("records")
     if not isinstance(records, list) or not records:
         return [(whole, "")] if (whole := knowledge(row)) else []

@@ -30,7 +30,7 @@ CANNOT_MATCH = (
 
 
 def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """Mean over annotators of min(1, matches among the others / 3), in [0, 1].
+    """Return the mean over annotators of min(1, matches among the others / 3), in [0, 1].
 
     With ten annotators, of whom m gave the prediction: 0, 0.3, 0.6, 0.9, then 1 for m = 0, 1, 2, 3, ≥ 4.
 

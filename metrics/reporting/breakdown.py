@@ -51,7 +51,7 @@ class Headline:
         return average if self.half is None else harmonic
 
     def rows(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """The rows that `statistic` takes, from one value per question."""
+        """Return the rows that `statistic` takes, from one value per question."""
         scores = np.asarray(values, dtype=float)
         return scores if self.half is None else np.column_stack([self.half, scores])
 
@@ -131,7 +131,7 @@ def kind(question: Question, metric: Metric) -> str:
 
 
 def headline(metric: Metric, questions: Sequence[Question]) -> Headline:
-    """The score that a system is known by over these questions."""
+    """Return the score that a system is known by over these questions."""
     if metric != "infoseek":
         return Headline(OVERALL)
     half = np.array([infoseek.is_unseen_question(question.split) for question in questions], dtype=float)
@@ -143,7 +143,7 @@ def headline(metric: Metric, questions: Sequence[Question]) -> Headline:
 def breakdown(
     metric: Metric, questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int
 ) -> dict[str, Score | None]:
-    """The overall score and each column's, from one value per question; None where there is nothing to score."""
+    """Return the overall score and each column's, from one value per question; None where there is nothing to score."""
     scores = np.asarray(values, dtype=float)
     first = headline(metric, questions)
     table: dict[str, Score | None] = {OVERALL: None}
@@ -158,7 +158,7 @@ def breakdown(
 def by_label(
     questions: Sequence[Question], values: np.ndarray, labels: Sequence[str], seed: int
 ) -> dict[str, Score | None]:
-    """The mean of the values of each label, with its interval."""
+    """Return the mean of the values of each label, with its interval."""
     names = np.array(labels)
     return {str(name): _part(questions, values, names == name, seed) for name in np.unique(names)}
 
@@ -170,26 +170,26 @@ def score_rows(
     statistic: Statistic = average,
     strata: np.ndarray | None = None,
 ) -> Score | None:
-    """A statistic over rows, one a question, with its bootstrap interval over entities."""
+    """Return a statistic over rows, one a question, with its bootstrap interval over entities."""
     if not len(rows):
         return None
     return _score(over_seeds([rows], statistic, seed=seed, strata=strata, clusters=entities(questions)), questions)
 
 
 def auroc(questions: Sequence[Question], rows: np.ndarray, seed: int) -> Score | None:
-    """AUROC of rows (probability, label); None unless both labels occur. Entities are drawn within each label."""
+    """Return the AUROC of rows (probability, label); None unless both labels occur. Resamples entities per label."""
     if len(set(rows[:, 1])) != 2:
         return None
     return score_rows(questions, rows, seed, gates.weighted_auroc, strata=rows[:, 1])
 
 
 def mean(questions: Sequence[Question], values: Sequence[float] | np.ndarray, seed: int) -> Score | None:
-    """The mean of one value per question, with its interval over entities."""
+    """Return the mean of one value per question, with its interval over entities."""
     return score_rows(questions, np.asarray(values, dtype=float), seed)
 
 
 def harmonic(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """InfoSeek's overall score, unrounded, of rows (is unseen question, score) in each resample."""
+    """Return InfoSeek's overall score, unrounded, of rows (is unseen question, score) in each resample."""
     unseen = rows[:, 0] == 1
     question, entity = (average(rows[half, 1], weights[:, half]) for half in (unseen, ~unseen))
     total = question + entity
@@ -209,7 +209,7 @@ def in_per_cent(score: Mapping[str, Any] | None) -> str:
 def _part(
     questions: Sequence[Question], values: np.ndarray, chosen: Sequence[bool] | np.ndarray, seed: int
 ) -> Score | None:
-    """The mean over the chosen questions."""
+    """Return the mean over the chosen questions."""
     return mean(list(compress(questions, chosen)), values[np.asarray(chosen, dtype=bool)], seed)
 
 

@@ -22,7 +22,7 @@ def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Chance that a positive outscores a negative, a tie counting half (Mann–Whitney U over pairs; exact)."""
+    """Return the chance that a positive outscores a negative, a tie counting half (exact Mann–Whitney U over pairs)."""
     values, numbers = _pair(scores, labels, float)
     truth = numbers.astype(bool)
     _both(truth)
@@ -170,7 +170,7 @@ def cross_fit(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) ->
 
 
 def risk_coverage(confidences: ArrayLike, correct: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Error rate among the most confident answers, against the share of answers that they make up.
+    """Return the error rate among the most confident answers, against the share of answers that they make up.
 
     Returns:
         (coverage, risk), each of shape (distinct confidences,), coverage rising to 1. Answers of equal confidence enter

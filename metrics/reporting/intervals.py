@@ -93,7 +93,7 @@ def over_seeds(
         raise ValueError(f"expected all systems on the same questions and seeds, found shapes {sorted(shapes)}")
 
     def measured(weights: np.ndarray) -> np.ndarray:
-        """The statistic of each seed in each resample, shape (seeds, resamples)."""
+        """Return the statistic of each seed in each resample, shape (seeds, resamples)."""
         numbers = np.stack([statistic(run, weights) for run in rows])
         return numbers - np.stack([statistic(run, weights) for run in others]) if others else numbers
 
@@ -104,7 +104,7 @@ def over_seeds(
         drawn = np.take_along_axis(drawn, generator.integers(len(rows), size=drawn.shape), axis=0)
     means = drawn.mean(axis=0)
     if not np.isfinite(means).all():
-        raise ValueError("the statistic is not finite on some resamples: give strata, or mind empty groups in it")
+        raise ValueError("the statistic is not finite on some resamples: pass strata, or handle empty groups in it")
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = measured(np.ones((1, len(rows[0])))).mean()
     return Estimate(float(value), float(low), float(high))

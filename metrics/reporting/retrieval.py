@@ -24,7 +24,7 @@ def article_recall_at_k(ranked: Sequence[str], gold: Collection[str], k: int) ->
 
 
 def passage_recall_at_k(ranked: Sequence[Passage], evidence: Collection[Evidence], k: int) -> float:
-    """1.0 if any of the first k passages comes from a section that holds the evidence, else 0.0."""
+    """Return 1.0 if any of the first k passages comes from a section that holds the evidence, else 0.0."""
     _check(evidence, k)
     return float(any(Evidence(passage.entry_id, passage.section) in evidence for passage in ranked[:k]))
 
@@ -62,7 +62,7 @@ def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
 
 
 def reciprocal_rank(ranked: Sequence[str], gold: Collection[str]) -> float:
-    """1 / (place of the first gold id, counted from 1); 0.0 if there is none."""
+    """Return 1 / (place of the first gold id, counted from 1); 0.0 if there is none."""
     return next((1.0 / place for place, entry_id in enumerate(ranked, start=1) if entry_id in gold), 0.0)
 
 

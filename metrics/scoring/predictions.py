@@ -111,7 +111,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """(FILE:LINE, row) of a JSONL file without a log's header, a JSON array, or an object of objects by `data_id`."""
+    """Return (FILE:LINE, row) of a JSONL file without a log's header, a JSON array, or an object by `data_id`."""
     if path.suffix.lower() == ".parquet":
         yield from _table_rows(path)
         return
@@ -166,7 +166,7 @@ def _members(whole: Any) -> list[Any]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """(FILE:ROW, row) of traces in Parquet, without their passages."""
+    """Return (FILE:ROW, row) of traces in Parquet, without their passages."""
     with open_parquet(path, "give the .parquet file of a pipeline's traces") as file:
         for number, row in enumerate(stream_rows(file, _TRACE_COLUMNS), start=1):
             yield f"{path}:{number}", row

@@ -134,7 +134,7 @@ def metric_problems(metric: str, bem: str) -> list[str]:
 
 
 def find_metric_name(name: str) -> Metric:
-    """The metric that has this name; UserError if there is none."""
+    """Return the metric that has this name; UserError if there is none."""
     if name not in METRICS:
         raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
     metric: Metric = name
@@ -148,7 +148,7 @@ NEEDS_BEM = (
 
 
 def exact_match(answer: str, question: Question) -> float:
-    """1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
+    """Return 1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
     A number (`number_agrees`) must lie in the question's range, where it has one. A list
     (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
@@ -178,26 +178,26 @@ def evqa_type(question: Question) -> str:
 
 
 def evqa_candidate(answer: str, question: Question) -> str:
-    """The answer as E-VQA's official code is handed it: of a `multi_answer` question, a list with commas."""
+    """Return the answer as E-VQA's official code is handed it: of a `multi_answer` question, a list with commas."""
     return evqa.comma_list(answer) if evqa_type(question) == "multi_answer" else answer
 
 
 def evqa_score(answer: str, question: Question, logits: evqa.BemLogits) -> float:
-    """E-VQA's official score of an answer, BEM's logits given."""
+    """Return E-VQA's official score of an answer, BEM's logits given."""
     infoseek.refuse_free_form(question, "evqa")
     candidate = evqa_candidate(answer, question)
     return evqa.evaluate_example(question.text, references(question), candidate, evqa_type(question), logits)
 
 
 def references(question: Question) -> Sequence[str]:
-    """The accepted answers; UserError if there is none."""
+    """Return the accepted answers; UserError if there is none."""
     if not question.answers:
         raise UserError(f"question {question.id} has no answers; leave it out of the scores")
     return question.answers
 
 
 def never(*segments: str) -> tuple[float, float]:
-    """Logits of a model that finds nothing equivalent."""
+    """Return logits of a model that finds nothing equivalent."""
     return (1.0, 0.0)
 
 

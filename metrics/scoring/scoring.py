@@ -123,8 +123,8 @@ def join(
     if unknown and mode == "strict":
         name = ", ".join(unknown[0].ids) or unknown[0].question
         raise UserError(
-            f"{unknown[0].where}: no question is known as {name!r} (nor those of {len(unknown) - 1} more rows): is the "
-            "file of another data set or split? `mode: official` leaves them out"
+            f"{unknown[0].where}: no question is known as {name!r} ({len(unknown) - 1} more rows match none): is the "
+            "file of another data set or split? `mode: official` leaves such rows out"
         )
     scored = [(question, prediction) for question, prediction in matches if question is not None]
     missing = [question for key, question in questions_by_id.items() if key not in seen and counts(question)]

@@ -1,6 +1,6 @@
 """Attention over packed rows: many segments in one row of tokens; each sees itself and up to two earlier ranges.
 
-A tree's branch sees its prefix and itself. Masks are built from lengths, without a look at pairs of tokens.
+A tree's branch sees its prefix and itself. Masks are built from lengths, without comparing pairs of tokens.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward:
 
 
 def dense_mask(bounds: np.ndarray, keys: int) -> Tensor:
-    """Return the mask that bounds mean: bool of shape (queries, keys)."""
+    """Return the dense mask of key bounds: bool of shape (queries, keys)."""
     key = np.arange(keys)[:, None]
     return torch.from_numpy(((bounds[0::2].T[:, None] <= key) & (key < bounds[1::2].T[:, None])).any(-1))
 
@@ -238,7 +238,7 @@ def packed_attention(
 
 @functools.cache
 def _compiled() -> Any:
-    """FlexAttention as a kernel; without a compiler it computes every score."""
+    """Return FlexAttention as a kernel; without a compiler it computes every score."""
     return torch.compile(flex_attention, dynamic=True)
 
 

@@ -1,4 +1,4 @@
-"""Trees of many questions read in one packed row by FlexAttention: the way of an accelerator.
+"""Trees of many questions read in one packed row by FlexAttention, on accelerators.
 
 A question's prefix is read together with its branches, or by itself if it is asked before them.
 """

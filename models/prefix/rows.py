@@ -98,7 +98,7 @@ class Rows:
         return Rows(tuple(levels), tuple(where), self.next_position, self.hidden)
 
     def lengths(self) -> Tensor:
-        """Number of tokens of each row without padding, shape (rows,)."""
+        """Return the number of tokens of each row without padding, shape (rows,)."""
         counts = [level.real.sum(1)[row] for level, row in zip(self.levels, self.where, strict=True)]
         return torch.stack(counts).sum(0)
 

@@ -142,12 +142,12 @@ class ConnectionKeys(Settings):
     llm_key_variable: str = setting(
         "OPENAI_API_KEY", "environment variable that holds the API key; never the key itself", secret=True, hashed=False
     )
-    llm_concurrency: int = setting(8, "requests under way at a time", ge=1, hashed=False)
+    llm_concurrency: int = setting(8, "maximum number of concurrent requests", ge=1, hashed=False)
     llm_timeout: float = setting(
         120.0, "seconds to wait for a connection, for a reply to begin, and then for its end", gt=0, hashed=False
     )
     llm_retries: int = setting(
-        6, "most retries after a rate limit, a server error or a lost connection", ge=0, hashed=False
+        6, "maximum retries after a rate limit, a server error or a lost connection", ge=0, hashed=False
     )
 
     def connect(self, url: str, model: str, url_key: str) -> Endpoint:
@@ -168,7 +168,7 @@ class RemoteConfig(ConnectionKeys):
 
     llm_url: ApiRoot = setting("", "OpenAI-compatible server, e.g. http://localhost:8000/v1", secret=True)
     llm_model: str = setting("", "name of the model on that server")
-    llm_max_tokens: int = setting(256, "most tokens of a reply", ge=1)
+    llm_max_tokens: int = setting(256, "maximum tokens per reply", ge=1)
     llm_options: str = setting(
         "", 'JSON merged into every request, e.g. {"seed": 0}; null removes a field', secret=True
     )

@@ -50,8 +50,8 @@ def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
     message = {"role": "user", "content": [picture, {"type": "text", "text": _QUESTION}]}
     if (found := server.tokenize(messages=[message], chat_template_kwargs={"enable_thinking": False})) != prefix.ids:
         raise UserError(
-            f"{url} renders a question in other tokens ({len(found)}) than {loaded.name} ({len(prefix.ids)}): its chat "
-            "template, its tokenizer or its image processor differs; serve the checkpoint's folder, without "
+            f"{url} tokenizes a question differently ({len(found)} ids) than {loaded.name} ({len(prefix.ids)}): its "
+            "chat template, its tokenizer or its image processor differs; serve the checkpoint's folder, without "
             "--chat-template"
         )
     _check_log_probabilities(engine, prefix)
@@ -86,6 +86,6 @@ def _check_gate(engine: ServedEngine, scheme: Scheme, name: str, image: Image.Im
     both = engine.branch(state, [[branch]]).probabilities(words)[0] if branch else state.probabilities(words)
     if (mass := float(both.sum())) < LEAST_MASS:
         raise UserError(
-            f"the model behind {engine.server.endpoint.shown_url} hardly says {scheme.tokens[gate.positive]} or "
-            f"{scheme.tokens[gate.negative]} (together {mass:.2%}): it doesn't have the weights of {name}; serve these"
+            f"the model behind {engine.server.endpoint.shown_url} gives {scheme.tokens[gate.positive]} and "
+            f"{scheme.tokens[gate.negative]} together only {mass:.2%}: it is not {name}; serve that checkpoint's folder"
         )

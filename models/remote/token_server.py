@@ -167,7 +167,7 @@ class TokenServer:
         if len(reply.prompt) != request.length:
             raise UserError(
                 f"{self.endpoint.shown_url} reads {len(reply.prompt)} tokens where the checkpoint's processor makes "
-                f"{request.length}: it fits pictures in another way; serve the checkpoint's own processor, by "
+                f"{request.length}: it preprocesses pictures differently; serve the checkpoint's own processor, with "
                 "the command that `reflectune export` prints"
             )
         return reply

@@ -160,7 +160,7 @@ def takes_lists(template: str, tokens: Mapping[str, str]) -> bool:
 
 
 def _check_texts(template: str, extended: str, messages: Messages, tokens: Mapping[str, str]) -> None:
-    """Texts must be written as before, and lists as the same words with `<image>` and a new line before them."""
+    """Require that texts are written as before, and lists as the same words after `<image>` and a new line."""
     pictured = [{**each, "content": f"<image>\n{each['content']}"} for each in messages]
     listed = [{**each, "content": [{"type": "image"}, {"type": "text", "text": each["content"]}]} for each in messages]
     for cue in (False, True):

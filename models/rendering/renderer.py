@@ -113,17 +113,17 @@ class Renderer:
         return fingerprint(parts)
 
     def token_id(self, role: str) -> int:
-        """The id of a special token, by role (`retrieve`, `no_retrieve`, `relevant`, `irrelevant`)."""
+        """Return the id of a special token, by role (`retrieve`, `no_retrieve`, `relevant`, `irrelevant`)."""
         if role not in self.token_ids:
             raise UserError(f"the model has no `{role}` token: it was loaded without a scheme; give one, e.g. mr2ag")
         return self.token_ids[role]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of generated ids, special tokens kept."""
+        """Return the text of generated ids, special tokens kept."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
 
     def strip(self, text: str) -> str:
-        """A decoded reply without the scheme's tokens and without runs of spaces; one line unless `keeps_lines`."""
+        """Return a decoded reply without the scheme's tokens and runs of spaces; one line unless `keeps_lines`."""
         lines = text.splitlines() if self.keeps_lines else [text]
         stripped = [self.scheme.strip(line) if self.scheme else " ".join(line.split()) for line in lines]
         return "\n".join(stripped).strip()
@@ -131,7 +131,7 @@ class Renderer:
     # From the beginning.
 
     def prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Image and question up to the assistant's cue, where the assistant's first token comes next."""
+        """Return image and question up to the assistant's cue, where the assistant's first token comes next."""
         return self.conversation(question_turns(), {"question": question}, image)
 
     def conversation(self, turns: Turns, texts: Texts, image: Pictures) -> Rendered:
@@ -152,7 +152,7 @@ class Renderer:
         return self._asked(shared, texts[0], image), [row[len(shared) :] for row in rows]
 
     def under_system(self, words: str, turn: Turn) -> Turns:
-        """A user's turn after a system's; where the chat template has no such turn, its words begin the user's."""
+        """Return a user's turn after a system's; if the chat template has no such turn, its words begin the user's."""
         if not words:
             return (turn,)
         if self._has_system_turn:
@@ -160,7 +160,7 @@ class Renderer:
         return (dataclasses.replace(turn, parts=(words, "\n\n", *turn.parts)),)
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Image and question, inside the user's turn: what all prompts after a question share."""
+        """Return image and question, inside the user's turn: what all prompts after a question share."""
         chunks = self._chunks(answer_turns(self._prompts, "short", documents=False), cue=True)
         return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
 
@@ -285,7 +285,7 @@ class Renderer:
         return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
 
     def _asked(self, ids: list[int], texts: Texts, image: Pictures) -> Rendered:
-        """A conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
+        """Return a conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
         if not texts["question"].strip():
             raise UnusableInput("a question is empty; give it a text, or leave it out")
         if self.image_token_id not in ids:
@@ -298,7 +298,7 @@ class Renderer:
         return self._with_images(ids, images)
 
     def _with_images(self, ids: list[int], images: Sequence[Image.Image]) -> Rendered:
-        """A sequence with the images' placeholders expanded by the processor."""
+        """Return a sequence with the images' placeholders expanded by the processor."""
         from reflectune.models.attention.collation import join_vision  # imports torch
 
         made = [self._process(image) for image in images]
@@ -348,7 +348,7 @@ class Renderer:
         return cut_at_slots(self._render(turns, cue=cue))
 
     def _render(self, turns: Turns, *, cue: bool) -> str:
-        """The chat template's text, slots marked and our special tokens replaced by their secret names."""
+        """Return the chat template's text, slots marked and our special tokens replaced by their secret names."""
         messages = [{"role": t.role, "content": content(t, lambda: self._gap, self._closing)} for t in turns]
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
@@ -365,7 +365,7 @@ class Renderer:
         return self._safe.trust(text)
 
     def _find_end(self) -> int:
-        """The token that ends the assistant's turn; a template without one (LLaVA-1.5's) gets the tokenizer's."""
+        """Return the token that ends the assistant's turn; without one (LLaVA-1.5) the tokenizer's."""
         turns = (*question_turns(), Turn("assistant", (ANSWER,)))
         whole = self._render(turns, cue=False)
         ends = self._safe.specials_in(whole[whole.index(slot_mark(ANSWER)) :])
@@ -377,7 +377,7 @@ class Renderer:
         return self.tokenizer.eos_token_id
 
     def _find_tokens(self) -> dict[str, int]:
-        """Ids by role. Each must be one id; that of a reply directly follows the assistant's cue."""
+        """Return ids by role. Each must be one id; that of a reply directly follows the assistant's cue."""
         ids_by_role: dict[str, int] = {}
         for role, token in self.scheme.tokens.items() if self.scheme else ():
             text = self._safe.trust(token)

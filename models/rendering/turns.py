@@ -68,7 +68,7 @@ class Vocabulary(Protocol):
         ...
 
     def strip(self, text: str) -> str:
-        """A decoded reply without special tokens."""
+        """Return a decoded reply without special tokens."""
         ...
 
 
@@ -99,7 +99,7 @@ def answer_prompt(style: AnswerStyle, *, documents: bool, prompts: Mapping[str, 
 
 
 def question_turns() -> Turns:
-    """user: <image> {question}. How every conversation begins."""
+    """Return the turns that begin every conversation: user: <image> {question}."""
     return (Turn("user", (QUESTION,), image=True),)
 
 
@@ -151,7 +151,7 @@ def prompt_parts(prompt: str) -> tuple[str | Slot, ...]:
 
 
 def passage_text(passage: Passage) -> str:
-    """A passage as a model reads it: "{title}: {lead} {heading}. {text}", empty parts left out."""
+    """Return a passage as a model reads it: "{title}: {lead} {heading}. {text}", empty parts left out."""
     parts = [
         f"{passage.title.strip()}:" if passage.title.strip() else "",
         passage.lead.strip(),
@@ -162,7 +162,7 @@ def passage_text(passage: Passage) -> str:
 
 
 def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> str:
-    """Several passages as one text; `numbered` from 1, so that they can be referred to."""
+    """Return several passages as one text; `numbered` from 1, so that they can be referred to."""
     return " ".join(f"{i}. {passage_text(p)}" if numbered else passage_text(p) for i, p in enumerate(passages, start=1))
 
 

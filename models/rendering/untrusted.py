@@ -57,7 +57,7 @@ class SafeTokenizer:
 
     @staticmethod
     def clean(text: str) -> str:
-        """Untrusted text without spaces around it and without characters that are none."""
+        """Return untrusted text without spaces around it and without characters that are none."""
         return _UNSAFE.sub("\ufffd", text).strip()
 
     def trust(self, text: str) -> str:
@@ -65,12 +65,12 @@ class SafeTokenizer:
         return self._names.sub(lambda match: self._secrets[match[0]], text)
 
     def show(self, text: str) -> str:
-        """A text that went through `trust` as people write it."""
+        """Return a text that went through `trust` as people write it."""
         names = {secret: name for name, secret in self._secrets.items()}
         return _SECRET.sub(lambda match: names[match[0]], text)
 
     def specials_in(self, text: str) -> list[int]:
-        """The ids of the special tokens in a text that went through `trust`, in order."""
+        """Return the ids of the special tokens in a text that went through `trust`, in order."""
         return [int(match[1]) for match in _SECRET.finditer(text)]
 
     def encode_from_start(self, text: str) -> list[int]:
@@ -79,7 +79,7 @@ class SafeTokenizer:
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
     def from_start(self, text: str) -> str:
-        """A text that went through `trust` as people write it, with the leading tokens of `encode_from_start`.
+        """Return a text that went through `trust` as people write it, with the leading tokens of `encode_from_start`.
 
         A tokenizer that begins a text with a space, but not what follows a special token, needs one written there.
         """
@@ -144,7 +144,7 @@ def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _rename(backend: Tokenizer, secrets: dict[str, str]) -> Tokenizer:
-    """A copy of the tokenizer in which these tokens have other names, and the same ids."""
+    """Return a copy of the tokenizer in which these tokens have other names, and the same ids."""
     data: dict[str, Any] = json.loads(backend.to_str())
     data.update(post_processor=None, truncation=None, padding=None)
     for token in data["added_tokens"]:

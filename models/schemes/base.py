@@ -110,7 +110,7 @@ class Scheme(ABC):
 
     @classmethod
     def of(cls: type[AScheme], renderer: Renderer) -> AScheme:
-        """The scheme that a renderer was made with.
+        """Return the scheme that a renderer was made with.
 
         Raises:
             UserError: It is not one of this class.
@@ -130,7 +130,7 @@ class Scheme(ABC):
         write_json(Path(folder) / SCHEME_FILE, content)
 
     def strip(self, text: str) -> str:
-        """A decoded answer without reflection tokens and without runs of spaces."""
+        """Return a decoded answer without reflection tokens and without runs of spaces."""
         for token in self.tokens.values():
             text = text.replace(token, " ")
         return " ".join(text.split())
@@ -146,11 +146,11 @@ class Scheme(ABC):
 
     @abstractmethod
     def problem(self, example: Any) -> str:
-        """Why an example can't be trained on, in words; "" if it can. Image, question and style are checked before."""
+        """Return why an example can't be trained on; "" if it can. Image, question and style are checked before."""
 
     @abstractmethod
     def encode(self, renderer: Renderer, example: Any, image: Image.Image) -> Tree:
-        """An example as a prefix and its branches, with labels.
+        """Return an example as a prefix and its branches, with labels.
 
         Raises:
             UserError: It can't be trained on.
@@ -165,11 +165,11 @@ class Scheme(ABC):
 
     @abstractmethod
     def roles(self, example: Any) -> list[str]:
-        """The roles of the tokens that an example is supervised on."""
+        """Return the roles of the tokens that an example is supervised on."""
 
     @abstractmethod
     def texts(self, example: Any) -> Iterator[str]:
-        """Every text that an example shows or answers, to tell its length without encoding it."""
+        """Return every text that an example shows or answers, to tell its length without encoding it."""
 
     @abstractmethod
     def has_answer(self, example: Any) -> bool:
@@ -177,13 +177,13 @@ class Scheme(ABC):
 
     @abstractmethod
     def ask(self, renderer: Renderer, example: Any, image: Image.Image) -> AskedAnswer:
-        """The answer of an example that has one, asked for as in inference."""
+        """Return the answer of an example that has one, asked for as in inference."""
 
     # Gates by themselves, as a policy is trained on them.
 
     @abstractmethod
     def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
-        """Image and question: the prefix that all gates' branches go on from."""
+        """Return image and question: the prefix that all gates' branches go on from."""
 
     @abstractmethod
     def gate_turns(self, gate: Gate, style: AnswerStyle) -> Turns:
@@ -191,19 +191,19 @@ class Scheme(ABC):
 
     @abstractmethod
     def retrieval_gate(self, renderer: Renderer) -> Supervised:
-        """The branch of the gate that decides whether to retrieve, up to its positive token, which is supervised."""
+        """Return the retrieval gate's branch, up to its positive token, which is supervised."""
 
     @abstractmethod
     def relevance_gate(self, renderer: Renderer, passage: Passage, style: AnswerStyle) -> Supervised:
-        """The same for the gate that decides whether a passage is evidence."""
+        """Return the same for the gate that decides whether a passage is evidence."""
 
     @abstractmethod
     def anchored_passage(self, renderer: Renderer, anchored: AnchoredPassage, style: AnswerStyle) -> Supervised:
-        """A judged passage that the model is held to: its relevance gate, and its answer if it has one."""
+        """Return a judged passage that the model is held to: its relevance gate, and its answer if it has one."""
 
     @abstractmethod
     def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
-        """The replies in words that the model is held to."""
+        """Return the replies in words that the model is held to."""
 
 
 def gate_branch(read: Sequence[int], token: int, ignore: int) -> Supervised:

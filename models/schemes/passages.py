@@ -51,12 +51,12 @@ class PassageScheme(Scheme):
     # Turns.
 
     def passage_turns(self, style: AnswerStyle) -> Turns:
-        """user: <image> {question}; assistant: [Retrieval]; user: {passage} {instruction}."""
+        """Return the turns user: <image> {question}; assistant: [Retrieval]; user: {passage} {instruction}."""
         prompt = answer_prompt(style, documents=True, prompts=self.prompts)
         return (*question_turns(), self.reply("retrieve"), Turn("user", prompt_parts(prompt)))
 
     def direct_turns(self, style: AnswerStyle) -> Turns | None:
-        """The turns up to an answer without retrieval that is asked for in a turn of its own; None if it is not.
+        """Return the turns up to an answer without retrieval that is asked for in a turn of its own; None if it is not.
 
         user: <image> {question}; assistant: [No Retrieval]; user: {instruction}. The instruction follows the gate, as
         it does with a passage: before it, the gate would learn which questions carry one. A free answer has none: it
@@ -87,13 +87,13 @@ class PassageScheme(Scheme):
         return (*self.passage_turns(style), verdict)
 
     def reply(self, role: str, *, answer: bool = False) -> Turn:
-        """assistant: a reflection token, and after it an answer if there is one."""
+        """Return the turn assistant: a reflection token, and after it an answer if there is one."""
         return Turn("assistant", (self.tokens[role], *((self.gap, ANSWER) if answer else ())))
 
     # What a model reads on top of image and question (`Renderer.prefix`).
 
     def passage_branch(self, renderer: Renderer, passage: Passage, style: AnswerStyle = "short") -> list[int]:
-        """[Retrieval], the passage with the instruction, up to the assistant's cue."""
+        """Return the branch: [Retrieval], the passage with the instruction, up to the assistant's cue."""
         return renderer.after_prefix(self.passage_turns(style), {"passage": passage_text(passage)})
 
     def direct_branch(self, renderer: Renderer, style: AnswerStyle = "short") -> list[int]:
@@ -147,7 +147,7 @@ class PassageScheme(Scheme):
         return ""
 
     def encode(self, renderer: Renderer, example: ReflectionExample, image: Image.Image) -> Tree:
-        """A training question as a prefix and its branches, with mR²AG's labels (equations 8 and 9).
+        """Return a training question as a prefix and its branches, with mR²AG's labels (equations 8 and 9).
 
         A conversation stands in the prefix, all of its replies supervised. The assistant's tokens and its end of turn
         are supervised, nothing else. `[Retrieval]` and its end of turn stand in the prefix, so they count once for the
@@ -199,7 +199,7 @@ class PassageScheme(Scheme):
         return not example.retrieve or any(branch.relevant for branch in example.branches)
 
     def ask(self, renderer: Renderer, example: ReflectionExample, image: Image.Image) -> AskedAnswer:
-        """An answer follows [No Retrieval] and how to answer, or the first passage that is relevant and [Relevant]."""
+        """Return the prompt of an answer: after [No Retrieval], or after the first relevant passage and [Relevant]."""
         prefix = renderer.prefix(example.question, image)
         if not example.retrieve:
             return AskedAnswer(prefix, self.direct_branch(renderer, example.style), "", example.answer)
@@ -233,7 +233,7 @@ class PassageScheme(Scheme):
         return ids, [*[IGNORE] * silent, *labels[silent:]]
 
     def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
-        """The answer without retrieval, without [No Retrieval]: that gate is refined."""
+        """Return the answer without retrieval, without [No Retrieval]: that gate is refined."""
         if not anchor.direct:
             return []
         ids, labels = self.direct_reply(renderer, anchor.direct, style)

@@ -45,7 +45,7 @@ class PromptScheme(Scheme):
     example_type = PromptedExample
 
     def prompt_turns(self, name: PromptName, style: AnswerStyle, *, documents: bool) -> Turns:
-        """user: <image> {question} {prompt}.
+        """Return the turns user: <image> {question} {prompt}.
 
         Raises:
             UserError: The scheme lacks this prompt.
@@ -61,7 +61,7 @@ class PromptScheme(Scheme):
         return "{found}" in self.prompts.get(name, "")
 
     def replied_turns(self, branch: PromptedBranch, style: AnswerStyle) -> Turns:
-        """`prompt_turns`, and the assistant's reply: a token or words."""
+        """Return `prompt_turns`, and the assistant's reply: a token or words."""
         said = Turn("assistant", (self.tokens[branch.role] if branch.role else ANSWER,))
         return (*self.prompt_turns(branch.prompt, style, documents=bool(branch.documents)), said)
 
@@ -92,7 +92,7 @@ class PromptScheme(Scheme):
         return renderer.after_question(self.prompt_turns(name, style, documents=bool(passages)), texts)
 
     def prompt_reply(self, renderer: Renderer, branch: PromptedBranch, style: AnswerStyle = "short") -> Supervised:
-        """Ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
+        """Return ids and labels of `prompt_branch` and the reply: a reflection token or words, and the turn's end."""
         read = self.prompt_branch(renderer, branch.prompt, branch.documents, style, branch.found)
         token = [renderer.token_id(branch.role), renderer.end_token_id] if branch.role else []
         said = token or renderer.reply_ids(branch.reply)
@@ -129,7 +129,7 @@ class PromptScheme(Scheme):
         return Turn("user", prompt_parts(example.template), image=True)
 
     def encode(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> Tree:
-        """A training question as a prefix and one branch per prompt. The replies are supervised.
+        """Return a training question as a prefix and one branch per prompt. The replies are supervised.
 
         Raises:
             UserError: A branch has neither a token nor words to reply with, or there is none.
@@ -177,7 +177,7 @@ class PromptScheme(Scheme):
     def shortened(
         self, renderer: Renderer, example: PromptedExample, image: Image.Image, max_tokens: int
     ) -> PromptedExample:
-        """The example whose answers are read from the leading documents that fit, as inference reads them.
+        """Return the example whose answers are read from the leading documents that fit, as inference reads them.
 
         One with a template has its documents as they are.
         """
@@ -216,7 +216,7 @@ class PromptScheme(Scheme):
         return not example.template and any(branch.prompt == "vqa" for branch in example.branches)
 
     def ask(self, renderer: Renderer, example: PromptedExample, image: Image.Image) -> AskedAnswer:
-        """The first prompt for an answer (`vqa`)."""
+        """Return the first prompt for an answer (`vqa`)."""
         asking = next(branch for branch in example.branches if branch.prompt == "vqa")
         prompt = self.prompt_branch(renderer, "vqa", asking.documents, example.style)
         return AskedAnswer(renderer.question_prefix(example.question, image), prompt, "", asking.reply)
@@ -246,17 +246,17 @@ class PromptScheme(Scheme):
         return self.relevance_gate(renderer, anchored.passage, style)
 
     def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
-        """The answer without documents, and the replies to the prompts that ask for words."""
+        """Return the answer without documents, and the replies to the prompts that ask for words."""
         direct = (PromptedBranch("vqa", reply=anchor.direct),) if anchor.direct else ()
         replies = (PromptedBranch(cast(PromptName, r.prompt), r.documents, reply=r.words) for r in anchor.replies)
         return [self.prompt_reply(renderer, branch, style) for branch in (*direct, *replies)]
 
 
 def leading(branch: PromptedBranch, count: int) -> PromptedBranch:
-    """The branch with its first `count` documents."""
+    """Return the branch with its first `count` documents."""
     return replace(branch, documents=branch.documents[:count])
 
 
 def prompt_documents(name: PromptName, passages: Sequence[Passage]) -> str:
-    """The documents of a prompt as one text: numbered from 1 for `mct`, so that they can be referred to."""
+    """Return the documents of a prompt as one text: numbered from 1 for `mct`, so that they can be referred to."""
     return documents_text(passages, numbered=name == "mct")

@@ -28,11 +28,11 @@ class Reflectiva(PassageScheme):
     gap = " "  # as it was trained for the release
 
     def passage_turns(self, style: AnswerStyle) -> Turns:
-        """user: <image> {question}; assistant: [Retrieval]; user: {one passage}."""
+        """Return the turns user: <image> {question}; assistant: [Retrieval]; user: {one passage}."""
         return self._turns("judge")
 
     def direct_turns(self, style: AnswerStyle) -> None:
-        """None: an answer without retrieval stands in the assistant's first turn, whatever its style."""
+        """Return None: an answer without retrieval stands in the assistant's first turn, whatever its style."""
 
     def answer_branch(self, renderer: Renderer, passages: Sequence[Passage]) -> list[int]:
         """Return the ids after `Renderer.prefix`: [Retrieval], all passages as one paragraph, up to the cue.

@@ -17,7 +17,7 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 
 @functools.cache
 def all_schemes() -> Mapping[str, Scheme]:
-    """Every scheme, by name."""
+    """Return every scheme, by name."""
     names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
     modules = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
     known_schemes: list[Scheme] = [module.SCHEME for module in modules if hasattr(module, "SCHEME")]
@@ -25,7 +25,7 @@ def all_schemes() -> Mapping[str, Scheme]:
 
 
 def find_scheme(name: str, variant: str = "") -> Scheme:
-    """A scheme by its name, with the prompts of a variant if one is named.
+    """Return a scheme by its name, with the prompts of a variant if one is named.
 
     Raises:
         UserError: No scheme has this name, or it has no such variant.
@@ -39,7 +39,7 @@ def find_scheme(name: str, variant: str = "") -> Scheme:
 
 
 def reflecting_schemes() -> list[str]:
-    """The names of the schemes that have gates."""
+    """Return the names of the schemes that have gates."""
     return [name for name, scheme in all_schemes().items() if scheme.gates]
 
 
@@ -71,6 +71,6 @@ def load_scheme(folder: str | Path) -> Scheme:
     if missing_prompts:
         raise UserError(
             f"{path} has no prompt {', '.join(missing_prompts)}: the checkpoint was trained by an earlier version, "
-            "which asked otherwise; train it again"
+            "with other prompts; train it again"
         )
     return scheme

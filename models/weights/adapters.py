@@ -52,7 +52,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """An adapter's tensors by name, as its file has them.
+    """Return an adapter's tensors by name, as its file has them.
 
     Raises:
         UserError: The file is missing or damaged, or holds NaN or infinite values.
@@ -100,7 +100,7 @@ class NewRows(TrainableTokensLayer):
     """
 
     def forward_adapters(self, x: Tensor, active_adapters: Sequence[str], *args: Any, **kwargs: Any) -> Tensor:
-        """Token ids to vectors, or vectors to logits.
+        """Return token ids to vectors, or vectors to logits.
 
         Args:
             x: Token ids of any shape for an embedding; vectors, shape (..., width), for a head.

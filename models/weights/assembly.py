@@ -65,7 +65,7 @@ class Parts:
 
 
 def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
-    """The model of the parts, in evaluation mode, and its processor.
+    """Return the model of the parts, in evaluation mode, and its processor.
 
     Raises:
         UserError: A part can't be loaded or lacks weights, they don't fit, or the chat template can't take pictures.

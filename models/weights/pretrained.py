@@ -127,7 +127,7 @@ def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """The processor of a model; Qwen's without its video half where torchvision is absent, or was when it was saved.
+    """Return the processor of a model; Qwen's lacks its video half if torchvision is absent, or was when it was saved.
 
     Raises:
         UserError: A file of it is missing or damaged.
@@ -216,7 +216,7 @@ def _is_image_only(folder: Path) -> bool:
 
 
 def as_dtype(name: str | torch.dtype) -> torch.dtype:
-    """A torch dtype by its name.
+    """Return a torch dtype by its name.
 
     Raises:
         UserError: There is none of this name, or it is not one for weights.
@@ -275,5 +275,5 @@ class ImageOnlyQwen2VLProcessor(Qwen2VLProcessor):
 
     @classmethod
     def get_attributes(cls) -> list[str]:
-        """The parts that are saved and loaded: no video processor."""
+        """Return the parts that are saved and loaded: no video processor."""
         return ["image_processor", "tokenizer"]

@@ -29,7 +29,7 @@ _SEED: Final = 0
 
 
 def read_projector(path: Path) -> dict[str, Tensor]:
-    """The projector's weights under transformers' names. Nothing but tensors is unpickled.
+    """Return the projector's weights under transformers' names. Nothing but tensors is unpickled.
 
     Args:
         path: LLaVA's `mm_projector.bin`, or safetensors of either names.

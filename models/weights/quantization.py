@@ -73,7 +73,7 @@ def require_bitsandbytes() -> None:
 
 
 def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
-    """The model, if its language model's linear layers and no others are quantised; safe to train after evaluation.
+    """Return the model if exactly its language model's linear layers are quantised; safe to train after evaluation.
 
     On a CPU with AVX512-BF16, the first forward pass in evaluation mode repacks the weights of bitsandbytes (0.50.2).
     After it, gradients of what lies below vanish without a word, and layers with a bias (Qwen2-VL's q, k and v) fail.
@@ -96,12 +96,12 @@ def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with 4-bit weights, by name."""
+    """Return the layers with 4-bit weights, by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "support_avx512bf16_for_cpu")}
 
 
 def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with each 4-bit weight written out: the same function, plain layers, and nothing left to quantise.
+    """Return the model with each 4-bit weight dequantised: the same function, by plain layers.
 
     Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
     """

@@ -77,7 +77,7 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
     if problems:
         files = dict.fromkeys(_FILES[key] for key in differing or ["vocabulary"])
         raise UserError(
-            f"{folder} is read otherwise than it was trained: {'; '.join(problems)}. Restore "
+            f"{folder} has different files than in its training: {'; '.join(problems)}. Restore "
             f"{' and '.join(files)} as saved with the checkpoint, or train again with the new ones"
         )
 

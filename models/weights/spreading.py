@@ -108,7 +108,7 @@ def input_device(model: PreTrainedModel) -> torch.device:
 
 
 def gpus_of(model: PreTrainedModel) -> list[torch.device]:
-    """The GPUs that a model's weights lie on, the one that takes its tokens among them; none for a model on a CPU."""
+    """Return the GPUs that hold a model's weights, including the one of its input tokens; none for a model on a CPU."""
     lying = {parameter.device for parameter in model.parameters()} | {input_device(model)}
     return sorted((device for device in lying if device.type == "cuda"), key=str)
 

@@ -66,7 +66,7 @@ def add_to_tokenizer(processor: ProcessorMixin, scheme: Scheme) -> dict[str, int
 
 
 def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    """The id of a token, looked up by its string, in every place where a template may put it.
+    """Return the id of a token, looked up by its string, in every place where a template may put it.
 
     Raises:
         UserError: The tokenizer doesn't read it as one token everywhere.
@@ -83,7 +83,7 @@ def token_id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
 
 
 def known_tokens(tokenizer: PreTrainedTokenizerBase, scheme: Scheme) -> set[str]:
-    """Those of a scheme's tokens that a tokenizer knows."""
+    """Return those of a scheme's tokens that a tokenizer knows."""
     return set(scheme.tokens.values()) & set(tokenizer.get_added_vocab())
 
 
@@ -99,7 +99,7 @@ def _initialise_rows(matrix: Tensor, ids: Mapping[str, int], words: Mapping[str,
 
 
 def _whole(matrix: Tensor) -> AbstractContextManager[None]:
-    """Within, a matrix that ZeRO-3 has divided is whole; afterwards every process has its part of the first one's."""
+    """Gather a matrix that ZeRO-3 has sharded; after the block every process has its part of the first one's."""
     if not hasattr(matrix, "ds_shape"):
         return nullcontext()
     import deepspeed  # an extra, and there if a weight is divided by it

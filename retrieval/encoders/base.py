@@ -48,11 +48,11 @@ class ImageTextEncoder(Protocol):
         ...
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
+        """Return vectors of length 1, shape (n, dimensions)."""
         ...
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        """Return vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
         ...
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
@@ -72,7 +72,7 @@ class TwoSpaceEncoder(ImageTextEncoder, Protocol):
     title_dimensions: int
 
     def to_title_space(self, images: Vectors) -> Vectors:
-        """Vectors of images, shape (n, dimensions), as those of texts: of length 1, shape (n, title_dimensions)."""
+        """Map vectors of images, shape (n, dimensions), to those of texts: of length 1, shape (n, title_dimensions)."""
         ...
 
 
@@ -88,7 +88,7 @@ class DecoupledEncoder(ImageTextEncoder, Protocol):
     title_dimensions: int
 
     def encode_entry_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of entries' texts, of length 1, shape (n, title_dimensions); `encode_texts` is for queries."""
+        """Return vectors of entries' texts, of length 1, shape (n, title_dimensions); `encode_texts` is for queries."""
         ...
 
 
@@ -106,7 +106,7 @@ class PairEncoder(ImageTextEncoder, Protocol):
     """An encoder that reads an image and a text together, and makes one vector of them."""
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
-        """Vectors of images with a text each, of length 1, shape (n, dimensions)."""
+        """Return vectors of images with a text each, of length 1, shape (n, dimensions)."""
         ...
 
 
@@ -129,7 +129,7 @@ class PreparingEncoder(ImageTextEncoder, Protocol):
         ...
 
     def encode_prepared(self, joined: Any) -> Vectors:
-        """The vectors that `encode_images` gives of the pictures, shape (n, dimensions)."""
+        """Return the vectors that `encode_images` gives of the pictures, shape (n, dimensions)."""
         ...
 
 
@@ -156,38 +156,38 @@ class PictureModel(ABC):
 
     @abstractmethod
     def features(self, inputs: Prepared) -> Tensor:
-        """The model's vectors of a batch on its device, shape (n, dimensions), of any length."""
+        """Return the model's vectors of a batch on its device, shape (n, dimensions), of any length."""
 
     def prepare(self, image: Image.Image) -> Prepared:
         """Return the model input of a picture in fp32."""
         return dict(call_processor(self._processor, image, resized(to_rgb(image), self._processor)))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
-        """A batch of one picture or more, floats in the model's dtype; pinned, if an accelerator will take it."""
+        """Return a batch of one picture or more, floats in the model's dtype; pinned for an accelerator."""
         joined = {name: torch.cat([one[name] for one in prepared]) for name in prepared[0]}
         cast = {name: value.to(self._dtype) if value.is_floating_point() else value for name, value in joined.items()}
         return {name: value.pin_memory() for name, value in cast.items()} if self._device.type == "cuda" else cast
 
     @torch.inference_mode()
     def encode_prepared(self, joined: Prepared) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
+        """Return vectors of length 1, shape (n, dimensions)."""
         inputs = {name: value.to(self._device, non_blocking=True) for name, value in joined.items()}
         return unit_rows(self.features(inputs), self.name)
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
+        """Return vectors of length 1, shape (n, dimensions)."""
         if not images:
             return no_vectors(self.dimensions)
         return self.encode_prepared(self.join([self.prepare(image) for image in images]))
 
 
 def title_dimensions(encoder: ImageTextEncoder) -> int:
-    """Length of a text's vector."""
+    """Return the length of a text's vector."""
     return encoder.title_dimensions if isinstance(encoder, TwoSpaceEncoder | DecoupledEncoder) else encoder.dimensions
 
 
 def encode_entry_texts(encoder: ImageTextEncoder, texts: Sequence[str]) -> Vectors:
-    """Vectors of entries' titles or summaries, of length 1, shape (n, dimensions of texts)."""
+    """Return vectors of entries' titles or summaries, of length 1, shape (n, dimensions of texts)."""
     return (encoder.encode_entry_texts if isinstance(encoder, DecoupledEncoder) else encoder.encode_texts)(texts)
 
 
@@ -199,12 +199,12 @@ def projected(output: Any) -> Tensor:
 
 
 def precision_of(encoder: ImageTextEncoder) -> str:
-    """The precision of an encoder's weights."""
+    """Return the precision of an encoder's weights."""
     return encoder.precision if isinstance(encoder, PreparingEncoder) else "float32"
 
 
 def load_image_processor(checkpoint: Checkpoint) -> Any:
-    """A repository's image processor, with PIL's resizing wherever it runs.
+    """Return a repository's image processor, with PIL's resizing wherever it runs.
 
     torchvision resizes a little differently, and vectors of an index and of a query must come from the same pixels.
 
@@ -225,7 +225,7 @@ def load_image_processor(checkpoint: Checkpoint) -> Any:
 
 
 def resized(image: Image.Image, processor: Any) -> Image.Image:
-    """A picture at the size that CLIP's or SigLIP's image processor gives it first; other processors get it as it is.
+    """Return a picture resized as by CLIP's or SigLIP's image processor; unchanged for other processors.
 
     The processor then finds nothing to resize, and makes the same pixels of it, bit by bit. It would have made an array
     of the whole picture and a picture of that again, which other threads have to wait for.
@@ -247,17 +247,17 @@ def resized(image: Image.Image, processor: Any) -> Image.Image:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype as configs have it, e.g. `float32`."""
+    """Return a dtype as configs have it, e.g. `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def with_dtype(files: str, dtype: torch.dtype) -> str:
-    """The fingerprint of an encoder by that of its files; in float32 it is that."""
+    """Return the fingerprint of an encoder by that of its files; in float32 it is that."""
     return files if dtype == torch.float32 else fingerprint([files, str(dtype)])
 
 
 def unit_rows(rows: Tensor, name: str) -> Vectors:
-    """Rows of a model's output, shape (n, d), scaled to length 1; `name` is the encoder's.
+    """Return rows of a model's output, shape (n, d), scaled to length 1; `name` is the encoder's.
 
     Raises:
         UserError: One is zero, or no number: it would be equally near to everything.
@@ -271,5 +271,5 @@ def unit_rows(rows: Tensor, name: str) -> Vectors:
 
 
 def no_vectors(dimensions: int) -> Vectors:
-    """The vectors of nothing, shape (0, dimensions)."""
+    """Return the vectors of nothing, shape (0, dimensions)."""
     return np.zeros((0, dimensions), dtype=np.float32)

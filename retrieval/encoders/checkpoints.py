@@ -136,7 +136,7 @@ def load_weights(
 
 
 def weight_files(checkpoint: Checkpoint) -> list[Path]:
-    """The files that hold a checkpoint's weights, by name."""
+    """Return the files that hold a checkpoint's weights, by name."""
     patterns = _PICKLES if checkpoint.pickled else ("*.safetensors",)
     return sorted(path for pattern in patterns for path in checkpoint.folder.glob(pattern))
 
@@ -172,7 +172,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 def _checked(name: str, folder: Path, revision: str) -> Checkpoint:
-    """The checkpoint of a folder, which must have weights."""
+    """Return the checkpoint of a folder, which must have weights."""
     pickled = not _has(folder, ("*.safetensors",))
     if pickled and not _has(folder, _PICKLES):
         raise UserError(f"{name} has no weights in safetensors format and no pytorch_model.bin ({folder})")
@@ -186,7 +186,7 @@ def _has(folder: Path, patterns: tuple[str, ...]) -> bool:
 
 
 def _download(name: str, repository: str, revision: str, patterns: tuple[str, ...]) -> Path:
-    """The folder of a hub repository's files, downloaded or from the cache."""
+    """Return the folder of a hub repository's files, downloaded or from the cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

@@ -104,11 +104,11 @@ class _TransformersEncoder(PictureModel):
         self.dimensions = self.encode_texts([self.name]).shape[1]
 
     def features(self, inputs: Prepared) -> torch.Tensor:
-        """The projected vectors of pictures, shape (n, dimensions)."""
+        """Return the projected vectors of pictures, shape (n, dimensions)."""
         return projected(self._model.get_image_features(**inputs))
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        """Return vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
         if not texts:
             return no_vectors(self.dimensions)
         inputs = self._tokenizer(

@@ -67,7 +67,7 @@ class Tower:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Tower:
-        """A tower by its part of config.json.
+        """Return a tower by its part of config.json.
 
         Raises:
             KeyError: It lacks a size.
@@ -96,7 +96,7 @@ class RMSNorm(nn.Module):
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, states: Tensor) -> Tensor:
-        """States of shape (…, width)."""
+        """Return states of shape (…, width)."""
         scale = torch.rsqrt(states.float().pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * (states * scale).to(self.weight.dtype)
 
@@ -114,7 +114,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def forward(self, states: Tensor, causal: bool) -> Tensor:
-        """States of shape (batch, tokens, width)."""
+        """Return states of shape (batch, tokens, width)."""
         query, key, value = (
             project(states).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, tokens, width / heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -132,7 +132,7 @@ class MLP(nn.Module):
         self.activation = ACT2FN[tower.activation]
 
     def forward(self, states: Tensor) -> Tensor:
-        """States of shape (batch, tokens, width)."""
+        """Return states of shape (batch, tokens, width)."""
         return self.fc2(self.activation(self.fc1(states)))
 
 
@@ -146,7 +146,7 @@ class Layer(nn.Module):
         self.norm_behind = tower.norm_behind
 
     def forward(self, states: Tensor, causal: bool) -> Tensor:
-        """States of shape (batch, tokens, width)."""
+        """Return states of shape (batch, tokens, width)."""
         if self.norm_behind:
             states = states + self.layer_norm1(self.self_attn(states, causal))
             return states + self.layer_norm2(self.mlp(states))
@@ -162,7 +162,7 @@ class Layers(nn.Module):
         self.layers = nn.ModuleList(Layer(tower) for _ in range(tower.layers))
 
     def forward(self, states: Tensor, causal: bool) -> Tensor:
-        """States of shape (batch, tokens, width)."""
+        """Return states of shape (batch, tokens, width)."""
         for layer in self.layers:
             states = layer(states, causal)
         return states
@@ -178,7 +178,7 @@ class ImageEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding((image_size // patch_size) ** 2 + 1, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pixels of shape (batch, channels, side, side) as states (batch, 1 + patches, width)."""
+        """Return the pixels of shape (batch, channels, side, side) as states (batch, 1 + patches, width)."""
         patches = self.patch_embedding(pixels).flatten(2).transpose(1, 2)  # (batch, patches, width)
         first = self.class_embedding.expand(len(pixels), 1, -1)
         return torch.cat([first, patches], dim=1) + self.position_embedding.weight
@@ -193,7 +193,7 @@ class TextEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding(positions, width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids of shape (batch, tokens) as states (batch, tokens, width)."""
+        """Return ids of shape (batch, tokens) as states (batch, tokens, width)."""
         return self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
 
 
@@ -208,7 +208,7 @@ class ImageTransformer(nn.Module):
         self.encoder, self.post_layernorm = Layers(tower), norm(tower)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """The first token's state, shape (batch, width)."""
+        """Return the first token's state, shape (batch, width)."""
         return self.post_layernorm(self.encoder(self.embeddings(pixels), causal=False)[:, 0])
 
 
@@ -222,7 +222,7 @@ class TextTransformer(nn.Module):
         self.encoder, self.final_layer_norm = Layers(tower), norm(tower)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The end token's state, shape (batch, width): its id is the highest, and the first one counts."""
+        """Return the end token's state, shape (batch, width): its id is the highest, and the first one counts."""
         states = self.final_layer_norm(self.encoder(self.embeddings(ids), causal=True))
         return states[torch.arange(len(ids), device=ids.device), ids.argmax(-1)]
 
@@ -249,11 +249,11 @@ class EvaClip(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(float(config.get("logit_scale_init_value", 2.6592))))
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Vectors of pictures of shape (batch, channels, side, side): (batch, dimensions), not scaled."""
+        """Return vectors of pictures of shape (batch, channels, side, side): (batch, dimensions), not scaled."""
         return self.visual_projection(self.vision_model(pixels))
 
     def encode_text(self, ids: Tensor) -> Tensor:
-        """Vectors of texts of shape (batch, tokens), padded after their ends: (batch, dimensions), not scaled."""
+        """Return vectors of texts of shape (batch, tokens), padded at the end: (batch, dimensions), not scaled."""
         return self.text_projection(self.text_model(ids))
 
 
@@ -282,11 +282,11 @@ class EvaClipEncoder(PictureModel):
         self.dimensions = int(config["projection_dim"])
 
     def features(self, inputs: Prepared) -> Tensor:
-        """The projected vectors of pictures, shape (n, dimensions)."""
+        """Return the projected vectors of pictures, shape (n, dimensions)."""
         return self._model.encode_image(inputs["pixel_values"])
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
+        """Return vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
         if not texts:
             return no_vectors(self.dimensions)
         inputs = self._tokenizer(
@@ -310,7 +310,7 @@ def is_eva_clip(checkpoint: Checkpoint) -> bool:
 def load_eva_clip(
     checkpoint: Checkpoint, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> EvaClip:
-    """The model with its published weights, read one by one; no code of its authors' is run.
+    """Return the model with its published weights, read one by one; no code of its authors' is run.
 
     Raises:
         UserError: The files are damaged, incomplete, or of another model.
@@ -339,12 +339,12 @@ def load_eva_clip(
 
 
 def norm(tower: Tower) -> nn.Module:
-    """A norm of a tower."""
+    """Return a norm of a tower."""
     return RMSNorm(tower.width, tower.eps) if tower.rms else nn.LayerNorm(tower.width, eps=tower.eps)
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a checkpoint's files, one after the other."""
+    """Return the weights of a checkpoint's files, one after the other."""
     for path in weight_files(checkpoint):
         if checkpoint.pickled:
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()

@@ -161,19 +161,19 @@ class LvlmEncoder:
         return self._render(self._way.image, "", image)
 
     def join(self, prepared: Sequence[Rendered]) -> Sequence[Rendered]:
-        """The pictures themselves: which of them are read together, their lengths decide."""
+        """Return the pictures themselves: which of them are read together, their lengths decide."""
         return prepared
 
     def encode_prepared(self, joined: Sequence[Rendered]) -> Vectors:
-        """Vectors of length 1, shape (n, dimensions)."""
+        """Return vectors of length 1, shape (n, dimensions)."""
         return self._encode(joined)
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Vectors of pictures, of length 1, shape (n, dimensions)."""
+        """Return vectors of pictures, of length 1, shape (n, dimensions)."""
         return self._encode([self.prepare(image) for image in images])
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of texts, of length 1, shape (n, dimensions)."""
+        """Return vectors of texts, of length 1, shape (n, dimensions)."""
         return self._encode([self._render(self._way.text, text, None) for text in texts])
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
@@ -181,7 +181,7 @@ class LvlmEncoder:
         return [False for _ in texts]
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
-        """Vectors of pictures with a text each, of length 1, shape (n, dimensions)."""
+        """Return vectors of pictures with a text each, of length 1, shape (n, dimensions)."""
         pairs = zip(images, texts, strict=True)
         return self._encode([self._render(self._way.both, text, image) for image, text in pairs])
 
@@ -197,7 +197,7 @@ class LvlmEncoder:
 
     @torch.inference_mode()
     def _encode(self, rendered: Sequence[Rendered]) -> Vectors:
-        """Batches of like length, none of more tokens than there is room for, padding included."""
+        """Return batches of like length, none of more tokens than there is room for, padding included."""
         order = sorted(range(len(rendered)), key=lambda place: -len(rendered[place].ids))
         parts, start = [], 0
         while start < len(order):

@@ -73,7 +73,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def find_preset(name: str) -> Preset | None:
-    """The preset of an encoder; None for one that isn't listed.
+    """Return the preset of an encoder; None for one that isn't listed.
 
     Args:
         name: A hub id, perhaps with a commit (`owner/name@COMMIT`), or a folder that ends in one, as

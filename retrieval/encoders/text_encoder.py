@@ -63,11 +63,11 @@ class TextEncoder:
         return self._model.cut
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of questions, shape (n, dimensions), of length 1 if the similarity is the cosine."""
+        """Return vectors of questions, shape (n, dimensions), of length 1 if the similarity is the cosine."""
         return self._encode([self._prefixes[0] + text for text in texts])
 
     def encode_passages(self, texts: Sequence[str]) -> Vectors:
-        """Vectors of passages, shape (n, dimensions), of length 1 if the similarity is the cosine."""
+        """Return vectors of passages, shape (n, dimensions), of length 1 if the similarity is the cosine."""
         return self._encode([self._prefixes[1] + text for text in texts])
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:

@@ -59,7 +59,7 @@ class TextModel:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Vectors of one text or more, of shape (n, dimensions), in fp32, not scaled."""
+        """Return vectors of one text or more, of shape (n, dimensions), in fp32, not scaled."""
         encoded = self._tokenized([text.lower() for text in texts] if self._lowers else texts)
         parts = []
         for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._token_budget):
@@ -75,7 +75,7 @@ class TextModel:
         return longer_than(self.longest, self._tokenizer, [text.lower() if self._lowers else text for text in texts])
 
     def _tokenized(self, texts: Sequence[str]) -> BatchEncoding:
-        """Token ids of every text, as far as it is read; texts that were longer are counted."""
+        """Return token ids of every text, as far as it is read; texts that were longer are counted."""
         if not self._tokenizer.is_fast:  # one in Python tells nothing of what it cuts off
             whole = self._tokenizer(list(texts), verbose=False)["input_ids"]
             self.cut += sum(len(ids) > self.longest for ids in whole)

@@ -222,12 +222,12 @@ class _Shards:
         write_json(paths["rejected"], [as_json(error) for error in rejected])
 
     def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Vectors of texts, which are counted."""
+        """Return vectors of texts, which are counted."""
         self.texts.update(encoded=len(texts), cut=sum(self.encoder.too_long(texts)))
         return encode_entry_texts(self.encoder, texts)
 
     def _arrays(self, entries: Sequence[Entry], first: int, reject: Reject, bar: Any) -> dict[str, npt.NDArray[Any]]:
-        """Vectors of a shard's images and texts, and which entries they are of, as positions in the knowledge base."""
+        """Return vectors of a shard's images and texts, and their entries' positions in the knowledge base."""
         titles, summaries, images = [], [], [no_vectors(self.encoder.dimensions)]
         owner: list[int] = []
         titled: list[int] = []

@@ -20,7 +20,7 @@ _ADVICE: Final = "restore the file, or delete the folder and build the index aga
 
 
 def checksums(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """The checksums of files, by their names."""
+    """Return the checksums of files, by their names."""
     return {
         path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path), "sampled": _sampled(path)}
         for path in paths
@@ -59,7 +59,7 @@ def check_files(folder: Path, recorded: Any, names: Collection[str], *, verify: 
 
 
 def _sampled(path: Path) -> str:
-    """SHA-256 of chunks at even distances, or of the whole file if the chunks would cover it."""
+    """Return the SHA-256 of chunks at even distances, or of the whole file if the chunks would cover it."""
     size = path.stat().st_size
     if size <= _CHUNKS * _CHUNK:
         return sha256_of(path)

@@ -176,7 +176,7 @@ def choice_of(folder: Path, manifest: Mapping[str, Any]) -> Choice:
 
 
 def files_of(choice: Choice, fields: Sequence[str], by_section: bool = False) -> list[str]:
-    """The files of an index that don't change once it is built."""
+    """Return the files of an index that don't change once it is built."""
     pairs = [SECTION_ENTRIES, SECTIONS] if by_section else []
     names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
     return [OWNERS, ENTRIES, PICTURELESS, *pairs, *names, *([CODES] if choice.kind == "faiss" else [])]
@@ -206,7 +206,7 @@ def check_captions(index: Index) -> None:
 
 
 def collection_of(manifest: dict[str, Any]) -> str:
-    """The name of an index's collection on a server: a hash of its vectors, since a path's picture may change."""
+    """Return the name of an index's server collection: a hash of its vectors, since a path's picture may change."""
     recorded, endings = manifest[CHECKSUMS], tuple(f".{suffix}" for suffix in SUFFIXES.values())
     hashes = {name: recorded[name].get("sha256") for name in recorded if name.endswith(endings)}
     return f"reflectune_{fingerprint(sorted(hashes.items()))[:16]}"
@@ -284,7 +284,7 @@ def _are_below(numbers: npt.NDArray[np.integer], end: int) -> bool:
 
 
 def read_positions(path: Path) -> npt.NDArray[np.integer]:
-    """A list of positions of an index, mapped.
+    """Return a list of positions of an index, mapped.
 
     Raises:
         UserError: The file is damaged.

@@ -72,7 +72,7 @@ class Omission:
     fingerprint: str = ""
 
     def without(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """The entries without these pictures; one that has lost all is an entry without a picture."""
+        """Return the entries without these pictures; one that has lost all is an entry without a picture."""
         for entry in entries:
             kept = tuple(image for image in entry.images if (entry.id, image) not in self.pictures)
             yield entry if kept == entry.images else dataclasses.replace(entry, images=kept)
@@ -82,7 +82,7 @@ NOTHING: Final = Omission()
 
 
 def perceptual_hash(image: Image.Image) -> str:
-    """The hash of a picture's look (ImageHash's `phash`), 16 hexadecimal digits.
+    """Return the hash of a picture's look (ImageHash's `phash`), 16 hexadecimal digits.
 
     It hardly changes when a picture is scaled or compressed. All pictures of one colour have the same.
     """
@@ -211,7 +211,7 @@ def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
 
 
 def _hash_of(path: Path, root: Roots) -> str | None:
-    """The hash of a picture; None for one that can't be read, which `build_index` reports."""
+    """Return the hash of a picture; None for one that can't be read, which `build_index` reports."""
     try:
         return perceptual_hash(load_image(path, root=root))
     except BadImage:

@@ -31,7 +31,7 @@ class PassageIndexSettings(IndexSettings):
     max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", ge=1)
     token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
     questions: InputFile = setting(
-        "", "file of questions, one a line, by which an approximate search is set; empty: sentences of the passages"
+        "", "file of questions, one per line, to calibrate an approximate search; empty: sentences of the passages"
     )
 
     @cross_check

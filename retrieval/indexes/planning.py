@@ -45,7 +45,7 @@ class Plan:
 
 
 def fields_of(encoder: ImageTextEncoder, *, summaries: bool = False) -> dict[str, int]:
-    """The fields of an index, and their dimensions."""
+    """Return the fields of an index, and their dimensions."""
     texts = ("title", "summary") if summaries else ("title",)
     return {"image": encoder.dimensions, **dict.fromkeys(texts, title_dimensions(encoder))}
 
@@ -80,7 +80,7 @@ def check_room(folder: Path, plan: Plan) -> None:
 
 
 def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> list[str]:
-    """Lines that say what would be built."""
+    """Return lines that say what would be built."""
     images = sum(kb.image_counts())
     return [
         f"would index {len(kb):,} entries with {images:,} images of {kb.folder} (fingerprint {kb.fingerprint})",
@@ -102,5 +102,5 @@ def missing_images(kb: KnowledgeBase) -> list[str]:
 
 
 def size(count: int) -> str:
-    """Bytes, to be read."""
+    """Return bytes as text."""
     return f"{count / (1 << 30):,.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"

@@ -24,7 +24,7 @@ class IndexSettings(Settings):
     )
     dtype: Dtype = setting("float32", "of the encoder: float32, bfloat16 or float16")
     shard_entries: int | None = setting(
-        None, "entries in a shard, the most that a crash loses; unset: 4096, or 1024 of passages", ge=1
+        None, "entries per shard; a crash loses at most one shard; unset: 4096, or 1024 of passages", ge=1
     )
     store: StoreName = store_setting()
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")

@@ -60,7 +60,7 @@ class Cutting:
     lead: Lead = "none"
 
     def passages(self, entry: Entry) -> list[Passage]:
-        """The passages of an article."""
+        """Return the passages of an article."""
         return split_passages(entry, cut=self.cut, size=self.size, lead=self.lead)
 
 
@@ -83,7 +83,7 @@ class TextIndex:
         self._passages = functools.lru_cache(maxsize=_KEPT)(self._cut)
 
     def passage(self, row: int) -> Passage:
-        """The passage of a row."""
+        """Return the passage of a row."""
         position = int(np.searchsorted(self._ends, row, "right"))
         first = int(self._ends[position - 1]) if position else 0
         return self._passages(self._kb.id_at(position))[row - first]
@@ -227,7 +227,7 @@ def _files(choice: Choice) -> list[str]:
 
 
 def _shard(shards: Path, number: int) -> tuple[Path, Path, Path]:
-    """The files of a shard's vectors, of how many passages each article has, and of how many were cut, shape (1,)."""
+    """Return the files of a shard's vectors, passages per article, and number of truncated ones, shape (1,)."""
     vectors, counts, cut = (shards / f"{part}-{number:05d}.npy" for part in (FIELD, "counts", "cut"))
     return vectors, counts, cut
 
@@ -301,7 +301,7 @@ def _assemble(
 
 
 def _sample_queries(index: TextIndex) -> list[str]:
-    """A sentence of each of some passages.
+    """Return a sentence of each of some passages.
 
     A query is shorter than a passage, and no passage's vector is its own: whole passages would find themselves in the
     first cell, and far too few cells would seem enough.
@@ -313,7 +313,7 @@ def _sample_queries(index: TextIndex) -> list[str]:
 
 
 def _blocks(shards: Path, part: int) -> Iterator[npt.NDArray[Any]]:
-    """The arrays of all shards in order: of part 0 vectors, of part 1 counts, of part 2 how many were cut."""
+    """Return the arrays of all shards in order: of part 0 vectors, of part 1 counts, of part 2 how many were cut."""
     number = 0
     while (path := _shard(shards, number)[part]).is_file():
         yield np.load(path)

@@ -46,7 +46,7 @@ class Part:
 
 
 def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
-    """A line that says how long encoding takes at the rates of a trial, with the launch's processes; "" if none is."""
+    """Return a line with the time of encoding by a trial's rates, with the launch's processes; "" without rates."""
     if not (tried := [part for part in parts if part.rate]):
         return ""
     seconds = sum(part.seconds for part in tried) / processes.count
@@ -108,7 +108,7 @@ def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[PicturePlace]]
 def _picture_rate(
     kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[PicturePlace]], workers: int
 ) -> float:
-    """Readable pictures encoded a second, without the first batch if there are several; 0 if none is readable."""
+    """Return readable pictures encoded per second, without the first of several batches; 0 if none is readable."""
     warm = len(batches) > 1
     with closing(encode_pictures(kb, encoder, batches if warm else [*batches, *batches], workers)) as encoded:
         next(encoded)
@@ -118,7 +118,7 @@ def _picture_rate(
 
 
 def _rate(encode: Callable[[], object], count: int) -> float:
-    """Texts encoded a second; a first pass warms up and isn't counted."""
+    """Return texts encoded a second; a first pass warms up and isn't counted."""
     encode()
     start = time.perf_counter()
     encode()

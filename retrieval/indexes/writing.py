@@ -165,7 +165,7 @@ def write_array(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, int, int]:
-    """The mean of all images, shape (dimensions,); how many there are; and how many rows there will be."""
+    """Return the mean of all images, shape (dimensions,); how many there are; and how many rows there will be."""
     total, images, rows = np.zeros(dimensions), 0, 0
     for block in blocks:
         total += np.asarray(block.image, dtype=np.float64).sum(0)

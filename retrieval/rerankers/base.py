@@ -61,7 +61,7 @@ class PictureReranker(Reranker, Protocol):
 
 
 def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int | None) -> list[ScoredPassage]:
-    """The `top_k` passages with the highest scores; equal scores keep their order."""
+    """Return the `top_k` passages with the highest scores; equal scores keep their order."""
     order = sorted(range(len(passages)), key=lambda place: (-scores[place], place))
     return [ScoredPassage(passages[place], scores[place]) for place in order[:top_k]]
 

@@ -43,7 +43,7 @@ class EmbeddingReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """The `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
+        """Return the `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
         texts = [[passage_text(one) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:
@@ -94,7 +94,7 @@ class CrossEncoderReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """The `top_k` best passages of each question; see `Reranker.rank`."""
+        """Return the `top_k` best passages of each question; see `Reranker.rank`."""
         pairs = [
             (self._prefixes[0] + question, self._prefixes[1] + passage_text(passage))
             for question, choice in zip(questions, passages, strict=True)
@@ -105,7 +105,7 @@ class CrossEncoderReranker:
 
     @torch.inference_mode()
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The logit of each (question, passage); of a pair that is too long the longer side is cut."""
+        """Return the logit of each (question, passage); of a pair that is too long the longer side is cut."""
         if not pairs:
             return []
         first, second = [one for one, _ in pairs], [other for _, other in pairs]

@@ -54,7 +54,7 @@ class EncoderReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Refused: a text encoder does this better.
+        """Refuse: a text encoder does this better.
 
         Raises:
             UserError: Always.

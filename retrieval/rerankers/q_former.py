@@ -91,7 +91,7 @@ class QFormerReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Refused: a question without its picture can't be compared.
+        """Refuse: a question without its picture can't be compared.
 
         Raises:
             UserError: Always.
@@ -164,14 +164,14 @@ class QFormerReranker:
 
 
 def passage_words(passage: Passage) -> str:
-    """A passage as EchoSight writes a section, in lower case, without some punctuation, of at most 512 words."""
+    """Return a passage as EchoSight writes a section, in lower case, without some punctuation, of at most 512 words."""
     text = f"# Wiki Article: {passage.title}\n## Section Title: {passage.heading}\n{passage.text}"
     plain = _SPACES.sub(" ", _PUNCTUATION.sub(" ", text.lower())).rstrip("\n").strip(" ")
     return " ".join(plain.split(" ")[:_WORDS])
 
 
 def pixel_values(image: Image.Image, side: int) -> Tensor:
-    """A picture as EchoSight has it: padded with black if it is long, its middle square, shape (1, 3, side, side)."""
+    """Return a picture as EchoSight reads it: padded with black if long, center-cropped, shape (1, 3, side, side)."""
     image = to_rgb(image)
     width, height = image.size
     if max(width, height) / min(width, height) >= _WIDEST:
@@ -189,7 +189,7 @@ def pixel_values(image: Image.Image, side: int) -> Tensor:
 
 
 def load_q_former(folder: Path, weights: Path) -> Any:
-    """The `Blip2ForImageTextRetrieval` of a folder's `config.json` with weights in LAVIS's layout.
+    """Return the `Blip2ForImageTextRetrieval` of a folder's `config.json` with weights in LAVIS's layout.
 
     Raises:
         UserError: A file is damaged, or the weights are of another model, incomplete, or not finite.
@@ -221,7 +221,7 @@ def load_q_former(folder: Path, weights: Path) -> Any:
 
 
 def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict of LAVIS under transformers' names, without what only training uses.
+    """Return a state dict of LAVIS under transformers' names, without what only training uses.
 
     The tower's biases of queries and values become one of queries, keys (zero) and values.
     """
@@ -256,7 +256,7 @@ def _check_shapes(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[s
 
 
 def _weights_file(folder: Path) -> Path:
-    """The one file of weights of a folder."""
+    """Return the one file of weights of a folder."""
     found = sorted(folder.glob("*.pth"))
     if len(found) != 1 or not (folder / "config.json").is_file():
         lacking = f"{len(found)} files `.pth`" if len(found) != 1 else "no config.json"

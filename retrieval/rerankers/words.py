@@ -24,7 +24,7 @@ class WordReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """The `top_k` best passages of each question; see `Reranker.rank`."""
+        """Return the `top_k` best passages of each question; see `Reranker.rank`."""
         return [
             best_first(choice, bm25_scores(question, choice), top_k)
             for question, choice in zip(questions, passages, strict=True)
@@ -32,7 +32,7 @@ class WordReranker:
 
 
 def bm25_scores(question: str, passages: Sequence[Passage]) -> list[float]:
-    """BM25 of each passage against the question, k1 = 1.5, b = 0.75, document frequencies counted in `passages`."""
+    """Return BM25 of each passage for the question: k1 = 1.5, b = 0.75, document frequencies of `passages`."""
     documents = [Counter(_words(f"{passage.heading} {passage.text}")) for passage in passages]
     if not documents:
         return []

@@ -46,7 +46,7 @@ class Retriever(Protocol):
     """A retriever of entries for images."""
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """For each image at most `top_n` entries, each once, best first."""
+        """Return for each image at most `top_n` entries, each once, best first."""
         ...
 
 
@@ -56,7 +56,7 @@ class QueryRetriever(Protocol):
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
-        """For each query at most `top_n` entries, each once, best first."""
+        """Return for each query at most `top_n` entries, each once, best first."""
         ...
 
 
@@ -66,7 +66,7 @@ class SectionRetriever(Protocol):
     def search_sections(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[tuple[Hit, int]]]:
-        """For each query at most `top_n` sections, each as a hit of its entry and an index, best first."""
+        """Return for each query at most `top_n` sections, each as a hit of its entry and an index, best first."""
         ...
 
 
@@ -108,7 +108,7 @@ class EntryRetriever:
         self.most_kept = 2**14
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
+        """Return unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
         return self._encoder.encode_texts(texts)
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
@@ -229,7 +229,7 @@ class EntryRetriever:
         return self._twin(index, title_weight=self._title_weight, summary_share=self._summary_share)
 
     def weighted(self, *, title_weight: float, summary_share: float = 0.0) -> EntryRetriever:
-        """The same with other weights of its own. The two share encoded pictures.
+        """Return the same with other weights of its own. The two share encoded pictures.
 
         Raises:
             UserError: Summaries are to be weighed, and the index has none.
@@ -239,13 +239,13 @@ class EntryRetriever:
         return self._twin(self._index, title_weight=title_weight, summary_share=summary_share)
 
     def _twin(self, index: Index, **weights: float) -> EntryRetriever:
-        """A retriever with the same encoder, and the pictures that it encoded."""
+        """Return a retriever with the same encoder, and the pictures that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
         twin._kept, twin.most_kept = self._kept, self.most_kept
         return twin
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
-        """The weights of a query's parts, without those that an encoder of two spaces doesn't have."""
+        """Return the weights of a query's parts, without those that an encoder of two spaces doesn't have."""
         lacking = _LACKING if isinstance(self._encoder, DecoupledEncoder) else ("text_image",)
         is_one = not isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder)
         return {part: weight for part, weight in weights.of(query).items() if is_one or part not in lacking}
@@ -257,7 +257,7 @@ class EntryRetriever:
         weights_of: Mapping[_Content, Mapping[str, float]],
         vectors: Mapping[_Content, _Parts],
     ) -> dict[_Content, Vectors]:
-        """The one vector of each query that has an image and a text, by a rule other than that of scores."""
+        """Return the one vector of each query that has an image and a text, by a rule other than that of scores."""
         if rule == "vectors":
             return {
                 content: weighted_sum(weights_of[content], vectors[content]["image"], vectors[content]["text_image"])
@@ -283,7 +283,7 @@ class EntryRetriever:
         return {content: {**by_image.get(content.image, {}), **by_text.get(content.text, {})} for content in queries}
 
     def _encode_images(self, pictures: Mapping[bytes, Image.Image]) -> Vectors:
-        """Vectors of a batch of pictures, by what tells them apart."""
+        """Return vectors of a batch of pictures, by what tells them apart."""
         key = tuple(pictures)
         if (kept := self._kept.get(key)) is not None:
             return kept
@@ -349,7 +349,7 @@ class _Content(NamedTuple):
 
 
 def _alike(weights_of: Mapping[_Content, Mapping[str, float]]) -> list[list[_Content]]:
-    """Batches of queries with the same weights, which are searched for together."""
+    """Return batches of queries with the same weights, which are searched for together."""
     groups: dict[tuple[tuple[str, float], ...], list[_Content]] = {}
     for content, weights in weights_of.items():
         groups.setdefault(tuple(weights.items()), []).append(content)
@@ -359,7 +359,7 @@ def _alike(weights_of: Mapping[_Content, Mapping[str, float]]) -> list[list[_Con
 def _weighted(
     vectors: Mapping[_Content, _Parts], batch: Sequence[_Content], weights: Mapping[str, float]
 ) -> dict[str, Vectors]:
-    """A batch of queries as a store is asked: of each field the weighted sum of its parts, shape (n, dimensions)."""
+    """Return a batch of queries for a store: the weighted sum of each field's parts, shape (n, dimensions)."""
     query: dict[str, Vectors] = {}
     for part, weight in weights.items():
         if weight:

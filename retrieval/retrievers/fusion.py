@@ -50,7 +50,7 @@ def fused_weights(weights: Mapping[str, float]) -> dict[str, float]:
 
 
 def weighted_sum(weights: Mapping[str, float], image: Vectors, text: Vectors) -> Vectors:
-    """The weighted sum of an image's and a text's vectors, scaled to length 1; zero if they cancel out.
+    """Return the weighted sum of an image's and a text's vectors, scaled to length 1; zero if they cancel out.
 
     Each weighs as much as all of its parts do.
 

@@ -30,7 +30,7 @@ class Searcher(Protocol):
     name: str
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query, in order, at most `top` passages, best first; `top` is at least 1."""
+        """Return for each query, in order, at most `top` passages, best first; `top` is at least 1."""
         ...
 
 
@@ -46,7 +46,7 @@ class Texts:
         self.name, self._retriever = name, retriever
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query the `top` passages that are nearest to its text, best first."""
+        """Return for each query the `top` passages that are nearest to its text, best first."""
         rankings = iter(self._retriever.search([query.text for query in queries if query.has_text], top))
         return [next(rankings) if query.has_text else [] for query in queries]
 
@@ -169,13 +169,13 @@ def _result(name: str, future: Future[dict[int, list[PassageHit]]]) -> dict[int,
     except Exception as error:
         cause = " ".join(str(error).split())
         raise UserError(
-            f"searching the knowledge base `{name}` failed ({type(error).__name__}: {cause}); see to it, "
-            "or give it the budget 0"
+            f"searching the knowledge base `{name}` failed ({type(error).__name__}: {cause}); fix this, "
+            "or set the budget of this knowledge base to 0"
         ) from error
 
 
 def _once(hits: Sequence[PassageHit]) -> list[PassageHit]:
-    """Each passage of a knowledge base at its first place.
+    """Return each passage of a knowledge base at its first place.
 
     Two splits of one knowledge base have equal ids for different texts.
     """

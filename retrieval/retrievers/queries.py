@@ -134,7 +134,7 @@ class Weights:
         return {part: value * scale for part, value in own.items()}
 
     def fused(self, fusion: Fusion) -> Weights:
-        """The same with another rule for queries of an image and a text."""
+        """Return the same with another rule for queries of an image and a text."""
         return dataclasses.replace(self, fusion=fusion)
 
     def with_summaries(self, share: float) -> Weights:
@@ -153,7 +153,7 @@ class Weights:
 
 
 def equation_3(title_weight: float = 0.5) -> Weights:
-    """mR²AG's equation 3 (arXiv 2411.15041): (1 - w) · sim(I, I_k) + w · sim(I, T_k).
+    """Return the weights of mR²AG's equation 3 (arXiv 2411.15041): (1 - w) · sim(I, I_k) + w · sim(I, T_k).
 
     Raises:
         ValueError: `title_weight` is not from 0 to 1.
@@ -162,7 +162,7 @@ def equation_3(title_weight: float = 0.5) -> Weights:
 
 
 def equation_7(text_weight: float = 0.5) -> Weights:
-    """PMSR's equation 7: λ · sim(q, T_k) + (1 - λ) · sim(I, I_k).
+    """Return the weights of PMSR's equation 7: λ · sim(q, T_k) + (1 - λ) · sim(I, I_k).
 
     Raises:
         ValueError: λ is not from 0 to 1.

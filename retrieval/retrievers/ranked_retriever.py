@@ -67,7 +67,7 @@ class RankedRetriever:
         return RankedRetriever(self._rankings, self._kb, rule)
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """For each image its `top_n` first entries; none for one that has no ranking.
+        """Return for each image its `top_n` first entries; none for one that has no ranking.
 
         Raises:
             ValueError: `top_n` is less than 1.
@@ -90,7 +90,7 @@ class RankedRetriever:
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
-        """For each query the first entries of its picture; texts and weights don't count.
+        """Return for each query the first entries of its picture; texts and weights don't count.
 
         Raises:
             ValueError: A query has no picture.
@@ -182,7 +182,7 @@ def _ranking(line: bytes, where: str) -> Ranking:
 
 
 def _hash_of(image: str, roots: Roots) -> bytes | None:
-    """The hash of a picture's pixels; None if it can't be read."""
+    """Return the hash of a picture's pixels; None if it can't be read."""
     try:
         return pixel_hash(load_image(image, root=roots))
     except BadImage:
@@ -190,7 +190,7 @@ def _hash_of(image: str, roots: Roots) -> bytes | None:
 
 
 def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
-    """The id of an entity in the knowledge base, None if it is missing there."""
+    """Return the id of an entity in the knowledge base, None if it is missing there."""
     spellings = [entity]
     if "://" in entity:
         plain = unquote(entity)
@@ -199,7 +199,7 @@ def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
 
 
 def _scored(ids: Sequence[str | None], scores: Sequence[float] | None) -> list[tuple[str, float | None]]:
-    """Each known entry once, with its first score, or None without scores."""
+    """Return each known entry once, with its first score, or None without scores."""
     first: dict[str, float | None] = {}
     for entry_id, score in zip(ids, [None] * len(ids) if scores is None else scores, strict=True):
         if entry_id is not None:

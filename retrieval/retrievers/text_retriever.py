@@ -32,7 +32,7 @@ class TextRetriever:
         self._index, self._encoder, self._store = index, encoder, store or index.store
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions).
+        """Return unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions).
 
         Their inner product is the cosine whichever similarity the index is searched by; a vector of zeros stays so.
         """
@@ -47,7 +47,7 @@ class TextRetriever:
         return self._encoder.too_long(texts)
 
     def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
-        """For each query the `top` best passages, best first; all of them if there are fewer.
+        """Return for each query the `top` best passages, best first; all of them if there are fewer.
 
         Raises:
             ValueError: `top` is less than 1.

@@ -53,7 +53,7 @@ class PassagesInside:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query the `top` best passages of its entries, best first."""
+        """Return for each query the `top` best passages of its entries, best first."""
         hits = self.retriever.search_queries(queries, self.entries, weights=self.weights)
         return passages_inside(queries, hits, self.passages_of, top)
 
@@ -78,7 +78,7 @@ class BestPassages:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query a passage of each of the `top` best entries, best entry first; one without text has none."""
+        """Return for each query a passage of each of the `top` best entries that have text, best entry first."""
         hits = self.retriever.search_queries(queries, top, weights=self.weights)
         asked = [query for query, row in zip(queries, hits, strict=True) for _ in row]
         alone = [[hit] for row in hits for hit in row]
@@ -108,7 +108,7 @@ class Summaries:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query the summaries of the `top` best entries, best first, without those that have no text."""
+        """Return for each query the summaries of the `top` best entries that have text, best first."""
         return [
             [
                 PassageHit(summary, hit.score, hit.rank, hit.kb, hit.parts)
@@ -142,7 +142,7 @@ class SectionPairs:
     lead: Lead = "none"
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query the `top` best sections, best first."""
+        """Return for each query the `top` best sections, best first."""
         return [
             [
                 PassageHit(self._passage(hit.entry_id, section), hit.score, hit.rank, hit.kb, hit.parts)
@@ -190,7 +190,7 @@ def _inside(hit: Hit, scored: ScoredPassage, rank: int) -> PassageHit:
 
 
 def summary_of(entry: Entry) -> Passage | None:
-    """An entry's summary as a passage, `entry_id#-1.0`; its first passage where it has none; None without text."""
+    """Return an entry's summary as a passage, `entry_id#-1.0`, else its first passage; None without text."""
     if text := " ".join(entry.summary.split()):
         return Passage(entry.id, SUMMARY, 0, entry.title, "", "", text)
     return next(iter(split_passages(entry)), None)

@@ -52,7 +52,7 @@ class WebConfig(Settings):
     web_key_variable: str = setting(
         "WEB_SEARCH_API_KEY", "environment variable that holds that server's API key; never the key itself", secret=True
     )
-    web_concurrency: int = setting(4, "pmsr_web: searches under way at a time", ge=1)
+    web_concurrency: int = setting(4, "pmsr_web: maximum number of concurrent searches", ge=1)
     web_timeout: float = setting(30.0, "pmsr_web: seconds to wait for a connection, for a reply, and for its end", gt=0)
     web_retries: int = setting(
         4, "pmsr_web: most retries after a rate limit, a server error or a lost connection", ge=0
@@ -119,7 +119,7 @@ class SearchTool(Protocol):
     """Finds pages for queries."""
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
-        """For each query, in order, at most `top` pages, best first."""
+        """Return for each query, in order, at most `top` pages, best first."""
         ...
 
 
@@ -135,7 +135,7 @@ class KnowledgePages:
         self._retriever, self._knowledge = retriever, knowledge
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
-        """For each query the articles of its best passages, best first."""
+        """Return for each query the articles of its best passages, best first."""
         hits_by_query = self._retriever.search(queries, _PASSAGES * top)
         entries = [list(dict.fromkeys(hit.passage.entry_id for hit in hits))[:top] for hits in hits_by_query]
         return [[self._page(entry_id) for entry_id in row] for row in entries]
@@ -159,7 +159,7 @@ class Pages:
         self._tool = tool
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """For each query its pages, each as one passage without a heading; the best has the highest score."""
+        """Return for each query its pages, each as one passage without a heading; the best has the highest score."""
         answers = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
         pages = [next(answers) if query.has_text else [] for query in queries]
         return [
@@ -253,7 +253,7 @@ def read_pages(value: Any, top: int) -> list[Page]:
 
 
 def _plain(text: str) -> str:
-    """A text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
+    """Return a text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
     storable = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
     shown = (c if c in "\n\t" or c.isprintable() else " " if c.isspace() else "" for c in storable)
     return "".join(shown).strip()

@@ -29,9 +29,9 @@ class Found(NamedTuple):
 class VectorStore(Protocol):
     """Vectors by row number, from 0 in the order of adding.
 
-    A row has one vector in each field, zero where it has nothing to say. A query has one vector for each field that it
-    asks about, and the score of a row is the sum of their inner products with the row's: weights of fields are a matter
-    of the query, which brings vectors multiplied by them, and any can be searched with on one store.
+    A row has one vector in each field, zero where it has no value. A query has one vector for each field that it
+    searches. The score of a row is the sum of their inner products with the row's vectors. Field weights belong to the
+    query, whose vectors are multiplied by them, so that one store can be searched with any weights.
     """
 
     @property
@@ -59,11 +59,11 @@ class VectorStore(Protocol):
         ...
 
     def get(self, rows: Rows) -> dict[str, Vectors]:
-        """The vectors of rows, of each field, shape (rows, dimensions), as precisely as they are kept."""
+        """Return the vectors of rows, of each field, shape (rows, dimensions), as precisely as they are kept."""
         ...
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
-        """The rows with the highest scores.
+        """Return the rows with the highest scores.
 
         Args:
             query: Of the fields asked about, shape (queries, dimensions), each multiplied by its weight.
@@ -76,7 +76,7 @@ class VectorStore(Protocol):
 
 
 def checked_rows(vectors: Mapping[str, Vectors], fields: Fields) -> dict[str, Vectors]:
-    """Rows to add as float32, or ValueError; see `VectorStore.add`."""
+    """Return rows to add as float32, or ValueError; see `VectorStore.add`."""
     if set(vectors) != set(fields):
         raise ValueError(f"rows have the fields {sorted(vectors)}, the store has {sorted(fields)}")
     rows = {name: np.asarray(vectors[name], dtype=np.float32) for name in fields}
@@ -85,7 +85,7 @@ def checked_rows(vectors: Mapping[str, Vectors], fields: Fields) -> dict[str, Ve
 
 
 def checked_query(query: Mapping[str, Vectors], fields: Fields, top: int) -> dict[str, Vectors]:
-    """A query as float32, or ValueError; see `VectorStore.search`."""
+    """Return a query as float32, or ValueError; see `VectorStore.search`."""
     if top < 1:
         raise ValueError(f"top must be at least 1, found {top}")
     if not query or not set(query) <= set(fields):
@@ -105,14 +105,14 @@ def _check_shapes(vectors: Mapping[str, Vectors], fields: Fields, what: str) -> 
 
 
 def joined(vectors: Mapping[str, Vectors], fields: Fields) -> Vectors:
-    """Vectors of the fields side by side, shape (n, all dimensions); zeros for a field that is not asked about."""
+    """Return the fields' vectors side by side, shape (n, all dimensions); zeros for a field that is not searched."""
     count = len(next(iter(vectors.values())))
     blank = {name: np.zeros((count, size), dtype=np.float32) for name, size in fields.items() if name not in vectors}
     return np.concatenate([{**vectors, **blank}[name] for name in fields], axis=1)
 
 
 def best(scores: npt.NDArray[np.floating], top: int) -> Rows:
-    """Positions of the `top` highest scores, highest first, equal ones in order of position."""
+    """Return positions of the `top` highest scores, highest first, equal ones in order of position."""
     if top >= len(scores):
         return np.argsort(-scores, kind="stable")
     threshold = np.partition(scores, -top)[-top]

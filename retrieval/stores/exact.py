@@ -44,7 +44,7 @@ class ExactStore:
         self._map(repair)
 
     def path(self, field: str) -> Path:
-        """The file of a field."""
+        """Return the file of a field."""
         return self.folder / f"{field}.{SUFFIXES[self.precision]}"
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class ExactStore:
         self._map(repair=False)
 
     def finish(self) -> None:
-        """Nothing: rows are found as soon as they are added."""
+        """Do nothing: rows are found as soon as they are added."""
 
     def get(self, rows: Rows) -> dict[str, Vectors]:
         """See `VectorStore`."""
@@ -86,7 +86,7 @@ class ExactStore:
         return rescored(vectors, self, rows, top)
 
     def _scores(self, query: Mapping[str, Vectors], first: int, last: int) -> npt.NDArray[np.float32]:
-        """Scores of the rows from `first` up to `last`, shape (queries, rows)."""
+        """Return scores of the rows from `first` up to `last`, shape (queries, rows)."""
         parts = [
             array @ np.asarray(self._arrays[name][first:last], dtype=np.float32).T for name, array in query.items()
         ]

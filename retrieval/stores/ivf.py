@@ -122,7 +122,7 @@ class FaissStore:
         return self.search_with(self._settings, query, top)
 
     def search_with(self, settings: Search, query: Mapping[str, Vectors], top: int) -> Found:
-        """`search` with other settings than its own."""
+        """Return `search` with other settings than its own."""
         vectors = checked_query(query, self.fields, top)
         if self._index is None:
             return self.rows.search(vectors, top)  # nothing is in it
@@ -156,7 +156,7 @@ class FaissStore:
         return record
 
     def _trained(self) -> Any:
-        """An empty index with its cells, found on a sample of the rows."""
+        """Return an empty index with its cells, found on a sample of the rows."""
         if (self.folder / _CENTRES).is_file():
             return self._read(_CENTRES, mapped=False)
         cells = min(self._cells or cells_for(len(self)), len(self))
@@ -194,6 +194,6 @@ class FaissStore:
 
 
 def overlap(found: Rows, truth: Rows) -> float:
-    """Recall: the mean share of the true rows of each query that are among the found ones, whatever their order."""
+    """Return the recall: the mean share of each query's true rows that are found, in any order."""
     shares = [np.isin(wanted[wanted >= 0], row).mean() for row, wanted in zip(found, truth, strict=True)]
     return float(np.mean(shares))

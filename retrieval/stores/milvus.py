@@ -134,7 +134,7 @@ class MilvusStore:
             )
 
     def sent(self) -> int:
-        """Number of rows on the server."""
+        """Return the number of rows on the server."""
         counted = self._client.query(self.collection, filter=f"{_ROW} >= 0", output_fields=["count(*)"])
         return int(counted[0]["count(*)"])
 
@@ -201,7 +201,7 @@ class MilvusStore:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """The server's complaints within the block, as errors of one line."""
+        """Raise the server's errors within the block as errors of one line."""
         from pymilvus.exceptions import MilvusException
 
         try:
@@ -213,5 +213,5 @@ class MilvusStore:
                 server = f"Milvus Lite's file {self.address}"
                 fix = "end the process that has it open, or use another file"
             raise UserError(
-                f"{server} can't do it: {said}; {fix}, or search without one: `--store faiss` when the index is built"
+                f"{server} failed: {said}; {fix}, or build the index without a server, by `--store faiss`"
             ) from error

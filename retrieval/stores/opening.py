@@ -42,7 +42,7 @@ class Choice:
         return os.path.relpath(self.address, os.path.realpath(folder)) if is_lite(self.address) else self.address
 
     def disk(self, rows: int, fields: Fields) -> int:
-        """Bytes on this machine's disk, by arithmetic."""
+        """Return the bytes on this machine's disk, by arithmetic."""
         numbers = rows * sum(fields.values())
         if self.kind == "exact":
             return 4 * numbers
@@ -50,7 +50,7 @@ class Choice:
         return 2 * numbers + codes
 
     def memory(self, rows: int, fields: Fields) -> int:
-        """Bytes that all searching processes of a machine share, with everything in use."""
+        """Return the bytes that all searching processes of a machine share, with everything in use."""
         return self.disk(rows, fields) - (0 if self.kind == "exact" else 2 * rows * sum(fields.values()))
 
 

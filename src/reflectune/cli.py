@@ -20,7 +20,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "build": {
         "data_builders.build_mr2ag": "Build mR²AG-IT: questions with evidence passages and distractors.",
         "data_builders.build_plain": "Build training data without reflection tokens, for the papers' baselines.",
-        "data_builders.probe": "Ask a model a split's questions, without and with each retrieved document.",
+        "data_builders.probe": "Record a model's answers to questions, without and with each retrieved document.",
         "data_builders.derive_labels": "Derive MMKB-RAG's training data from probes.",
     },
     "train": {
@@ -33,11 +33,11 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "train.estimate": "Estimate the memory of a training on each device.",
     },
     "infer": {
-        "inference.answer": "Answer one question about an image, or show an evaluation's answers, and show how.",
+        "inference.answer": "Answer one question about an image, or show how an evaluation answered it.",
         "inference.evaluate": "Run pipelines over a data set's questions, score them, and write a report.",
         "inference.serve": "Serve answers, their traces and searches over HTTP.",
         "inference.agreement": "Compare a checkpoint behind a server with the local engine: gates, answers, speed.",
-        "inference.sweep": "Answer questions at every point of a grid of settings, from one set of forward passes.",
+        "inference.sweep": "Evaluate a grid of settings, reusing forward passes between its points.",
     },
     "score": {
         "metrics.score": "Score a prediction file, or write it for an official program.",

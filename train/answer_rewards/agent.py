@@ -1,7 +1,7 @@
 """Train an agent's trajectories by TN-GSPO or GSPO: its calls search our indexes, and only its replies are trained.
 
 TN-GSPO (ProMSA, arXiv 2606.27974) divides GSPO's mean log-ratio of a sequence by 1 + c · H, H the number of its calls.
-Each set of replies is used for one update, where all ratios are 1. Their gradient, divided by this, is then all of it.
+Each set of replies is used for one update, where all ratios are 1. So TN-GSPO only divides their gradient by 1 + c · H.
 """
 
 from __future__ import annotations

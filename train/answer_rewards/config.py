@@ -24,19 +24,19 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
     )
     scheme: str = setting("plain", "always plain: replies have no tokens of their own")
     limit: int | None = setting(None, "most prompts, drawn by seed; all if unset", ge=1)
-    generations: int = setting(8, "replies to a prompt, compared with each other", ge=2)
+    generations: int = setting(8, "replies per prompt: the group size of GRPO", ge=2)
     max_new_tokens: int = setting(256, "longest reply in tokens, thoughts included", ge=1)
     temperature: float = setting(1.0, "temperature of sampling replies", gt=0)
     accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
-    format_reward: float = setting(0.2, "reward of a reply of thoughts and an answer inside their tags alone", ge=0)
+    format_reward: float = setting(0.2, "reward of a reply that is exactly one <think> and one <answer> block", ge=0)
     policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
         "grpo", "TRL's `loss_type`; grpo averages the tokens of each reply"
     )
 
     server: ApiRoot = setting(
         "",
-        "vLLM that samples the replies, e.g. http://localhost:8000/v1, of the exported checkpoint that is `model`; it "
-        "reads new weights from `output_dir`; transformers samples if unset",
+        "vLLM server that samples the replies, e.g. http://localhost:8000/v1; it serves the exported "
+        "checkpoint `model`, and loads new weights from `output_dir`; transformers samples if unset",
         secret=True,
         hashed=False,
     )

@@ -1,4 +1,4 @@
-"""Closed formulas for the bytes of activations that a training step keeps for its backward pass.
+"""Closed-form formulas for the bytes of activations that a training step keeps for its backward pass.
 
 They follow "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, §4.1), for a layer of
 Llama or Qwen as transformers writes it, with the attention of `models/attention/tree_mask.py`.

@@ -37,7 +37,7 @@ class GateConfig(RewardConfig, TreeConfig):
     policy_loss: PolicyLoss = setting(
         "regression",
         "expected: the expected reward; grpo: rewards over their standard deviation; regression: outcomes' "
-        "log-probabilities weighted by their rewards, which moves sure gates too",
+        "log-probabilities weighted by their rewards, which moves confident gates too",
     )
     hold: float = setting(1.0, "weight of keeping the checkpoint's other outputs: relevance gates, answers, MCT", ge=0)
     refresh_steps: int = setting(0, "steps until rewards are measured again; 0: once, before the first step", ge=0)

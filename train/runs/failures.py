@@ -131,7 +131,7 @@ def advising(
             "`tokens_per_device` or `gradient_checkpointing`" if batch and batch.budget else "`gradient_checkpointing`"
         )
         raise UserError(
-            f"out of memory {where}. These take less (`reflectune estimate` prints how much):\n"
+            f"out of memory {where}. These settings need less memory (`reflectune estimate` prints how much):\n"
             f"  {changes}\n"
             f"The last checkpoint is kept: with {alone} alone changed{resumable}, the run resumes "
             "from it; other changes need another `output_dir`"

@@ -92,7 +92,7 @@ def refuse_sharded_weights(work: str, kind: str) -> None:
     """
     if work and kind in ("zero3", "fsdp"):
         raise UserError(
-            f"{work} with the whole model, which {kind} divides among processes; launch with "
+            f"{work} with unsharded weights, and {kind} shards them; launch with "
             "configs/accelerate/zero2.yaml or multi_gpu.yaml"
         )
 

@@ -1,4 +1,4 @@
-"""Model FLOP utilization (MFU): the needed operations of a training over those that a device's products reach."""
+"""Model FLOPs utilization (MFU): FLOPs that training needs, relative to the rate of the device's matrix products."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class SftConfig(FeatureKeys, ValidationConfig, TreeConfig, DataConfig):
 
     tokens_per_device: int | None = setting(
         None,
-        "most tokens of a forward pass, pictures counted: a step's questions are divided by it, and shared among "
-        "processes by tokens; if unset each pass reads per_device_train_batch_size questions",
+        "maximum tokens per forward pass, images included: a step's questions are split into micro-batches of that "
+        "size, balanced over processes; if unset a pass reads per_device_train_batch_size questions",
         ge=1,
         hashed=False,
     )

@@ -31,7 +31,7 @@ class OptimisationConfig(Settings):
     # Their product with the number of processes is hashed (see `reflectune.train.data.global_batch`).
     per_device_train_batch_size: int = setting(8, "questions, each with all its passages", ge=1, hashed=False)
     gradient_accumulation_steps: int = setting(1, "batches per optimiser step", ge=1, hashed=False)
-    max_tokens: int | None = setting(None, "most tokens from image to answer; the model's own limit if unset", ge=1)
+    max_tokens: int | None = setting(None, "maximum tokens from image to answer; the model's limit if unset", ge=1)
     seed: Seed = setting(0, "seed of new token rows, data order and dropout")
 
 
@@ -43,12 +43,12 @@ class ComputeConfig(Settings):
     )
     matmul_precision: Literal["highest", "high", "medium"] = setting(
         "highest",
-        "float32 products: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
+        "float32 matmuls: `medium` is 1.5 times as fast on many CPUs (oneDNN; bfloat16 where there is AMX), "
         "`high` is TF32 on a GPU",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "auto",
-        "auto: an accelerator if there is one; cuda: refused where there is none. Launches place their processes",
+        "auto: an accelerator if there is one; cuda: an error if there is none. A launcher sets each process's device",
         hashed=False,  # its type is
     )
     compile: Literal["auto", "off"] = setting(
@@ -56,7 +56,7 @@ class ComputeConfig(Settings):
     )
     gradient_checkpointing: bool | Literal["auto"] = setting(
         False,
-        "recompute activations to save memory; auto: those of as few layers as the device's memory asks for",
+        "recompute activations to save memory; auto: in as few layers as fit the device's memory",
         hashed=False,
     )
     dataloader_workers: int = setting(
@@ -70,7 +70,7 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
     dry_run: bool = setting(False, "print the plan of the training, and stop", hashed=False)
     ddp_timeout: int = setting(
         1800,
-        "seconds after which a collective operation fails that some processes don't take part in",
+        "timeout of collective operations, in seconds",
         ge=1,
         hashed=False,
     )

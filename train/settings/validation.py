@@ -25,10 +25,10 @@ class ValidationConfig(Settings):
     )
     eval_split: SplitName = setting("val", "split to validate on, if eval_data is a folder", hashed=False)
     eval_answers: int = setting(
-        0, "also answer this many questions of eval_data, drawn by seed, greedily; 0 for none", ge=0
+        0, "also decode greedy answers to this many questions of eval_data, drawn by seed; 0 for none", ge=0
     )
     eval_steps: int = setting(500, "steps between validations", ge=1)
-    best_metric: str = setting("", "end with the weights that were best by it, e.g. relevance_auroc; the last if unset")
+    best_metric: str = setting("", "metric that selects the final weights, e.g. relevance_auroc; the last if unset")
     early_stopping_patience: int | None = setting(
         None, "stop after this many validations without a better best_metric", ge=1
     )

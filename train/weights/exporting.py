@@ -200,6 +200,6 @@ def _compare(folder: Path, found: Tensor, expected: Tensor) -> None:
     difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
     if not difference <= _TOLERANCE * largest:
         raise UserError(
-            f"the export of {folder} answers otherwise: its logits differ by up to {difference:.3g} of {largest:.3g}; "
+            f"the export of {folder} differs from the checkpoint: logits by up to {difference:.3g} of {largest:.3g}; "
             "please report it with the versions of transformers and peft, and use the checkpoint itself"
         )

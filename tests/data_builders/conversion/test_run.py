@@ -457,7 +457,7 @@ def test_a_picture_that_comes_between_two_runs_is_noticed(source: Path, monkeypa
             convert(wanted)
     (source / "images/red.png").rename(source / "images/late.png")
     Image.new("RGB", (6, 6), "red").save(source / "images/red.png")
-    with pytest.raises(UserError, match="was begun with other rows: pictures came or went since then"):
+    with pytest.raises(UserError, match="was begun with other rows: pictures were added or removed since then"):
         convert(wanted)
 
 

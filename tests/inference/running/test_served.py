@@ -256,7 +256,7 @@ def refusing(kind: type[Exception]) -> Any:
     [
         ({"names": ["other"]}, "serves other, not .*--served-model-name"),
         ({"shift": 1}, r"reads \[Retrieval\] as tokens .* another tokenizer; serve the checkpoint's folder"),
-        ({"words": (5,)}, "renders a question in other tokens .* without --chat-template"),
+        ({"words": (5,)}, "tokenizes a question differently .* without --chat-template"),
         ({"mode": "processed_logprobs"}, "not the model's own .a bias changes them.; .*--logprobs-mode raw_logprobs"),
         ({"mode": "raw_logits"}, "not the model's own .those of 20 tokens sum to .*--logprobs-mode raw_logprobs"),
         ({"fault": lose_probabilities}, "gives no log-probabilities: found 0 for 1 tokens"),
@@ -279,7 +279,7 @@ def test_a_bad_server_is_refused_with_one_sentence(make, both, stub, pictures, c
 @ONE_FAMILY
 def test_a_server_of_other_weights_is_refused(both, stub, monkeypatch) -> None:
     monkeypatch.setattr(probe, "LEAST_MASS", 1.0)
-    with pytest.raises(UserError, match=r"hardly says \[Retrieval\] or \[No Retrieval\] .* weights of"):
+    with pytest.raises(UserError, match=r"gives \[Retrieval\] and \[No Retrieval\] together only .*: it is not"):
         served(both.name, stub)
 
 

@@ -304,10 +304,10 @@ def test_codes_of_more_rows_or_other_dimensions_are_refused(tmp_path: Path) -> N
 
 def test_a_server_that_is_away_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pymilvus", reason="needs reflectune[milvus]")
-    with pytest.raises(UserError, match=r"the Milvus server at http://127\.0\.0\.1:9 can't do it: .*`--store faiss`"):
+    with pytest.raises(UserError, match=r"the Milvus server at http://127\.0\.0\.1:9 failed: .*`--store faiss`"):
         MilvusStore("http://127.0.0.1:9", "vectors", ExactStore(tmp_path, FIELDS))
     (tmp_path / "text.db").write_text("text")
-    with pytest.raises(UserError, match=r"Milvus Lite's file .*text\.db can't do it: .*`--store faiss`"):
+    with pytest.raises(UserError, match=r"Milvus Lite's file .*text\.db failed: .*`--store faiss`"):
         MilvusStore(str(tmp_path / "text.db"), "vectors", ExactStore(tmp_path, FIELDS))
 
 
