@@ -30,13 +30,19 @@ Problem = Callable[[Example], str]
 
 
 def write_examples(path: str | Path, examples: Sequence[StoredExample], example_type: type | None = None) -> None:
-    """Write training examples as one Parquet file, atomically.
+    """Write a split's training examples as one Parquet file, atomically.
+
+    The folder's manifest first loses the split's fingerprint: until it is written again the split counts as unbuilt.
 
     Args:
-        path: File to write.
+        path: File to write, `{split}.parquet`.
         examples: Examples of one type.
         example_type: Their type; needed if there are none.
     """
+    if Path(path).with_name(MANIFEST).is_file():
+        manifest = read_manifest(Path(path).parent)
+        others = {split: key for split, key in manifest.fingerprints.items() if split != Path(path).stem}
+        write_manifest(Path(path).parent, dataclasses.replace(manifest, fingerprints=others))
     schema = schema_of(example_type or type(examples[0]))
     write_parquet(Path(path), pa.Table.from_pylist([to_row(example) for example in examples], schema=schema))
 

@@ -25,7 +25,8 @@ def score(config: ScoreConfig) -> None:
         return
     from reflectune.formats import dataset  # slow to import, so only once the config is known to be right
 
-    splits = config.splits or [split for split in dataset.splits(config.dataset) if split != "train"]
+    held_out = [split for split in dataset.splits(config.dataset) if split != "train"]
+    splits = config.splits or held_out or ["train"]
     questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
     if config.submission:
         from reflectune.metrics.scoring.submission import layout_for, write_submission

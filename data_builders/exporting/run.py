@@ -18,6 +18,7 @@ from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.parquet import WRITING
 from reflectune.core.partials import writing
+from reflectune.core.rejected import REJECTED
 from reflectune.core.rows import from_row, to_row
 from reflectune.data_builders.exporting.config import DataExportConfig
 from reflectune.data_builders.exporting.conversations import ConversationForm, Neutraliser, conversations
@@ -71,8 +72,9 @@ def export(config: DataExportConfig) -> ExportSummary:
     path, output, split = data_file(Path(config.data), config.split), Path(config.output), config.split
     scheme, roots = scheme_and_images(path.parent, config.scheme, config.image_root)
     layout, is_written = find_layout(config.to, config.images), not config.dry_run
-    contents = _earlier(output, split, ExportRecord(config.to, scheme.name, config.images, config.space))
     file = layout.file.format(split=split, scheme=scheme.name)
+    own, expected = {split, Path(file).parts[0]}, ExportRecord(config.to, scheme.name, config.images, config.space)
+    contents = _earlier(output, own, expected)
     placer = ImagePlacer(roots, config.images, (output / file).parent, write=is_written)
     clean, bad = Neutraliser(layout.separators), BadRows(path, config.on_error)
     form = ConversationForm(layout.masking, clean, " " if config.space else "")
@@ -92,6 +94,8 @@ def export(config: DataExportConfig) -> ExportSummary:
             summary.altered += clean.changed > changed
             yield from records
         bad.settle(output, write=is_written)
+        if not summary.rows and bad.count:
+            raise UserError(f"all {bad.count:,} rows of {path} are bad; {output / REJECTED} has the reasons")
         if not summary.rows:
             raise UserError(f"{path} has no row to export; build it again, with questions of that split")
 
@@ -118,13 +122,15 @@ def describe(config: DataExportConfig, summary: ExportSummary) -> str:
     return "\n".join(lines)
 
 
-def _earlier(output: Path, split: str, expected: ExportRecord) -> ExportRecord:
-    """Return the record of the splits in the output folder; refuse a folder with other files or settings."""
+def _earlier(output: Path, own: set[str], expected: ExportRecord) -> ExportRecord:
+    """Return the record of the splits in the output folder; refuse a folder with other files or settings.
+
+    An interrupted export may have left its `own` files, pictures, and the list of bad rows.
+    """
     if not (output / RECORD).is_file():
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []
-        was_cut_off = expected.images == "copy" and set(visible) <= {"images", split}
-        if visible and not was_cut_off:
-            raise UserError(f"`output`: {output} holds other files ({visible[0]}, …); choose an empty or a new folder")
+        if others := sorted(set(visible) - own - {"images", REJECTED}):
+            raise UserError(f"`output`: {output} holds other files ({others[0]}, …); choose an empty or a new folder")
         return expected
     try:
         earlier = from_row(ExportRecord, read_record(output / RECORD, "the record of an export"))

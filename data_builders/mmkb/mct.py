@@ -72,6 +72,9 @@ def mct_label(
 ) -> MctLabel | None:
     """Return the label by Algorithm 3; None for a question with fewer than `min_relevant` `[Rel]` documents.
 
+    If the model summarised a part of these, because all were too long or others were added by a later metric, the list
+    has that part.
+
     Args:
         probe: The question's probe.
         labels: Labels of its documents.
@@ -83,6 +86,9 @@ def mct_label(
         UserError: A relevant document has no score.
     """
     relevant = [label.document for label in labels if label.relevant]
+    summarised = [document for document in relevant if document.passage.id in probe.summarised]
+    if probe.summary and len(summarised) == len(probe.summarised) >= mixing.min_relevant:
+        relevant = summarised  # the summary is of these only; the others stay out of the list
     if len(relevant) < mixing.min_relevant:
         return None
     ordered = sorted(

@@ -61,6 +61,11 @@ def run(config: DeriveConfig) -> str:
             f"{config.probes} was probed on the data set {probed['about'].get('dataset')} (fingerprint "
             f"{probed['dataset']}), {config.dataset} has {dataset.fingerprint}; give the data set that was probed"
         )
+    if config.min_relevant == 1 and probed["summary"] == "words":
+        raise UserError(
+            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or "
+            "more"
+        )
     split, output = str(probed["split"]), Path(config.output)
     earlier = earlier_manifest(output, SCHEME, dataset.root)
     probes = list(stream_probes(config.probes))
@@ -284,6 +289,17 @@ def score_by_metric(
 def score_by_judge(
     answers: Sequence[QuestionAnswer], questions: Mapping[str, Question], judging: Judging
 ) -> dict[QuestionAnswer, float]:
-    """Return a judge's verdicts as 1 or 0. A reply that is neither verdict counts as incorrect."""
+    """Return a judge's verdicts as 1 or 0. A reply that is neither verdict counts as incorrect.
+
+    Raises:
+        UserError: No reply is a verdict.
+    """
     judged = judging.judged([answer_to(questions[name], text) for name, text in answers])
+    if unclear := judged.verdicts.count("unparsed"):
+        print(f"{unclear:,} of {len(answers):,} replies of the judge are no verdict, and count as incorrect")
+    if unclear and unclear == len(answers):
+        raise UserError(
+            f"no reply of {judging.model} is a verdict by {judged.protocol}, the first is {judged.replies[0][:200]!r}; "
+            "choose another model or `judge`, or a higher `llm_max_tokens`"
+        )
     return {answer: float(verdict == "correct") for answer, verdict in zip(answers, judged.verdicts, strict=True)}

@@ -16,7 +16,7 @@ from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName, PlacementKeys
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, DocumentRanking, RerankerConfig
+from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, PICTURED, DocumentRanking, RerankerConfig
 
 SCHEME = "mmkb_rag"
 
@@ -98,6 +98,12 @@ class ProbeConfig(
             yield "`leave_out_facts` needs `trained_on`: the data whose facts are left out"
         if self.trained_on and not Path(self.trained_on, MANIFEST).is_file():
             yield f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote"
+
+    @cross_check
+    def reranker_problems(self) -> Iterator[str]:
+        """Yield the problem of a reranker that needs the question's picture."""
+        if self.documents_by == "reranker" and self.reranker in PICTURED:
+            yield f"`documents_by: reranker` ranks by texts alone, and `reranker: {self.reranker}` reads pictures"
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:

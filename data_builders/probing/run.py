@@ -80,7 +80,8 @@ def run(config: ProbeConfig) -> None:
             print(f"{len(questions):,} questions of {config.split} in {config.dataset}, scored by {metric}")
             print(preview(worker, questions[:1]))
         return
-    logs = begin(config.output, settings(config, dataset, loaded, metric, bem, reranker))
+    with processes.main_process_first():
+        logs = begin(config.output, settings(config, dataset, loaded, metric, bem, reranker))
     done = answered(config.output)
 
     def finish() -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Question
+from reflectune.models.rendering.thoughts import without_thoughts
 
 CompleteAll = Callable[[list[list[dict[str, Any]]]], Sequence[str]]
 """Function of conversations in OpenAI's form that returns their replies, in order, at `TEMPERATURE`.
@@ -170,7 +171,7 @@ class Judging:
         texts = self.complete_all([protocol.messages(answer) for answer in distinct_answers])
         replies = dict(zip(distinct_answers, texts, strict=True))
         answer_replies = tuple(replies[answer] for answer in answers)
-        verdicts = tuple(map(protocol.verdict, answer_replies))
+        verdicts = tuple(protocol.verdict(without_thoughts(reply)) for reply in answer_replies)
         return Judged(self.model, protocol.name, protocol.prompt_hash, verdicts, answer_replies)
 
 

@@ -273,7 +273,8 @@ def _evqa_values(
         return known.get((segments[0], segments[1], segments[2]), never())
 
     values = _values(answers, lambda answer, question: evqa_score(answer, question, recall))
-    return values, tuple(answered.question.id for answered in answers if not long.isdisjoint(_triples(answered)))
+    wrong = [answered for answered, value in zip(answers, values, strict=True) if not value]
+    return values, tuple(answered.question.id for answered in wrong if not long.isdisjoint(_triples(answered)))
 
 
 def _triples(answered: Answered) -> list[Segments]:

@@ -76,6 +76,16 @@ def test_bad_rows_are_left_out_and_listed_if_asked(data: Callable[..., Path], tm
     assert [bad["row"] for bad in rejected] == ["no image", "no answer"]
 
 
+@pytest.mark.parametrize("to", ["trl", "ms-swift"])
+def test_an_export_of_bad_rows_alone_can_be_repeated_when_they_are_fixed(data, tmp_path: Path, to: str) -> None:
+    config = ExportConfig(data=str(data(BAD[0])), to=to, output=str(tmp_path / "out"), on_error="skip")
+    with pytest.raises(UserError, match=r"all 1 rows of .*rejected\.jsonl has the reasons"):
+        export(config)
+    shutil.copy(tmp_path / "data/images/red.png", tmp_path / "data/images/gone.png")
+    assert export(config).bad == 0
+    assert not (tmp_path / "out/rejected.jsonl").exists()
+
+
 def test_bad_rows_of_every_split_stay_listed_until_they_are_fixed(data: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
 

@@ -111,6 +111,13 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run
     assert "has no `metric`" in refused.stderr
 
 
+def test_a_data_set_of_nothing_but_train_is_scored_on_it(tmp_path: Path, run: Run) -> None:
+    write_questions(tmp_path / "own", "train", [Question("q0", "", "Who?", answers=("Ann",), split="train")])
+    write_json(tmp_path / "own/dataset.json", {"fingerprint": "f", "metric": "exact_match"})
+    (tmp_path / "p.jsonl").write_text(json.dumps({"data_id": "q0", "prediction": "Ann"}) + "\n")
+    assert "1 questions, 0 missing" in run("--predictions", tmp_path / "p.jsonl", "--dataset", tmp_path / "own").stdout
+
+
 def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None:
     first, second = predict(tmp_path / "p.jsonl", 2), predict(tmp_path / "q.jsonl", 1)
     done = run("--predictions", first, "--dataset", dataset, "--against", second)

@@ -120,9 +120,17 @@ def test_every_prompted_scheme_asks_for_an_answer_the_same_way(scheme, style, al
     assert [[message.text for message in row.messages] for row in rows] == [[alone, "1872"], [reading, "1872"]]
 
 
-def test_a_role_that_the_scheme_lacks_is_refused() -> None:
-    with pytest.raises(UserError, match="branch 0, `ret`: unknown role `perhaps`"):
-        turns_of(PromptedExample("p", "i.png", "When?", (PromptedBranch("ret", role="perhaps"),)), "none")
+@pytest.mark.parametrize(
+    ("branch", "more", "said"),
+    [
+        (PromptedBranch("ret", role="perhaps"), {}, "branch 0, `ret`: unknown role `perhaps`"),
+        (PromptedBranch("srt", (GOLD,), role="relevant", weight=0.98), {}, "weighted labels"),
+        (PromptedBranch("vqa", reply="Ann"), {"follow_ups": ROUNDS}, "several rounds"),
+    ],
+)
+def test_what_a_layout_cannot_hold_is_refused(branch: PromptedBranch, more: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        turns_of(PromptedExample("p", "i.png", "When?", (branch,), **more), "none")
 
 
 def test_a_prompt_of_a_pipeline_is_exported_as_it_is() -> None:

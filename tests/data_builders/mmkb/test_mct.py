@@ -77,9 +77,16 @@ def test_by_the_papers_noise_and_rule_there_is_nothing_to_mix_in() -> None:
 def test_the_models_own_words_count_for_exactly_the_documents_that_they_summarise() -> None:
     words = {"summary": "All say x.", "summarised": ("e0#0.0", "e1#0.0")}
     assert label(probe(True, True, False, **words)).summary == "All say x."
-    without = probe(True, True, True, **words)
+    without = probe(True, False, True, **words)
     bare = tuple(dataclasses.replace(document, sentence="") for document in without.documents)
     assert label(dataclasses.replace(without, documents=bare)).summary == ""
+
+
+def test_a_summary_of_a_part_leaves_the_other_relevant_documents_out_of_the_list() -> None:
+    mct = label(probe(True, True, True, False, summary="All say x.", summarised=("e0#0.0", "e1#0.0")))
+    assert {mct.documents[number - 1].entry_id for number in mct.keep} == {"e0", "e1"}
+    assert {passage.entry_id for passage in mct.documents} == {"e0", "e1", "e3"}
+    assert mct.summary == "All say x."
 
 
 @pytest.mark.parametrize("tau", [-1.0, 100.0])

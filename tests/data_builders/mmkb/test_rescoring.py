@@ -74,6 +74,8 @@ def test_a_judges_unclear_reply_counts_as_incorrect() -> None:
     answers = answers_of(PROBES)
     judging = Judging(PROTOCOLS["mrag"], "stub", complete)
     assert score_by_judge(answers, QUESTIONS, judging) == {answers[0]: 0.0, answers[1]: 1.0}
+    with pytest.raises(UserError, match="no reply of stub is a verdict by mrag, the first is 'well…'"):
+        score_by_judge(answers[:1], QUESTIONS, judging)
 
 
 def test_a_judges_temperature_cannot_be_changed() -> None:

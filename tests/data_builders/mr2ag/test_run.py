@@ -106,6 +106,17 @@ def test_a_built_split_is_left_alone_until_other_settings_build_it_again(config,
     assert numbers_of(config())["branches_by_source"]["random"] == 90
 
 
+def test_a_build_that_is_killed_before_its_manifest_is_not_taken_for_the_earlier_one(config, monkeypatch) -> None:
+    build(config())
+    with monkeypatch.context() as patch:
+        patch.setattr(reflection_run, "write_page", lambda *_, **__: 1 / 0)  # after the examples, before the manifest
+        with pytest.raises(ZeroDivisionError):
+            build(config(positives=1, negatives_random=3))
+    build(config())
+    assert numbers_of(config())["branches_by_source"]["random"] == 30
+    assert len(build(config())[0].branches) == 6
+
+
 def test_an_abandoned_build_leaves_nothing_in_the_way(config: Callable[..., BuildConfig], folder: Path) -> None:
     rewrite(folder, text="")
     with pytest.raises(UserError, match="the question is empty"):

@@ -55,6 +55,11 @@ def test_equal_answers_are_asked_once_and_order_is_kept() -> None:
     assert len(conversations) == 2
 
 
+def test_a_reasoning_judges_thoughts_are_not_its_verdict() -> None:
+    judging = Judging(PROTOCOLS["mrag"], "m", lambda many: ["<think>Correct? No.</think>\n\nIncorrect"])
+    assert judging.judged([OSLO]).verdicts == ("incorrect",)
+
+
 def test_a_model_that_loses_replies_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         Judging(PROTOCOLS["mrag"], "m", lambda many: ["Correct"]).judged([PARIS, OSLO])

@@ -223,6 +223,8 @@ def test_too_long_for_bem_is_an_error_officially_and_wrong_strictly() -> None:
     result = score(join(rows, EVQA, "strict"), "evqa", "strict", Words())  # type: ignore[arg-type]
     assert list(result.values) == [0.0, 1.0, 0.0]
     assert result.too_long == ("0",)
+    either = [Question("0", "", "Which letters?", answers=("b" * 600, "c"))]
+    assert score(join(predictions(("0", "c")), either, "strict"), "evqa", "strict", Words()).too_long == ()  # type: ignore[arg-type]
 
 
 def test_what_can_not_be_scored_is_named() -> None:
