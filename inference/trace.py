@@ -28,7 +28,7 @@ class PassageTrace:
         s_irr: p([Irrelevant]) in the same softmax; in MMKB-RAG 1 - s_rel.
         answer: The answer read from this passage; None if none was.
         s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
-        cut: True if that answer was cut off at its longest length.
+        cut: True if that answer was truncated at the maximum length.
         source: Label of a diagnosis (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
     """
 
@@ -124,7 +124,7 @@ class Trace:
         pipeline: The pipeline's name.
         answer: The final answer; "" if the pipeline abstained, failed or gives none.
         confidence: S_ans, equation 7, of an answer that was not read from a single passage; None otherwise.
-        cut: True if the answer was cut off at its longest length.
+        cut: True if the answer was truncated at the maximum length.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])), and Score_RET (equation 4) in MMKB-RAG; None if
             the pipeline has no gate.
         retrieved: True if entries were retrieved.

@@ -30,9 +30,7 @@ class ConvertConfig(Settings):
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
     split: list[SplitName] = setting([], "convert only these of `splits`")
-    limit: int = setting(
-        0, "take the first good questions of each file, and the first articles; 0: all", ge=0
-    )
+    limit: int = setting(0, "take the first good questions of each file, and the first articles; 0: all", ge=0)
     sample: int = setting(0, "number of questions to keep of each of `splits`, drawn by seed; 0: all", ge=0)
     sample_knowledge: int = setting(
         -1,

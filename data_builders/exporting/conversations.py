@@ -160,9 +160,7 @@ def _prompted(example: PromptedExample, scheme: PromptScheme) -> Iterator[tuple[
         raise UserError("it is a trajectory of several rounds, which these layouts lack; train on it with train/sft.py")
     for number, branch in enumerate(example.branches):
         if branch.weight != 1:
-            raise UserError(
-                "it has weighted labels, which these layouts lack; derive labels with `soft: false`"
-            )
+            raise UserError("it has weighted labels, which these layouts lack; derive labels with `soft: false`")
         if branch.role and branch.role not in scheme.tokens:
             raise UserError(f"branch {number}, `{branch.prompt}`: unknown role `{branch.role}`")
         if example.template:

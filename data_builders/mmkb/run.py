@@ -63,8 +63,7 @@ def run(config: DeriveConfig) -> str:
         )
     if config.min_relevant == 1 and probed["summary"] == "words":
         raise UserError(
-            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or "
-            "more"
+            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or more"
         )
     split, output = str(probed["split"]), Path(config.output)
     earlier = earlier_manifest(output, SCHEME, dataset.root)

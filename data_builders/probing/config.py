@@ -24,7 +24,7 @@ SCHEME = "mmkb_rag"
 class GenerationSettings(Settings):
     """Answers and summaries to generate."""
 
-    max_new_tokens: int = setting(32, "longest answer, in tokens", ge=1)
+    max_new_tokens: int = setting(32, "maximum number of tokens of an answer", ge=1)
     gold: bool = setting(True, "compute the accepted answer's log-probability, for `rule: margin`")
     summary: Literal["words", "sentences", "none"] = setting(
         "words", "summary of several relevant documents: the model's own words, sentences that it chooses, or none"
@@ -57,7 +57,7 @@ class WorkerSettings(Settings):
 
     batch_questions: int = setting(8, "questions answered together", ge=1)
     token_budget: int | None = setting(
-        None, "most tokens in one forward pass; unset: as many as fit, halved when memory runs out", ge=1
+        None, "maximum tokens per forward pass; unset: as many as fit, halved when memory runs out", ge=1
     )
     on_error: Literal["stop", "skip"] = setting(
         "stop", "a question with a bad image, no text, no answer or no own entry: stop, or count and list it"

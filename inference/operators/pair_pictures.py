@@ -24,7 +24,7 @@ class PairPictureSettings(Settings):
 
     pair_pictures: int = setting(
         0,
-        "MI-RAG, PMSR: most pairs of an iteration whose pictures are shown with their texts; papers: all 10",
+        "MI-RAG, PMSR: maximum pairs of an iteration whose pictures are shown with their texts; papers: all 10",
         ge=0,
     )
     pair_pixels: int = setting(

@@ -101,7 +101,7 @@ class DetailedSettings(ExtractionSettings, TrajectorySettings):
 
     @property
     def answer_tokens(self) -> int:
-        """The longest answer of a trajectory, in tokens."""
+        """Maximum number of tokens of a trajectory's answer."""
         return max(self.max_new_tokens, self.max_record_tokens) if self.detailed_answer else self.max_new_tokens
 
     @cross_check
@@ -116,7 +116,7 @@ class RecordSettings(
 ):
     """Settings of pipelines that write reasoning records."""
 
-    iterations: int = setting(4, "MI-RAG, PMSR: most searches after the first one", ge=0)
+    iterations: int = setting(4, "MI-RAG, PMSR: maximum number of searches after the first", ge=0)
     text_passages: int = setting(20, "MI-RAG, PMSR: passages of an iteration from the text index", ge=0)
     answer_each: bool = setting(
         False, "MI-RAG, PMSR: answer after every iteration, from the records so far, to score each of them"
@@ -127,7 +127,7 @@ class RecordSettings(
     )
 
     def budgets(self, parts: PipelineParts) -> Budgets:
-        """Return the most passages of an iteration, by knowledge base that there is."""
+        """Return the maximum number of passages of an iteration, by knowledge base."""
         most = {
             "texts": self.text_passages if parts.texts is not None else 0,
             "pairs": self.pair_passages if parts.retriever is not None else 0,

@@ -49,14 +49,14 @@ class MmkbRagSettings(EntryShareSettings, GateSettings, DocumentFinderSettings):
     k: Annotated[int | Literal["auto"], BeforeValidator(read_count)] = setting(
         "auto", "MMKB-RAG: documents to keep; auto: those that reach threshold, and at least 1 (5 without SRT)"
     )
-    threshold: float = setting(0.5, "MMKB-RAG: least [Rel] score of documents that `k: auto` keeps", ge=0, le=1)
+    threshold: float = setting(0.5, "MMKB-RAG: minimum [Rel] score of documents that `k: auto` keeps", ge=0, le=1)
     mct: Mct = setting(
         "filter",
         "MMKB-RAG: answer from the documents that MCT names, from its summary alone (merge), or from all, the named "
         "ones first (rerank); entry: a control without MCT, the kept documents of the entry with the highest scores",
     )
     answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: base_model answers, or the checkpoint itself")
-    max_reply_tokens: int = setting(128, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
+    max_reply_tokens: int = setting(128, "MMKB-RAG: maximum tokens of MCT's reply", ge=1)
     srt_fusion: list[float] = setting(
         [],
         "MMKB-RAG: a, b and c: documents are chosen by sigmoid(a · logit SRT + b · log S_ret + c), with S_ret as the "

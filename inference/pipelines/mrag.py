@@ -83,7 +83,7 @@ class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
     few_words: bool = setting(
         False, "mRAG: ask for an answer in a few words, as in the paper; else as all pipelines do"
     )
-    max_rank_tokens: int = setting(64, "mRAG: longest reply of pairwise and listwise reranking, in tokens", ge=1)
+    max_rank_tokens: int = setting(64, "mRAG: maximum tokens of a reply of pairwise and listwise reranking", ge=1)
 
 
 class MragSettings(DocumentStageSettings):

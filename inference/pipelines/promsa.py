@@ -72,7 +72,7 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
     image_calls: int = setting(3, "promsa: maximum calls of image_search; 3 in the paper", ge=0)
     text_calls: int = setting(3, "promsa: maximum calls of text_search; 3 in the paper, 4 in the released code", ge=0)
     call_passages: int = setting(3, "promsa: passages that a call returns; 3, as published", ge=1)
-    turns: int = setting(8, "promsa: most replies to a question; 8, as in the released code", ge=1)
+    turns: int = setting(8, "promsa: maximum replies per question; 8 in the released code", ge=1)
     describe_tools: bool = setting(
         True, "promsa: describe tools and the form of replies in a system prompt; an agent trained without knows them"
     )

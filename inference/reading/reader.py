@@ -30,7 +30,7 @@ class ReaderAnswer:
         tokens: Number of tokens generated, thoughts included.
         passages_read: Number of the given passages that were read.
         read: Tokens of the prompt of a one-turn answer.
-        cut: True if it was cut off at its longest length.
+        cut: True if it was truncated at the maximum length.
     """
 
     text: str

@@ -231,7 +231,7 @@ class CaptionConfig(
     reader: Literal["base_model", "server"] = setting(
         "base_model", "the model that writes: base_model, or a server's, `llm_model`"
     )
-    max_new_tokens: int = setting(128, "longest caption, in tokens", ge=1)
+    max_new_tokens: int = setting(128, "maximum number of tokens of a caption", ge=1)
     dry_run: bool = setting(False, "describe the run without starting it")
 
     @cross_check

@@ -148,7 +148,7 @@ def _cut_off(traces: Traces) -> list[str]:
         for name, pipeline_traces in traces.items()
     }
     return [
-        f"{name}: {count} of {len(traces[name])} answers were cut off at their longest length, `max_new_tokens`."
+        f"{name}: {count} of {len(traces[name])} answers were truncated at `max_new_tokens`."
         for name, count in counts.items()
         if count
     ]

@@ -71,7 +71,7 @@ def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
 
 _IN_WORDS = {
     "replies_refused": "were refused by the server",
-    "replies_cut": "were cut off at their longest length",
+    "replies_cut": "were truncated at the maximum length",
     "replies_unread": "couldn't be read",
     "queries_unread": "had no query",
     "records_empty": "were empty records",

@@ -53,7 +53,7 @@ class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
     """Serve answers, their traces and searches over HTTP."""
 
     pipelines: list[str] = setting(["mr2ag"], "pipelines to offer; the first answers requests that name none")
-    batch_questions: int = setting(16, "most questions answered together", ge=1)
+    batch_questions: int = setting(16, "maximum number of questions per batch", ge=1)
 
     @cross_check
     def served_problems(self) -> Iterator[str]:

@@ -92,13 +92,13 @@ class TreeLayout:
 
     @cached_property
     def causal(self) -> tuple[Tensor, ...]:
-        """`rows` in groups of similar length, each of shape (rows, most tokens of the group)."""
+        """`rows` in groups of similar length, each of shape (rows, maximum tokens of the group)."""
         lengths = (self.rows < self.none).sum(1).tolist()
         return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
 
     @cached_property
     def forks(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Plain trees and prefixes, (R, most tokens); branches, (K, most tokens); the prefix of each branch, (K,)."""
+        """Plain trees and prefixes, (R, max tokens); branches, (K, max tokens); the prefix of each branch, (K,)."""
         is_root = self.row_segments % STRIDE == 0
         groups = [self.rows[chosen] for chosen in (is_root, ~is_root)]
         roots, branches = (group[:, (group < self.none).any(0)] for group in groups)
@@ -107,7 +107,7 @@ class TreeLayout:
 
     @property
     def ahead(self) -> tuple[Tensor, Tensor]:
-        """Queries in pictures, and the keys after them: query i sees keys 0 … i. Each (pictures, most tokens - 1)."""
+        """Queries in pictures, and the keys after them: query i sees keys 0 … i. Each (pictures, max tokens - 1)."""
         return self.reversed_pictures[:, 1:], self.reversed_pictures[:, :-1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:

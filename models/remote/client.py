@@ -184,7 +184,7 @@ class RemoteModel(Closing):
         """Describe the requests of this run and their cost in one line; warn if many were refused or cut off."""
         cost = self.endpoint.cost(self._prompt_tokens, self._completion_tokens)
         priced = f", cost {cost:.4f}" if self.endpoint.input_price or self.endpoint.output_price else ""
-        counts = {"refused": len(self._refused), "cut off at their longest length": len(self._cut)}
+        counts = {"refused": len(self._refused), "truncated at the maximum length": len(self._cut)}
         total = self._sent + self._reused + len(self._refused)
         named = [f"{count:,} {name}" for name, count in counts.items() if count]
         first = f" (first: {next(iter(self._refused.values()))})" if self._refused else ""

@@ -23,9 +23,9 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
     scheme: str = setting("plain", "always plain: replies have no tokens of their own")
-    limit: int | None = setting(None, "most prompts, drawn by seed; all if unset", ge=1)
+    limit: int | None = setting(None, "maximum number of prompts, drawn by seed; all if unset", ge=1)
     generations: int = setting(8, "replies per prompt: the group size of GRPO", ge=2)
-    max_new_tokens: int = setting(256, "longest reply in tokens, thoughts included", ge=1)
+    max_new_tokens: int = setting(256, "maximum tokens per reply, thoughts included", ge=1)
     temperature: float = setting(1.0, "temperature of sampling replies", gt=0)
     accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
     format_reward: float = setting(0.2, "reward of a reply that is exactly one <think> and one <answer> block", ge=0)

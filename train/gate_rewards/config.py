@@ -26,9 +26,9 @@ class GateConfig(RewardConfig, TreeConfig):
         needed="a checkpoint that sft wrote",
         hashed=False,  # its content is
     )
-    limit: int | None = setting(None, "most questions, drawn by seed; all if unset", ge=1)
+    limit: int | None = setting(None, "maximum number of questions, drawn by seed; all if unset", ge=1)
     visual_limit: int | None = setting(
-        None, "most of them that are visual-dependent, drawn by seed; all if unset", ge=0
+        None, "maximum number of visual-dependent ones among them, drawn by seed; all if unset", ge=0
     )
     gates: list[str] = setting(["retrieve"], "gates to train: retrieve, or retrieve and relevance")
     retrieval_cost: float = setting(0.01, "λ: cost of retrieving, for each passage that is read", ge=0)

@@ -176,14 +176,14 @@ def test_a_refused_answer_is_an_error_and_cut_and_unread_replies_are_counted(stu
     server = stub_server(say, fault)
     with remote(server.url) as model:
         trace = run(ServedModel(model), scripting)
-        assert re.search("warning: of .* requests 3 refused and 2 cut off .*first: status 413", model.summary())
+        assert re.search("warning: of .* requests 3 refused and 2 truncated .*first: status 413", model.summary())
     assert trace.error.startswith("the server refused to answer (status 413")
     assert [trace.tokens[name] for name in REPLIES] == [1, 2, 2, 2, 0]
     counts = replies({"q": trace})
     (sentence,) = reply_sentences({"replies": {"pmsr": counts}})
     assert sentence == (
-        f"warning: pmsr: of {counts['calls']} replies 1 were refused by the server, 2 were cut off at their longest "
-        "length, 2 couldn't be read, 2 had no query."
+        f"warning: pmsr: of {counts['calls']} replies 1 were refused by the server, 2 were truncated at the "
+        "maximum length, 2 couldn't be read, 2 had no query."
     )
 
 

@@ -49,7 +49,7 @@ def test_answers_that_were_cut_off_are_counted(make) -> None:
     questions = [make.question(i) for i in range(3)]
     traces = {"closed_book": {q.id: make.trace(i, cut=i > 0) for i, q in enumerate(questions)}}
     text = notices_of(questions, traces, {}, [LARGE])
-    assert "closed_book: 2 of 3 answers were cut off at their longest length, `max_new_tokens`." in text
+    assert "closed_book: 2 of 3 answers were truncated at `max_new_tokens`." in text
 
 
 def test_searches_without_a_base_and_budgets_that_are_used_up_are_counted(make) -> None:
