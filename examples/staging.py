@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import psutil
@@ -163,12 +162,11 @@ def run_in_lanes(
     commands: Mapping[str, list[str]],
     needs: Mapping[str, Collection[str]],
     lanes: int,
-    estimates: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
     """Run the unfinished stages, `lanes` at a time, and return the minutes of each.
 
     Two processes of one thread each do more than one process of two. A stage is ready when its needs are finished; the
-    ready stage with the longest chain of dependents starts first. Each stage writes its output to `NAME.log`.
+    ready stage that is declared first starts first. Each stage writes its output to `NAME.log`.
 
     Args:
         run: Folder of the run.
@@ -176,11 +174,10 @@ def run_in_lanes(
         needs: Stages that must be finished before a stage starts. The needs of a stage that is not in `commands` are
             passed on to its dependents.
         lanes: Most stages at a time; they share the cores.
-        estimates: Minutes of a stage, 1 if missing.
     """
     done = finished(run, commands)
     within = {name: _within(commands, needs, name) for name in commands}
-    chains = _chains(within, estimates)
+    places = {name: place for place, name in enumerate(commands)}
     sorter = TopologicalSorter(within)
     sorter.prepare()
     ready: list[str] = []
@@ -193,7 +190,7 @@ def run_in_lanes(
             if earlier := [name for name in ready if name in done]:
                 print(*(f"{name}: finished earlier" for name in earlier), sep="\n", flush=True)
             else:
-                ready.sort(key=lambda name: -chains[name])
+                ready.sort(key=places.__getitem__)
                 while ready and len(work.running) < lanes:
                     work.start(ready.pop(0))
                 time.sleep(WAIT)
@@ -207,14 +204,6 @@ def run_in_lanes(
         for number, handler in zip(ends, before, strict=True):
             signal.signal(number, handler)
     return finished(run, commands)
-
-
-def forecast(
-    commands: Collection[str], needs: Mapping[str, Collection[str]], estimates: Mapping[str, float], lanes: int
-) -> float:
-    """Return a lower bound of the minutes of stages: their sum shared by the lanes, or the longest chain."""
-    chains = _chains({name: _within(commands, needs, name) for name in commands}, estimates).values()
-    return max(sum(estimates.get(name, 1) for name in commands) / lanes, *chains, 0)
 
 
 def finished(run: Path, commands: Mapping[str, list[str]]) -> dict[str, float]:
@@ -240,15 +229,6 @@ def _within(commands: Collection[str], needs: Mapping[str, Collection[str]], nam
     """Return the needs of a stage among `commands`, also through stages that are left out."""
     direct = [{need} if need in commands else _within(commands, needs, need) for need in needs.get(name, ())]
     return set().union(*direct)
-
-
-def _chains(needs: Mapping[str, Collection[str]], estimates: Mapping[str, float]) -> dict[str, float]:
-    """Return the minutes of each stage together with the longest chain of its dependents."""
-    chains: dict[str, float] = {}
-    for name in reversed([*TopologicalSorter(needs).static_order()]):
-        dependents = (chains[other] for other in chains if name in needs[other])
-        chains[name] = estimates.get(name, 1) + max(dependents, default=0)
-    return chains
 
 
 def _begun(run: Path, name: str, command: list[str]) -> float:

@@ -1,14 +1,13 @@
 """Train and evaluate both papers' methods on pocket, stage by stage, each the command that a user would type.
 
     python -m reflectune.examples.pocket.run --output pocket.md
-    python -m reflectune.examples.pocket.run --shipped
     python -m reflectune.examples.pocket.run --quick
     python -m reflectune.examples.pocket.run --fresh --run runs/fresh
 
 Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
-finished stage is not run again; one that was interrupted is resumed. `--shipped` takes the shipped models, and tunes
-two more readers and MMKB-RAG; `--quick` trains nothing and evaluates the shipped models; `--fresh` trains as
-`--shipped` does, and asks the test questions that were never asked. Each needs a folder of its own (`--run`).
+finished stage is not run again; one that was interrupted is resumed. `--quick` trains nothing and evaluates the shipped
+models; `--fresh` takes the shipped models, trains two more readers and MMKB-RAG, and evaluates the test questions that
+were never used. Each needs a folder of its own (`--run`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.marks import marks, minutes_table, report
-from reflectune.examples.staging import cores, finished, forecast, module, program, run_in_lanes, run_stages
+from reflectune.examples.staging import cores, finished, module, program, run_in_lanes, run_stages
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
 RUN = Path("runs/pocket")
@@ -57,41 +56,6 @@ EVERY = 1000
 """More questions than a test split has."""
 QUESTIONS = 40
 """Questions of each split that the shipped models are evaluated on."""
-MINUTES = {
-    "parts": 1,
-    "assemble": 1,
-    "gallery": 2,
-    "captions": 1,
-    "stage1": 80,
-    "visual": 1,
-    "stage2": 70,
-    "look": 6,
-    "index": 6,
-    "reflection": 2,
-    "baseline": 4,
-    "mr2ag": 50,
-    "plain_tuned": 55,
-    **{f"{name}_data": 3 for name in READERS},
-    "gold_tuned": 30,
-    "article_tuned": 45,
-    "evaluate": 160,
-    "fresh_mr2ag": 120,
-    "fresh": 30,
-    "fresh_by_images": 150,
-    "reader": 1,
-    "probe": 40,
-    "labels": 1,
-    "mmkb": 130,
-    "evaluate_mmkb": 45,
-    **dict.fromkeys(["fit", "fit_text", "fit_by_images", "fit_by_images_text", "leads", "leads_by_images"], 1),
-    "retrieved_probes": 45,
-    "retrieved_labels": 1,
-    "retrieved_tuned": 60,
-    **{f"mmkb_{seed}": 130 for seed in SEEDS},
-    **{folder: 30 for folder in BY_IMAGES if folder.startswith(("fresh_retrieved", "fresh_mmkb"))},
-    "quick": 20,
-}
-"""Minutes of each stage with one thread of an idle core, roughly."""
 NEEDS = {
     "assemble": ("parts",),
     "gallery": ("parts",),
@@ -217,22 +181,8 @@ def stages() -> dict[str, list[str]]:
     }
 
 
-MAKE_SHIPPED = (
-    *("assemble", "captions", "caption_prompts", "stage1", "visual", "visual_prompts", "stage2"),
-    *("baseline", "mr2ag", "plain_tuned"),
-)
-"""Stages whose only product is shipped."""
 TUNE_READERS = tuple(f"{name}_{stage}" for name in READERS for stage in ("data", "tuned"))
 """Stages of the further readers."""
-
-
-def shipped_stages() -> dict[str, list[str]]:
-    """Return the commands with the shipped models; MMKB-RAG and its reader are trained."""
-    commands = {name: command for name, command in stages().items() if name not in MAKE_SHIPPED}
-    commands["look"] = ["pocket/llava" if word == str(RUN / "stage2") else word for word in commands["look"]]
-    by_shipped = {"none": "pocket/plain", **tuned_readers(), "articles": f"{RUN}/article_tuned"}
-    commands["evaluate_mmkb"] += ["--plain_model", json.dumps(by_shipped)]
-    return {**commands, "evaluate": evaluate_shipped("evaluation", by_shipped)}
 
 
 def tuned_readers() -> dict[str, str]:
@@ -241,22 +191,16 @@ def tuned_readers() -> dict[str, str]:
 
 
 def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
-    """Return the commands without training: the shipped models on `limit` questions of each split."""
+    """Return the commands without training: the shipped models on `limit` questions of each split.
+
+    Of the untuned baselines it has the best: pocket/llava can't read. The shipped reader reads all contexts.
+    """
+    settings = f"--model pocket/mr2ag --plain_model pocket/plain --limit {limit} --output {RUN}/quick --pipelines"
+    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
     return {
         **{name: command for name, command in stages().items() if name in ("parts", "gallery", "index")},
-        "quick": evaluate_shipped("quick", limit=limit),
+        "quick": [*recipe("inference.evaluate", "evaluate"), *settings.split(), *pipelines],
     }
-
-
-def evaluate_shipped(output: str, readers: Mapping[str, str] = {}, limit: int = QUESTIONS) -> list[str]:
-    """Return the command that evaluates the shipped models on `limit` questions of each split.
-
-    Of the untuned baselines it has the best: pocket/llava can't read. Without `readers` the shipped one reads all.
-    """
-    settings = f"--model pocket/mr2ag --limit {limit} --output {RUN / output} --pipelines"
-    pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
-    read_by = ["--plain_model", json.dumps(readers) if readers else "pocket/plain"]
-    return [*recipe("inference.evaluate", "evaluate"), *settings.split(), *pipelines, *read_by]
 
 
 def fresh_stages() -> dict[str, list[str]]:
@@ -325,10 +269,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="Markdown file of the tables that are printed at the end")
     parser.add_argument("--run", type=Path, default=Path(), help="folder that the recipes' `runs/pocket` is below")
     less = parser.add_mutually_exclusive_group()
-    less.add_argument("--shipped", action="store_true", help="train MMKB-RAG alone, from the shipped models")
     less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
-    less.add_argument("--fresh", action="store_true", help="ask the test questions that were never asked")
-    parser.add_argument("--collect", action="store_true", help="run nothing: print the tables of the finished stages")
+    less.add_argument("--fresh", action="store_true", help="evaluate the test questions that were never used")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
     if arguments.lanes < 1:
@@ -337,20 +279,13 @@ def main() -> None:
     arguments.run.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    modes = {"shipped": shipped_stages, "quick": quick_stages, "fresh": fresh_stages}
-    commands = next((modes[mode] for mode in modes if getattr(arguments, mode)), stages)()
-    minutes = finished(RUN, commands)
-    if not arguments.collect:
-        left = [name for name in commands if name not in minutes]
-        estimates = {**MINUTES, **({"evaluate": MINUTES["quick"]} if arguments.shipped else {})}
-        to_do = f"{len(left)} of {len(commands)} stages to do"
-        if arguments.quick:  # each of its stages needs the one before, and has all cores
-            print(f"{to_do}: about {sum(estimates[name] for name in left) / 2:.0f} minutes on two idle cores")
-            minutes = run_stages(RUN, commands)
-        else:
-            least = forecast(left, NEEDS, estimates, arguments.lanes)
-            print(f"{to_do}: at least {least:.0f} minutes in {arguments.lanes} lanes with an idle core each")
-            minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes, estimates)
+    commands = quick_stages() if arguments.quick else fresh_stages() if arguments.fresh else stages()
+    left = commands.keys() - finished(RUN, commands).keys()
+    print(f"{len(left)} of {len(commands)} stages to do")
+    if arguments.quick:  # each of its stages needs the one before, and has all cores
+        minutes = run_stages(RUN, commands)
+    else:
+        minutes = run_in_lanes(RUN, commands, NEEDS, arguments.lanes)
     minutes = {name: minutes[name] for name in commands if name in minutes}
     text, reports = fresh_text(minutes) if arguments.fresh else marks_text(minutes, quick=arguments.quick)
     print(text)
