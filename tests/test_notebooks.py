@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small `runs/quickstart`: a tiny world, and the shipped LLaVA with untrained tokens."""
     folder = tmp_path_factory.mktemp("notebook")
     run = folder / "runs/quickstart"
-    build_world(run / "world", size="tiny", seed=0, quiet=True)
+    build_world(run / "world", size="tiny", seed=0)
     reflectune.build_index(
         knowledge=run / "world/knowledge", output=run / "index", encoder="miniature/clip", device="cpu"
     )

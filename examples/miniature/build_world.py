@@ -19,9 +19,7 @@ class WorldConfig(Settings):
     output: Annotated[str, output_of("dataset.json")] = setting(
         "", "data set folder to write", needed="the folder to write the world into"
     )
-    size: Literal["tiny", "default", "large"] = setting(
-        "default", "tiny (tests), default (quick start) or large (about 20,000 entities)"
-    )
+    size: Literal["tiny", "default"] = setting("default", "tiny (tests) or default (quick start)")
     seed: Seed = setting(0, "seed of everything in the world but the famous entities")
     traffic: int = setting(0, "questions of a further split, traffic, two in five about famous entities; 0: none", ge=0)
     two_hop: int = setting(0, "questions of a further split, two_hop_train, about a neighbour's facts; 0: none", ge=0)

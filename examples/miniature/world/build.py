@@ -47,7 +47,6 @@ def build_world(
     traffic: int = 0,
     two_hop: int = 0,
     neighbours: float = NEIGHBOURS,
-    quiet: bool = False,
 ) -> dict[str, Any]:
     """Build a world, or return the manifest of one that is built already.
 
@@ -62,7 +61,6 @@ def build_world(
             without them.
         two_hop: Questions of a further split, `two_hop_train`. All else is as without them.
         neighbours: Share of the articles that name a neighbour of their entity; two-hop questions are about these.
-        quiet: True shows no progress.
 
     Returns:
         The manifest.
@@ -78,7 +76,7 @@ def build_world(
     if built := begin(folder, key):
         return built
     articles = populate(SIZES[size], _rng(seed, "population"), neighbours)
-    painter = _Painter(folder, seed, quiet)
+    painter = _Painter(folder, seed)
     splits = WorldInterviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
     if traffic:
         users = WorldInterviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
@@ -121,9 +119,9 @@ def _rng(seed: int | str, *what: object) -> random.Random:
 class _Painter:
     """Draws pictures into the folder: the same picture each time, and none twice."""
 
-    def __init__(self, folder: Path, seed: int, quiet: bool) -> None:
+    def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
-        self._progress = progress_bar(desc="drawing", unit="picture", disable=quiet, mininterval=1.0)
+        self._progress = progress_bar(desc="drawing", unit="picture", mininterval=1.0)
 
     def photograph(self, article: EntityArticle, balloons: int, number: int) -> str:
         """Draw an entity's picture, and return its path in the data set; `number` 0 is the encyclopedia's own."""
@@ -184,7 +182,7 @@ def _write_contact_sheet(folder: Path, articles: Sequence[EntityArticle], seed: 
 def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:
     """Return the lines of a dry run."""
     counts = SIZES[size]
-    entities = (counts.train + counts.val + counts.test) * (1 + counts.look_alikes)
+    entities = (counts.train + counts.val + counts.test) * 2  # each with a look-alike
     return (
         f"a world of about {entities} entities and the famous ones, {len(RELATIONS)} kinds of fact, splits train, "
         "val_unseen_question, val_unseen_entity, test_unseen_question, test_unseen_entity, two_hop_val, two_hop_test"

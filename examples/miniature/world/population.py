@@ -16,7 +16,6 @@ from reflectune.examples.miniature.world.entities import (
     article,
     change_attribute,
     famous_entities,
-    look_alike,
     make_entity,
 )
 from reflectune.examples.miniature.world.facts import RELATIONS, state
@@ -26,28 +25,23 @@ Role = Literal["famous", "train", "val", "test", "bystander"]
 
 @dataclass(frozen=True)
 class WorldSize:
-    """Size of a world.
+    """Numbers of a world's entities; each has a look-alike that differs from it in one attribute.
 
     Attributes:
         train: Entities whose looks training may use, without the famous ones. The two unseen-question splits ask about
             facts of theirs that the train split doesn't ask about.
         val: Entities of `val_unseen_entity`, with held-out looks.
         test: Entities of `test_unseen_entity`, with held-out looks.
-        look_alikes: Entities added for each of these that differ from it in one or two attributes.
-        unique_looks: True if no two entities have the same looks: impossible with more entities than looks.
     """
 
     train: int
     val: int
     test: int
-    look_alikes: int
-    unique_looks: bool = True
 
 
 SIZES: dict[str, WorldSize] = {
-    "tiny": WorldSize(train=12, val=6, test=4, look_alikes=1),
-    "default": WorldSize(train=160, val=80, test=40, look_alikes=1),
-    "large": WorldSize(train=6000, val=2500, test=1500, look_alikes=1, unique_looks=False),
+    "tiny": WorldSize(train=12, val=6, test=4),
+    "default": WorldSize(train=160, val=80, test=40),
 }
 
 
@@ -90,7 +84,7 @@ def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS
         neighbours: Share of the articles, of entities with a split, that name a neighbour of their entity.
     """
     articles = [_article(entity, "famous") for entity in famous_entities()]
-    free = _FreeLooks(size.unique_looks, {a.entity.looks for a in articles}, rng)
+    free = _FreeLooks({a.entity.looks for a in articles}, rng)
     wanted: tuple[tuple[Role, int, bool], ...] = (
         ("train", size.train, False),
         ("val", size.val, True),
@@ -100,13 +94,11 @@ def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS
         for number in range(count):
             articles.append(_article(make_entity(f"{role}-{number:05d}", free.draw(held_out), rng), role))
     for original in [a for a in articles if a.role != "famous"]:
-        for number in range(size.look_alikes):
-            looks = free.near(original.entity.looks, number)
-            if looks is not None:
-                # it tells of the same things, so that only its looks tell it from the original
-                relations = rng.sample(list(original.entity.facts), len(original.entity.facts))
-                entity = make_entity(f"{original.entity.id}-like-{number}", looks, rng, relations)
-                articles.append(_article(entity, "bystander"))
+        if (looks := free.near(original.entity.looks)) is not None:
+            # it has the same relations, so that only its looks tell it from the original
+            relations = rng.sample(list(original.entity.facts), len(original.entity.facts))
+            entity = make_entity(f"{original.entity.id}-like-0", looks, rng, relations)
+            articles.append(_article(entity, "bystander"))
     _repeat_facts(articles, rng)
     _add_outdated(articles, rng)
     _add_neighbours(articles, neighbours, rng)
@@ -118,10 +110,10 @@ def _article(entity: Entity, role: Role) -> EntityArticle:
 
 
 class _FreeLooks:
-    """Draws combinations of looks, each once if they must be unique."""
+    """Draws combinations of looks, each once."""
 
-    def __init__(self, unique: bool, taken: set[Looks], rng: random.Random) -> None:
-        self._unique, self._taken, self._rng = unique, taken, rng
+    def __init__(self, taken: set[Looks], rng: random.Random) -> None:
+        self._taken, self._rng = taken, rng
         self._turn = 0
 
     def draw(self, held_out: bool) -> Looks:
@@ -129,22 +121,17 @@ class _FreeLooks:
         pool = [looks for looks in ALL_LOOKS if looks.held_out == held_out and looks not in self._taken]
         return self._take(self._rng.choice(pool))
 
-    def near(self, looks: Looks, differences: int) -> Looks | None:
-        """Draw a combination that differs in one attribute (in turn), for odd `differences` in two; None if taken."""
+    def near(self, looks: Looks) -> Looks | None:
+        """Draw a combination that differs in one attribute (in turn); None if they are taken."""
         for _ in range(40):
-            if differences % 2 == 0:
-                attribute = ATTRIBUTES[self._turn % len(ATTRIBUTES)]
-                other = change_attribute(looks, attribute, self._rng)
-            else:
-                other = look_alike(looks, 2, self._rng)
+            other = change_attribute(looks, ATTRIBUTES[self._turn % len(ATTRIBUTES)], self._rng)
             if other not in self._taken and other.category == looks.category:
                 self._turn += 1
                 return self._take(other)
         return None
 
     def _take(self, looks: Looks) -> Looks:
-        if self._unique:
-            self._taken.add(looks)
+        self._taken.add(looks)
         return looks
 
 

@@ -55,9 +55,7 @@ class GallerySettings:
     limit: int = 0
 
 
-def build_gallery(
-    folder: Path, sources: Collection, settings: GallerySettings, quiet: bool = False, flags: float = 1.0
-) -> dict[str, Any]:
+def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, flags: float = 1.0) -> dict[str, Any]:
     """Build a gallery, or return the manifest of one that is built already.
 
     Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
@@ -67,7 +65,6 @@ def build_gallery(
         folder: Output folder.
         sources: Pictures, articles and the works that facts come from.
         settings: Seed and sizes.
-        quiet: True shows no progress.
         flags: Most share of flags among the knowledge questions of each split; see `thin_flags`.
 
     Returns:
@@ -81,7 +78,7 @@ def build_gallery(
     key = fingerprint({**made_of, **({"flags": flags} if flags < 1 else {})})
     if built := begin(folder, key):
         return built
-    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings, quiet), flags)
+    return _write(folder, key, sources, settings, make_linked_entities(folder, sources, settings), flags)
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,11 @@ class LinkedEntities:
     unusable: int
 
 
-def make_linked_entities(folder: Path, sources: Collection, settings: GallerySettings, quiet: bool) -> LinkedEntities:
+def make_linked_entities(folder: Path, sources: Collection, settings: GallerySettings) -> LinkedEntities:
     """Link the pictures, write those that aren't in the folder yet, and make entities of them."""
     reviewed = read_reviewed()
     links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
-    looks, unusable = read_pictures(folder, [link.picture for link in links.made], quiet)
+    looks, unusable = read_pictures(folder, [link.picture for link in links.made])
     entities = make_entities(links.made, sources.articles, reviewed, looks, settings.seed, settings.limit)
     return LinkedEntities(links, looks, entities, len(unusable))
 
@@ -170,7 +167,7 @@ def thin_flags(questions: Sequence[Question], share: float, seed: int) -> list[Q
     return [question for question in questions if question.id not in left_out]
 
 
-def read_pictures(folder: Path, pictures: Sequence[SourcePicture], quiet: bool) -> tuple[dict[str, Look], list[str]]:
+def read_pictures(folder: Path, pictures: Sequence[SourcePicture]) -> tuple[dict[str, Look], list[str]]:
     """Write every picture that isn't in the folder yet.
 
     Returns:
@@ -178,7 +175,7 @@ def read_pictures(folder: Path, pictures: Sequence[SourcePicture], quiet: bool) 
     """
     usable: dict[str, Look] = {}
     left_out: list[str] = []
-    for picture in progress_bar(pictures, desc="pictures", unit="picture", disable=quiet, mininterval=1.0):
+    for picture in progress_bar(pictures, desc="pictures", unit="picture", mininterval=1.0):
         path = folder / image_path(picture)
         try:
             if not path.exists():

@@ -45,9 +45,7 @@ TRAINED: Final = ("train", "two_hop_train")
 """Splits of the gallery whose pictures training may use."""
 
 
-def build_captions(
-    folder: Path, gallery: Path, sources: Collection, settings: GallerySettings, quiet: bool = False
-) -> dict[str, Any]:
+def build_captions(folder: Path, gallery: Path, sources: Collection, settings: GallerySettings) -> dict[str, Any]:
     """Write a gallery's data set of captions, or return the manifest of one that is written already.
 
     Its splits: `train` has the captions, as a sentence and as a word; `visual` has the other visual questions of the
@@ -60,7 +58,6 @@ def build_captions(
         gallery: Folder of the gallery.
         sources: Sources of the gallery.
         settings: Settings of the gallery.
-        quiet: True shows no progress.
 
     Returns:
         The manifest.
@@ -72,7 +69,7 @@ def build_captions(
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
     if built := begin(folder, key):
         return built
-    splits = _ask(gallery, sources, settings, quiet)
+    splits = _ask(gallery, sources, settings)
     for split, questions in splits.items():
         write_questions(folder, split, questions)
     manifest = {
@@ -89,13 +86,13 @@ def build_captions(
     return manifest
 
 
-def _ask(gallery: Path, sources: Collection, settings: GallerySettings, quiet: bool) -> dict[str, list[Question]]:
-    linked = make_linked_entities(gallery, sources, settings, quiet)
+def _ask(gallery: Path, sources: Collection, settings: GallerySettings) -> dict[str, list[Question]]:
+    linked = make_linked_entities(gallery, sources, settings)
     captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
     captions = [caption for caption in captions if caption.entity is None or caption.entity.role not in ("val", "test")]
     known = {link.picture.id for link in linked.links.made}
     unread = [caption.picture for caption in captions if caption.picture.id not in known]
-    others, _ = read_pictures(gallery, unread, quiet)
+    others, _ = read_pictures(gallery, unread)
     return _Splits(gallery, linked.looks | others, settings.seed).of(captions)
 
 

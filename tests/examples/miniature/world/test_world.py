@@ -31,7 +31,7 @@ UNSEEN = ("val_unseen_question", "val_unseen_entity", "test_unseen_question", "t
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
-    build_world(folder, size="tiny", seed=3, quiet=True)
+    build_world(folder, size="tiny", seed=3)
     return folder
 
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def further(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same world, with traffic and with two-hop questions for training."""
     folder = tmp_path_factory.mktemp("further")
-    build_world(folder, size="tiny", seed=3, traffic=300, two_hop=40, quiet=True)
+    build_world(folder, size="tiny", seed=3, traffic=300, two_hop=40)
     return folder
 
 
@@ -58,14 +58,14 @@ def test_the_same_seed_gives_the_same_bytes_also_after_a_cut(folder: Path, tmp_p
     (again / "dataset.json").unlink()
     for path in sorted((again / "images").rglob("*.jpg"))[::2]:
         path.unlink()
-    build_world(again, size="tiny", seed=3, quiet=True)
+    build_world(again, size="tiny", seed=3)
     assert files(again) == files(folder)
     _, different, failed = filecmp.cmpfiles(folder, again, files(folder), shallow=False)
     assert (different, failed) == ([], [])
 
 
 def test_a_different_seed_gives_a_different_world_with_the_same_famous_entities(folder: Path, tmp_path: Path) -> None:
-    build_world(tmp_path, size="tiny", seed=4, quiet=True)
+    build_world(tmp_path, size="tiny", seed=4)
     one, two = Dataset(folder).knowledge, Dataset(tmp_path).knowledge
     assert one.get("val-00000").title != two.get("val-00000").title
     for entity in famous_entities():
@@ -74,7 +74,7 @@ def test_a_different_seed_gives_a_different_world_with_the_same_famous_entities(
 
 def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="holds another data set"):
-        build_world(folder, size="tiny", seed=5, quiet=True)
+        build_world(folder, size="tiny", seed=5)
 
 
 def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +82,10 @@ def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(build, "write_knowledge_base", MagicMock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            build_world(tmp_path, size="tiny", seed=3, quiet=True)
+            build_world(tmp_path, size="tiny", seed=3)
     with pytest.raises(UserError, match="holds a part of another data set; delete it"):
-        build_world(tmp_path, size="tiny", seed=4, quiet=True)
-    build_world(tmp_path, size="tiny", seed=3, quiet=True)
+        build_world(tmp_path, size="tiny", seed=4)
+    build_world(tmp_path, size="tiny", seed=3)
     assert files(tmp_path) == files(folder)
 
 
@@ -113,7 +113,7 @@ def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_spl
     assert others.isdisjoint(q.image for q in traffic)
     assert all((further / q.image).exists() for q in traffic)
     with pytest.raises(UserError, match="holds another data set"):
-        build_world(further, size="tiny", seed=3, quiet=True)
+        build_world(further, size="tiny", seed=3)
 
 
 def test_unseen_entities_have_held_out_looks_and_seen_ones_do_not(manifest: dict[str, Any]) -> None:
@@ -220,7 +220,7 @@ def test_two_hop_questions_for_training_show_training_looks(further: Path) -> No
 
 
 def test_a_world_of_more_neighbours_asks_more_two_hop_questions_and_keeps_its_entities(folder, tmp_path) -> None:
-    build_world(tmp_path, size="tiny", seed=3, neighbours=1.0, quiet=True)
+    build_world(tmp_path, size="tiny", seed=3, neighbours=1.0)
     plain, world = Dataset(folder), Dataset(tmp_path)
     assert {entry.id: entry.title for entry in world.knowledge} == {entry.id: entry.title for entry in plain.knowledge}
     shown = [question.entity_ids[0] for role in ("val", "test") for question in world.questions(f"two_hop_{role}")]

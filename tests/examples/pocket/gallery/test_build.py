@@ -34,7 +34,7 @@ def half_unseen() -> Iterator[None]:
 
 
 def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -> Dataset:
-    build_gallery(folder, sources, settings, quiet=True)
+    build_gallery(folder, sources, settings)
     return Dataset(folder)
 
 
@@ -188,7 +188,7 @@ def test_the_reviewed_relations_exist() -> None:
 
 
 def test_flags_are_drawn_out_of_each_split_to_their_share(dataset, tmp_path: Path) -> None:
-    build_gallery(tmp_path / "out", write_sources(tmp_path / "cache"), MANY, quiet=True, flags=0.25)
+    build_gallery(tmp_path / "out", write_sources(tmp_path / "cache"), MANY, flags=0.25)
     thinned, lost = Dataset(tmp_path / "out"), 0
     for split in SPLITS:
         before, after = dataset.questions(split), thinned.questions(split)

@@ -56,8 +56,8 @@ def with_stamps(sources: Collection) -> Collection:
 
 
 def build(folder: Path, sources: Collection, settings: GallerySettings = SETTINGS) -> tuple[Dataset, Dataset]:
-    build_gallery(folder / "gallery", sources, settings, quiet=True)
-    build_captions(folder / "captions", folder / "gallery", sources, settings, quiet=True)
+    build_gallery(folder / "gallery", sources, settings)
+    build_captions(folder / "captions", folder / "gallery", sources, settings)
     return Dataset(folder / "gallery"), Dataset(folder / "captions")
 
 
@@ -150,10 +150,10 @@ def test_the_same_seed_gives_the_same_captions(built, tmp_path: Path, more: Coll
 def test_captions_of_a_different_gallery_are_refused(built, tmp_path: Path, more: Collection) -> None:
     gallery, captions = built
     before = captions.fingerprint
-    assert build_captions(captions.root, gallery.root, more, SETTINGS, quiet=True)["fingerprint"] == before
-    build_gallery(tmp_path / "other", more, GallerySettings(seed=4), quiet=True)
+    assert build_captions(captions.root, gallery.root, more, SETTINGS)["fingerprint"] == before
+    build_gallery(tmp_path / "other", more, GallerySettings(seed=4))
     with pytest.raises(UserError, match="holds another data set"):
-        build_captions(captions.root, tmp_path / "other", more, GallerySettings(seed=4), quiet=True)
+        build_captions(captions.root, tmp_path / "other", more, GallerySettings(seed=4))
 
 
 @pytest.mark.parametrize(
