@@ -26,38 +26,29 @@ from pathlib import Path
 from typing import Any
 
 import gpu_training
-from gpu_training import TREES, weights_tables
-from results import Benchmark, table
-
-from reflectune.examples.scores import at
+from gpu_tables import (
+    ANSWERS,
+    FAMILIES,
+    LONG,
+    LONG_GATES,
+    NEW,
+    PASSAGES,
+    PROBED,
+    QUESTIONS,
+    TOKENS,
+    claims,
+    tables,
+)
+from gpu_training import TREES
+from results import Benchmark
 
 LIMITS = {"exact": 90, "llava": 200, "qwen2_vl": 200, "qwen3_5": 220, "again": 45}
 LIMITS |= {"training": 110, "gradients": 120, "weights": 300}
 """Seconds of each section: those of inference take 13 minutes together, those of training 9."""
-PASSAGES, TOKENS, ANSWERS, NEW = 20, 120, 4, 16
-"""Passages of a question, tokens of each, answers, and tokens of an answer."""
-QUESTIONS = 8
-LONG = 700
-"""Tokens of a long passage."""
-LONG_GATES = f"gates of {PASSAGES} x {LONG}"
 REPEATS = 3
 """Timed calls of each measurement on a GPU, after one that isn't."""
 LONGER = 48
 """Tokens of the longer answers that a decode step is measured by."""
-PROBED = 8
-"""Tokens of the answers after every passage, as a probe asks them."""
-FAMILIES = ("llava", "qwen2_vl", "qwen3_5")
-RIVALS = ("engine", "repeated cache", "batched rows", "one row at a time")
-MARKS: tuple[tuple[str, str, float, str, str], ...] = (
-    ("gates of one question, ms", "gates", 1000, "118 to 159", "85"),
-    ("gates, each of eight questions, ms", "gates of 8", 1000, "106 to 117", "70"),
-    ("decode step of 4 rows, ms", f"decode step of {ANSWERS} rows, ms", 1, "50", "10"),
-    ("decode step of 32 rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms", 1, "147", "14"),
-    ("gates and four answers, each of eight questions, ms", "answers of 8", 1000, "205 to 400", "105"),
-    ("compiling, s", "compiling, s", 1, "–", "90"),
-    ("compiling by a second process, s", "compiling again, s", 1, "–", "10"),
-)
-"""Marks: name, figure, factor, value of November 2026 before packed rows, most that is wanted."""
 
 
 class Figures:
@@ -131,7 +122,7 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
     long = arguments.device != "cpu" or arguments.size == "tiny"
-    found = {} if arguments.engine else rivals(model, prefixes, branches, figures, long=long)
+    found = rivals(model, prefixes, branches, figures, long=long)
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
     figures.put("model", "token budget", engine.token_budget)
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
@@ -268,7 +259,7 @@ def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[
     path = arguments.results / f"gpu_{name}.part"
     path.unlink(missing_ok=True)
     options = [f"--{key}={getattr(arguments, key)}" for key in ("results", "device", "size", "dtype")]
-    options += ["--packed"] * arguments.packed + ["--engine"] * arguments.engine
+    options += ["--packed"] * arguments.packed
     start, problem = time.monotonic(), None
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(arguments.results / "gpu_compiled")}
     try:
@@ -313,106 +304,6 @@ SECTIONS: dict[str, Callable[[argparse.Namespace, Figures], None]] = {
 }
 
 
-def tables(figures: dict[str, Any]) -> list[str]:
-    """Return the page's tables."""
-    found = figures | {"llava": figures.get("again", {}) | figures.get("llava", {})}  # the section compiles llava
-    families = [family for family in FAMILIES if found.get(family)]
-    marks = [
-        (text, before, wanted, *(_times(at(found, family, figure, "engine"), factor) for family in families))
-        for text, figure, factor, before, wanted in MARKS
-    ]
-    head = ("mark", "before", "at most", *families)
-    lines = [*figures.get("notes", ()), "", *inference_tables(figures), *table(head, marks), ""]
-    trained = figures.get("training", {})
-    columns = ("tokens", "step", "tokens/s", "TFLOP/s", "step, GiB")
-    rows = [(name, *(at(trained, column, name) for column in columns)) for name in trained.get("step", {})]
-    if rows:
-        lines += [*table(("LoRA step", "tokens", "seconds", "tokens/s", "TFLOP/s", "GiB"), rows), ""]
-    if losses := trained.get("loss"):
-        pairs = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-        lines.append(f"- Losses without dropout: {pairs}.")
-    lines += weights_tables(figures)
-    exactly = []
-    for name in (*FAMILIES, "qwen2_5_vl"):
-        gates = [at(figures, "exact", name, key) for key in ("largest difference of a gate", "largest gate")]
-        numbers = (*gates, at(figures, "gradients", "relative difference of a gradient", name))
-        if any(number is not None for number in numbers):
-            answers = [at(figures, "exact", name, key) for key in ("equal answers", "answers")]
-            exactly.append((name, *(number if number is None else f"{number:.0e}" for number in numbers), *answers))
-    if exactly:
-        columns = ("difference of a gate", "largest gate", "of a gradient", "equal answers", "of")
-        lines += [*table(("float32, against separate rows", *columns), exactly), ""]
-    for section in SECTIONS:
-        for name, error in (at(figures, section, "errors") or {}).items():
-            lines.append(f"- {section}, {name}: {error}")
-    return lines
-
-
-def inference_tables(figures: dict[str, Any]) -> list[str]:
-    """Return a table of gates, answers, probes and decode steps for each family."""
-    lines: list[str] = []
-    steps = f"decode step of {ANSWERS} rows, ms", f"decode step of {ANSWERS * QUESTIONS} rows, ms"
-    columns = ("gates", "gates of 8", "answers", "answers of 8", "probe", LONG_GATES, *steps, "answers of 8, GiB")
-    times = ("gates, s", "of 8", "gates and answers, s", "of 8", "probe, s", f"gates, {LONG} tokens, s")
-    heads = (*times, "decode step, ms", "of 32 rows", "GiB of 8")
-    for family in FAMILIES:
-        if not (found := figures.get(family, {})):
-            continue
-        names = [*RIVALS[:1], "engine, eager layers", "engine, question's gate first", *RIVALS[1:]]
-        rows = [(name, *(at(found, column, name) for column in columns)) for name in names]
-        rows = [row for row in rows if row[1] is not None]
-        ratios = []
-        for column in columns[:-1]:
-            others = [seconds for name in RIVALS[1:] if (seconds := at(found, column, name))]
-            ours = at(found, column, "engine")
-            ratios.append(min(others) / ours if ours and others else None)
-        rows.append(("best rival / engine", *ratios, None))
-        lines += [*table((family, *heads), rows), "", *notes(figures, found)]
-    return lines
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def notes(figures: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Return lines about rates, agreement and the profile of a family."""
-    lines, rows = [], []
-    for name in ("engine", "repeated cache"):
-        if (median := at(found, "difference of log-odds, median", name)) is not None:
-            keys = ("difference of log-odds, 99 %", "questions with another best passage")
-            rows.append((name, median, *(at(found, key, name) for key in keys)))
-    if rows:
-        head = (f"log-odds of gates against batched rows, {QUESTIONS} questions", "median difference", "99 %")
-        lines += [*table((*head, "another best passage"), rows), ""]
-    if (seconds := at(found, LONG_GATES, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
-        prefix = 600 + PASSAGES * LONG
-        reached = 2 * prefix * found["model"].get("language parameters", 0) / seconds / 1e12
-        lines.append(f"- {LONG} tokens: {reached:.0f} TFLOP/s, {reached / rate:.0%} of a matrix product.")
-    for name, values in found.items():
-        if name.startswith(("launches", "share of GPU")):
-            lines.append(f"- {name}: {values['engine']}.")
-    return [*lines, ""] if lines else []
-
-
-def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Return the rows of the board."""
-    rows = []
-    for family, name in (("llava", "LLaVA-1.5-7B"), ("qwen2_vl", "Qwen2-VL-7B"), ("qwen3_5", "Qwen3.5-9B")):
-        for key, text in (("answers", "one question"), ("answers of 8", "each of eight questions")):
-            ours, cache, flat = (at(figures, family, key, row) for row in RIVALS[:3])
-            if ours and cache and flat:
-                best = f"the best is {min(cache, flat) / ours:.1f} times as slow"
-                reference = f"repeated cache {cache:.3f} s, batched rows {flat:.3f} s: {best}"
-                rows.append((f"{name}: 20 gates and 4 answers, {text}", f"{ours:.3f} s", reference))
-    steps = at(figures, "training", "step") or {}
-    ours, theirs = ([seconds for name, seconds in steps.items() if name.startswith(kind)] for kind in ("trees", "flat"))
-    if ours and theirs:
-        reference = f"flat rows {min(theirs):.3f} s, the faster of eager and compiled as well"
-        rows.append(("LLaVA-1.5-7B: a LoRA step on trees", f"{min(ours):.3f} s", reference))
-    return rows
-
-
 BENCHMARK = Benchmark(
     "gpu",
     "On one GPU",
@@ -443,7 +334,6 @@ def main() -> None:
     parser.add_argument("--size", choices=("7b", "small", "tiny"), default="7b")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--packed", action="store_true", help="read packed rows on a CPU too, as on a GPU")
-    parser.add_argument("--engine", action="store_true", help="leave the rivals out")
     parser.add_argument("--limit", type=float, help="seconds of each section, in place of its own limit")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu import ANSWERS, PASSAGES, PROBED, QUESTIONS, TOKENS, Figures, inference, inference_tables
+from gpu import Figures, inference
+from gpu_tables import ANSWERS, PASSAGES, PROBED, QUESTIONS, TOKENS, inference_tables
 from results import Benchmark, table
 from workload import (
     FAMILIES,
@@ -195,7 +196,7 @@ def main() -> None:
         figures = {"inference": hybrid_inference(), "training": hybrid_training()}
         BENCHMARK.write(figures, arguments, "hybrid")
         return BENCHMARK.write_page(arguments)
-    arguments.device, arguments.dtype, arguments.packed, arguments.engine = "cpu", "float32", False, False
+    arguments.device, arguments.dtype, arguments.packed = "cpu", "float32", False
     figures = {"shared pictures": {}}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:

@@ -56,6 +56,6 @@ def test_a_model_of_7b_has_the_published_shapes(
 
 
 def test_a_section_that_fails_is_recorded_with_its_error(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    options = {"device": "cpu", "size": "tiny", "dtype": "float32", "packed": False, "engine": False}
+    options = {"device": "cpu", "size": "tiny", "dtype": "float32", "packed": False}
     figures = script("gpu").run_section("training", 0.1, argparse.Namespace(results=tmp_path, **options))
     assert figures["errors"] == {"training": "cut off after 0.1 s"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-HELPERS = {"results", "workload", "gpu_training"}
+HELPERS = {"results", "workload", "gpu_tables", "gpu_training", "whole_training"}
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
 
 
