@@ -43,14 +43,14 @@ class TablesConfig(MetricKeys, RerankerConfig):
         "and so is a plain_checkpoint that one lacks",
     )
     probe_limit: int | None = setting(None, "MMKB-RAG: training questions to probe", ge=1)
-    srt_balance: float | None = setting(3.0, "MMKB-RAG: most [NoRel] per [Rel]", gt=0)
+    srt_balance: float | None = setting(3.0, "MMKB-RAG: maximum ratio of [NoRel] to [Rel]", gt=0)
     sizes: list[Annotated[float, Field(gt=0, le=1)]] = setting(
         [1.0, 0.5, 0.25, 0.1, 0.02], "MMKB-RAG: shares of the SRT labels in Table 5, 1.0 first"
     )
     equal_at: float = setting(
         1.0, "MMKB-RAG: of `sizes`, the one at which the external labeller is compared", gt=0, le=1
     )
-    least_steps: int = setting(150, "MMKB-RAG: least steps of a training on few labels", ge=1)
+    least_steps: int = setting(150, "MMKB-RAG: minimum number of steps of a training on few labels", ge=1)
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     encoder: EncoderName = setting("miniature/clip", "the index's encoder")
@@ -63,11 +63,8 @@ class TablesConfig(MetricKeys, RerankerConfig):
     mct: Literal["filter", "merge", "rerank"] = setting(
         "merge", "MMKB-RAG: what MCT does in Table 2; the paper's best on InfoSeek is merge"
     )
-    answer_model: Literal["base", "tuned"] = setting("base", "MMKB-RAG: who answers")
-    gamma: float = setting(0.5, "the gate's threshold", ge=0, le=1)
-    max_new_tokens: int = setting(16, "longest answer, in tokens", ge=1)
-    max_reply_tokens: int = setting(64, "MMKB-RAG: longest reply of MCT, in tokens", ge=1)
-    token_budget: int | None = setting(None, "most tokens in one forward pass; limited by free memory if unset", ge=1)
+    max_new_tokens: int = setting(16, "maximum number of tokens of an answer", ge=1)
+    max_reply_tokens: int = setting(64, "MMKB-RAG: maximum tokens of MCT's reply", ge=1)
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     dtype: Dtype = setting("float32", "of answering and probing: float32, bfloat16 or float16")
     device: Device = setting("cpu", "cpu, cuda, or auto: each process's own")
@@ -127,12 +124,9 @@ class TablesConfig(MetricKeys, RerankerConfig):
             "scheme": self.paper,
             "top_n": self.top_n,
             "passages": self.passages,
-            "gamma": self.gamma,
             "documents": self.documents,
-            "answer_model": self.answer_model,
             "max_new_tokens": self.max_new_tokens,
             "max_reply_tokens": self.max_reply_tokens,
-            "token_budget": self.token_budget,
             "dtype": self.dtype,
             "device": self.device,
             **{name: getattr(self, name) for name in RerankerConfig.model_fields},
