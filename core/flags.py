@@ -130,7 +130,7 @@ def options_of(annotation: Any) -> list[Any]:
 
 
 def help_text(kind: type[BaseModel], program: str, description: str, left_out: Collection[str] = ()) -> str:
-    """Return the help of a command: its keys by the class that declares them, with their defaults.
+    """Return the help of a command: needed keys, then the others by the class that declares them, with defaults.
 
     Args:
         kind: The config class.
@@ -140,13 +140,18 @@ def help_text(kind: type[BaseModel], program: str, description: str, left_out: C
     """
     lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_paragraph(description), "")]
     unlisted = kind.model_fields.keys() - left_out
+    extras = {name: field.json_schema_extra for name, field in kind.model_fields.items()}
+    needed = {name for name, extra in extras.items() if isinstance(extra, dict) and "needed" in extra}
+    groups: list[tuple[str, Collection[str]]] = [("Main keys:", needed)]
     for owner in kind.__mro__:
-        first = [name for name in vars(owner).get("__annotations__", ()) if name in unlisted]
-        unlisted.difference_update(first)
-        if first:
-            heading = "Keys of this command:" if owner is kind else _first_paragraph(owner.__doc__ or owner.__name__)
+        heading = "Keys of this command:" if owner is kind else _first_paragraph(owner.__doc__ or owner.__name__)
+        groups.append((heading, vars(owner).get("__annotations__", {}).keys()))
+    for heading, names in groups:
+        listed = [name for name in kind.model_fields if name in names and name in unlisted]
+        unlisted.difference_update(listed)
+        if listed:
             lines += ["", *_wrap(heading, "")]
-        for name in first:
+        for name in listed:
             field = kind.model_fields[name]
             lines += _wrap(f"--{name} {_placeholder(field)}".rstrip(), "  ")
             lines += _wrap(f"{field.description}{_default(field)}", "      ")

@@ -290,12 +290,12 @@ def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
         return scheme
     if scheme.tokens:
         raise UserError(
-            f"{folder} was trained with scheme {scheme.name}, but {wanted.name} is asked for; choose another "
-            f"checkpoint, or scheme={scheme.name}"
+            f"{folder} was trained with scheme {scheme.name}, and {wanted.name} is needed; choose a checkpoint of "
+            f"{wanted.name}, or a pipeline of {scheme.name}"
         )
     if (folder / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is asked for: merge it first with "
+            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is needed: merge it first with "
             "train.merge, and start from the result"
         )
     return None

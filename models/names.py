@@ -7,6 +7,7 @@ A collection is an entry point of the group `reflectune.models`, named by the pr
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,15 @@ def shipped_folder(name: str) -> Path | None:
 def model_name(value: str) -> str:
     """Return the problem of a model's name, a shipped model, folder or hub id; "" for none."""
     return _named(value, MODEL_FILES)
+
+
+def recorded_scheme(model: str) -> str:
+    """Return the scheme that a checkpoint's folder names; "" for other models, and for a file that can't be read."""
+    try:
+        record = json.loads(Path(model, "scheme.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(record.get("name", "")) if isinstance(record, dict) else ""
 
 
 def encoder_name(value: str) -> str:

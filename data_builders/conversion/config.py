@@ -25,7 +25,9 @@ class ConvertConfig(Settings):
     splits: dict[str, Any] = setting({}, "file of each split, or a mapping of roles to its files")
     options: dict[str, Any] = setting({}, "the reader's own options")
     metric: MetricChoice = setting("", "metric that scores answers, for dataset.json; the reader's own if unset")
-    images: str = setting("", "folder of the questions' images; unset: no images")
+    images: str = setting(
+        "", "folder of the questions' images; unset: the questions' own folder for `own`, else no images"
+    )
     knowledge: str = setting("", "reader of the knowledge base, e.g. wiki6m, evqa, own")
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")

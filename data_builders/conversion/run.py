@@ -63,7 +63,8 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         if config.knowledge:
             gold, kb_images = frozenset(questions.entity_ids), knowledge_images(config)
             kb = KnowledgeRun(config, kb_images, output, rejected, gold)
-            image_root = _root_in_manifest(kb_images, output / "knowledge", output) or ".."
+            named = config.path(config.knowledge_images or config.knowledge_source)
+            image_root = _root_in_manifest(kb_images, output / "knowledge", output, named) or ".."
             knowledge, kb_fingerprint = kb.convert(workers, journal / "knowledge.jsonl", key, image_root)
             _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
         check_unchanged(fingerprinted := hashed.result(), "the conversion began")
@@ -72,7 +73,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         **_numbers(config, questions, knowledge, rejected),
         "fingerprint": fingerprint([digest, kb_fingerprint]),
         "parts": questions.parts,
-        "image_root": _root_in_manifest(images, output, output),
+        "image_root": _root_in_manifest(images, output, output, config.path(config.images)),
         "made_with": config.decisive_settings(),
         "sources": fingerprinted,
     }
@@ -250,10 +251,14 @@ def _name(config: ConvertConfig) -> str:
     return config.name or Path(config.output).resolve().name
 
 
-def _root_in_manifest(images: ImageFolder, start: Path, output: Path) -> str:
-    """Return an image folder for a manifest: relative to `start` within the data set, else absolute; "" for none."""
+def _root_in_manifest(images: ImageFolder, start: Path, output: Path, named: Path) -> str:
+    """Return an image folder for a manifest; "" for none.
+
+    It is absolute if it lies outside the data set, and the config names it by an absolute path. Else it is relative to
+    `start`, so that data set and images can be moved together.
+    """
     if images.start is None or (images.root is None and not images.start.is_dir()):
         return ""
     root, whole = images.start.resolve(), output.resolve()
-    inside = root == whole or whole in root.parents
-    return os.path.relpath(root, start.resolve()) if inside else str(root)
+    is_relative = root == whole or whole in root.parents or not named.is_absolute()
+    return os.path.relpath(root, start.resolve()) if is_relative else str(root)

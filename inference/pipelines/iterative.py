@@ -64,9 +64,7 @@ class PairSettings(Settings):
 class CandidateSettings(Settings):
     """Number of passages to examine."""
 
-    candidates: int = setting(
-        1000, "ReAG, IBA, MM-R2: maximum number of retrieved entries' passages to examine", ge=1
-    )
+    candidates: int = setting(1000, "ReAG, IBA, MM-R2: maximum number of retrieved entries' passages to examine", ge=1)
 
 
 def answer_instruction(question: Question, *, detailed: bool) -> str:

@@ -33,7 +33,7 @@ from reflectune.inference.pipelines.requirements import DOCUMENT_RERANKER, SERVE
 from reflectune.inference.running.runner import RunSettings
 from reflectune.inference.trace_files.reading import trace_files
 from reflectune.metrics.config import MetricConfig
-from reflectune.models.names import PlacementKeys
+from reflectune.models.names import PlacementKeys, recorded_scheme
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
@@ -100,6 +100,11 @@ class PipelinesConfig(ModelSettings, AllPipelines):
         elif schemes and self.scheme not in ("", *schemes):
             issues.append(
                 f"`scheme` is {self.scheme}, but {reflecting_names[0]} needs a checkpoint of scheme {schemes[0]}"
+            )
+        elif schemes and (trained := recorded_scheme(self.model)) not in ("", *schemes):
+            issues.append(
+                f"`model`: {self.model} was trained with scheme {trained}, and {reflecting_names[0]} needs a "
+                f"checkpoint of scheme {schemes[0]}"
             )
         return issues
 
@@ -175,7 +180,7 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
     as_json: bool = setting(False, "print the whole trace as JSON")
     evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, and answer nothing")
     question_id: str = setting("", "id of the evaluation's question; all questions, a line of JSON each, if unset")
-    pipeline: str = setting("", "pipeline whose trace to show; all pipelines and stages if unset")
+    pipeline: str = setting("", "pipeline of `evaluation` whose trace to show; all pipelines and stages if unset")
     otlp: str = setting(
         "", "send the evaluation's traces there as OpenTelemetry spans: http://localhost:6006/v1/traces is Phoenix"
     )
@@ -196,6 +201,11 @@ class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
         if self.otlp and not (self.evaluation and self.otlp.startswith(("http://", "https://"))):
             yield "`otlp` is an address that begins with http:// or https://, and needs `evaluation`"
         if not self.evaluation:
+            yield from (
+                f"`{key}` chooses a trace of `evaluation`; without one the pipeline is that of the checkpoint's scheme"
+                for key in ("pipeline", "question_id")
+                if getattr(self, key)
+            )
             yield from self.missing("image", "question")
             yield from self.missing("model", why="a checkpoint that sft wrote")
             if not RetrieverConfig.of(self).finds_entries:

@@ -53,6 +53,11 @@ def score_files(
     scored: list[Scored] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode, metric)
+        if joined.unknown and not joined.pairs and not joined.left_out:
+            raise UserError(
+                f"{path}: none of its {len(joined.unknown):,} ids is a question of the data set, the first at "
+                f"{joined.unknown[0].where}; is it the file of a different data set or split?"
+            )
         if joined.left_out and not joined.pairs:
             raise UserError(
                 f"{path}: {metric} scores none of its questions: they are visual, or have no answers to compare"

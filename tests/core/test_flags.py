@@ -21,7 +21,8 @@ class Everything(Bounded):
 
     address: str = setting("http://me:hidden@host", "a server", secret=True)
     method: Literal["full", "lora"] = setting("full", "weights to train")
-    limit: int | None = setting(None, "most rows", ge=1)
+    limit: int | None = setting(None, "maximum number of rows", ge=1)
+    output: str = setting("", "folder to write", needed="a folder")
 
 
 def test_help_names_every_key_below_the_class_that_declares_it() -> None:
@@ -32,8 +33,10 @@ def test_help_names_every_key_below_the_class_that_declares_it() -> None:
     assert "a share, 50% of all (default: 0.5)" in text
     assert "weights (default: 0.5 1)" in text
     assert "--method full|lora\n" in text
-    assert "most rows\n" in text
+    assert "maximum number of rows\n" in text
     words = [
+        "Main keys:",
+        "--output",
         "Keys of this command:",
         "--address",
         "--method",

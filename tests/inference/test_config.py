@@ -130,6 +130,20 @@ def test_a_checkpoint_that_no_pipeline_reads_need_not_be_made_yet(folders) -> No
     assert [problem for problem in config.problems() if problem.startswith("`plain_model` runs/not/yet")]
 
 
+def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_path: Path) -> None:
+    write_json(tmp_path / "checkpoint/scheme.json", {"name": "mr2ag"})
+    write_json(tmp_path / "checkpoint/config.json", {})
+    asked = {**folders, "model": str(tmp_path / "checkpoint"), "base_model": "b", "output": "o"}
+    (problem,) = find_problems(EvaluateConfig, {**asked, "pipelines": ["mmkb_rag"]})
+    assert "was trained with scheme mr2ag, and mmkb_rag needs a checkpoint of scheme mmkb_rag" in problem
+    assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["mr2ag"]})
+
+
+def test_an_answers_pipeline_is_one_of_an_evaluation(folders) -> None:
+    problems = find_problems(AnswerConfig, {**folders, "model": "m", "question": "q", "pipeline": "pmsr"})
+    assert problems[0].startswith("`pipeline` chooses a trace of `evaluation`")
+
+
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:
     problems = find_problems(AnswerConfig, dict(**folders, model="m", question=" "))
     assert problems == ["`image` is needed", "`question` is needed"]

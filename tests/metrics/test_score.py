@@ -126,6 +126,13 @@ def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None
     assert "on 6 questions, better on 2, worse on 0" in done.stdout
 
 
+def test_a_file_of_another_data_set_is_refused(tmp_path: Path, dataset: Path, run: Run) -> None:
+    (tmp_path / "p.jsonl").write_text(json.dumps({"data_id": "zzz", "prediction": "Ann"}) + "\n")
+    done = run("--predictions", tmp_path / "p.jsonl", "--dataset", dataset)
+    assert done.returncode == 2
+    assert "none of its 1 ids is a question of the data set" in done.stderr
+
+
 def test_all_problems_are_told_at_once(tmp_path: Path, run: Run) -> None:
     done = run("--predictions", tmp_path / "none", "--metric", "evqa", "--judge", "pmsr")
     assert done.returncode == 2

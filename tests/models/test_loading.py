@@ -186,7 +186,7 @@ def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme, los
 
 
 def test_a_checkpoint_of_another_scheme_is_refused(tuned):
-    with pytest.raises(UserError, match="trained with scheme mr2ag, but mmkb_rag is asked for"):
+    with pytest.raises(UserError, match="trained with scheme mr2ag, and mmkb_rag is needed"):
         load(str(tuned[0]), scheme="mmkb_rag")
 
 
@@ -203,7 +203,7 @@ def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(base,
 
 def test_an_adapter_without_tokens_is_to_be_merged_first(base, tmp_path):
     save_adapter(tmp_path, base, PLAIN, base_model=str(base), seed=0)
-    with pytest.raises(UserError, match=r"is an adapter of scheme plain, and mr2ag is asked for: merge it"):
+    with pytest.raises(UserError, match=r"is an adapter of scheme plain, and mr2ag is needed: merge it"):
         load(str(tmp_path), scheme="mr2ag")
 
 

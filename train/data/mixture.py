@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import PlainValidator
 
 from reflectune.core.values import short, split_problem
+from reflectune.formats.dataset import MANIFEST as DATASET
 from reflectune.formats.reflection_data import MANIFEST
 
 MOST_WEIGHT: Final = 10_000
@@ -55,6 +56,8 @@ class DataSource:
             return [f"the weight of {self.data} must be at most {MOST_WEIGHT:,}, found {self.weight:g}"]
         if self.image_root and not Path(self.image_root).is_dir():
             return [f"`image_root`: {self.image_root} is not a folder"]
+        if (self.folder / DATASET).is_file() and not (self.folder / MANIFEST).is_file():
+            return [f"{self.data} is a data set; build training data from it, by `reflectune build_mr2ag`"]
         if not self.image_root and not (self.folder / MANIFEST).is_file():
             return [f"`image_root` is needed: there is no {MANIFEST} next to {self.data} that names the images' folder"]
         return []

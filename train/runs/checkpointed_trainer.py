@@ -7,10 +7,11 @@ import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import gather_object
@@ -30,6 +31,10 @@ from reflectune.train.runs.logs import ProgressWithSpeed
 from reflectune.train.weights.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
 from reflectune.train.weights.parameters import are_finite, parameter_count
 
+STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+"""Signals after which a training saves a checkpoint and ends."""
+SAME: Final = 3.0
+"""Seconds in which a further SIGINT counts as the same one: torchrun passes on what the terminal has sent to all."""
 Save = Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
 """Writes model, processor and scheme into a folder, from gathered weights if there are any."""
 
@@ -61,8 +66,10 @@ class CheckpointedTrainer(Trainer):
 
     patience: int | None = None
     """Validations without a better metric before training stops; None for any number."""
-    _has_sigterm = _ends_early = False
-    """True once this process got SIGTERM; True once all processes agreed to stop for one."""
+    _stopped_by: int | None = None
+    """The signal to stop that this process got first."""
+    _ends_early = False
+    """True once all processes agreed to stop for a signal."""
 
     def keep_checkpoints(self, run: Run) -> None:
         """Take over checkpoints and the progress line from the stock trainer, before training begins."""
@@ -76,33 +83,38 @@ class CheckpointedTrainer(Trainer):
             self.add_callback(ProgressWithSpeed())
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """Train. After the step in which a process gets SIGTERM, save a checkpoint and exit with status 143.
+        """Train. After the step in which a process gets SIGTERM or Ctrl-C, save a checkpoint and exit.
 
-        With transformers' `enable_jit_checkpoint` (5.23) each process saves at a step of its own, and the run seems
-        finished.
+        The status is 143 or 130. A second Ctrl-C ends the process at once. With transformers' `enable_jit_checkpoint`
+        (5.23) each process saves at a step of its own, and the run seems finished.
         """
         in_main_thread = threading.current_thread() is threading.main_thread()  # Python calls handlers there alone
-        before = signal.signal(signal.SIGTERM, self._note_sigterm) if in_main_thread else None
+        before = {number: signal.signal(number, self._note_signal) for number in STOPS} if in_main_thread else {}
         try:
             output = super().train(*arguments, **named)
         finally:
-            if in_main_thread:
-                signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
         if self._ends_early and self.state.global_step < self.state.max_steps:
             self.processes.wait()  # the first process has marked the checkpoint
             if self.processes.index == 0:
-                print(f"stopped by SIGTERM after step {self.state.global_step}; run the same command again to go on")
-            sys.exit(128 + signal.SIGTERM)
+                print(f"stopped after step {self.state.global_step}; run the same command again to go on", flush=True)
+            sys.exit(128 + (self._stopped_by or signal.SIGTERM))
         return output
 
-    def _note_sigterm(self, *_: Any) -> None:
-        self._has_sigterm = True
+    def _note_signal(self, number: int, *_: Any) -> None:
+        if self._stopped_by is None:
+            self._stopped_by, self._stopped_at = number, time.monotonic()
+            if number == signal.SIGINT and self.processes.index == 0:
+                print("stopping after this step, with a checkpoint; Ctrl-C again stops at once", flush=True)
+        elif number == signal.SIGINT and time.monotonic() > self._stopped_at + SAME:
+            raise KeyboardInterrupt
 
     def get_train_dataloader(self) -> DataLoader:
-        """Make the stock loader, whose workers leave SIGTERM to this process: a scheduler sends it to all."""
+        """Make the stock loader, whose workers leave signals to this process: a scheduler sends them to all."""
         loader: Any = super().get_train_dataloader()
         inner = getattr(loader, "base_dataloader", loader)
-        inner.worker_init_fn = functools.partial(_ignore_sigterm, inner.worker_init_fn)
+        inner.worker_init_fn = functools.partial(_ignore_signals, inner.worker_init_fn)
         return loader
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
@@ -117,7 +129,7 @@ class CheckpointedTrainer(Trainer):
         taken, self.step_losses = self.step_losses, []
         losses = torch.stack([loss for loss, _ in taken]).tolist() if taken else []  # one wait for the device
         is_sound = all(map(math.isfinite, [*losses, *([] if norm is None else [norm])]))
-        is_unsound, self._ends_early = any_process(not is_sound, self._has_sigterm)
+        is_unsound, self._ends_early = any_process(not is_sound, self._stopped_by is not None)
         if is_unsound:
             raise not_finite(
                 self.state.global_step + 1,
@@ -192,8 +204,9 @@ class CheckpointedTrainer(Trainer):
             load_weights(self._bare_model, resume_from_checkpoint)
 
 
-def _ignore_sigterm(initialise: Callable[[int], None] | None, worker: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _ignore_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
     if initialise is not None:
         initialise(worker)
 

@@ -171,9 +171,12 @@ def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, 
     """Compare the farthest that new rows can move with the spread of the embedding table."""
     rows = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
     spread, travel = float(rows.detach().to(torch.float32).std()), longest_travel(optimisation, steps)
-    far = f"a new token's row can move by {travel:.2g}, the learning rates added up; its table spreads by {spread:.2g}"
+    far = (
+        f"a new token's row can move by {travel:.2g} (the sum of the learning rates); the standard deviation of its "
+        f"table is {spread:.2g}"
+    )
     if adapters and travel < spread:
-        return f"{far}: too few steps for new rows to get anywhere; raise `epochs`, `max_steps` or `learning_rate`"
+        return f"{far}: too few steps to train new rows; raise `epochs`, `max_steps` or `learning_rate`"
     return far
 
 

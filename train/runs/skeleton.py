@@ -214,6 +214,7 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
         last = trainer.state.best_global_step if best_metric else None
         write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
         mark_whole(output_dir, settings, trainer.state.global_step)
+        say(args, f"{output_dir}: the checkpoint of step {last or trainer.state.global_step}")
 
 
 def save_model(

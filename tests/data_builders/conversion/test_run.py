@@ -17,6 +17,7 @@ from PIL import Image
 from reflectune.core.config import find_problems
 from reflectune.core.durable import RowLog
 from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
 from reflectune.data_builders.conversion import knowledge as knowledge_module
 from reflectune.data_builders.conversion import questions as questions_module
 from reflectune.data_builders.conversion.config import ConvertConfig
@@ -102,6 +103,18 @@ def test_a_converted_data_set_is_read(source: Path) -> None:
     assert manifest["images"]["found"] == COUNT
     assert manifest["knowledge"]["gold_entries"] == {"named": 10, "found": 10}
     assert [Path(s["path"]).name for s in manifest["sources"]] == ["knowledge.jsonl", "questions.jsonl"]
+
+
+def test_a_data_set_and_images_named_by_a_relative_path_can_be_moved_together(source: Path, monkeypatch) -> None:
+    monkeypatch.chdir(source.parent)
+    convert(config(Path(source.name), output="out"))
+    moved = source.parent / "elsewhere"
+    moved.mkdir()
+    for name in (source.name, "out"):
+        (source.parent / name).rename(moved / name)
+    dataset = Dataset(moved / "out")
+    assert load_image(dataset.questions("train")[0].image, root=dataset.image_roots).size
+    assert dataset.knowledge.image_path(dataset.knowledge.get("e3")).resolve().is_relative_to(moved)
 
 
 def test_a_folder_that_datasets_loads_is_a_source(source: Path) -> None:

@@ -1,4 +1,4 @@
-"""Steps that are not finite, SIGTERM, and files on their way to the disk."""
+"""Steps that are not finite, signals, and files on their way to the disk."""
 
 import os
 import shutil
@@ -46,29 +46,43 @@ def test_a_step_that_is_not_finite_is_not_saved(
     assert_equal_weights(straight().output_dir, run.output_dir)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_sigterm_saves_a_checkpoint_and_stops(
-    workers: int, config, straight, assert_equal_weights, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGTERM, 1), (signal.SIGINT, 1)])
+def test_a_signal_saves_a_checkpoint_and_stops(
+    number: signal.Signals, workers: int, config, straight, assert_equal_weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A scheduler sends it to all processes of a job, often twice."""
+    """A scheduler or a terminal sends it to all processes of a job, often twice."""
     run, original = config("resumed", dataloader_workers=workers), ReflectionTrainer.training_step
 
     def training_step(self: Any, *rest: Any) -> torch.Tensor:
         if self.state.global_step == 3:
             for process in [*psutil.Process().children(), psutil.Process()] * 2:
-                process.terminate()
+                process.send_signal(number)
         return original(self, *rest)
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # not to end the tests
+    before = signal.signal(number, signal.default_int_handler)  # not to end the tests
     with monkeypatch.context() as patch:
         patch.setattr(ReflectionTrainer, "training_step", training_step)
-        with pytest.raises(SystemExit, match=str(128 + signal.SIGTERM)):
+        with pytest.raises(SystemExit, match=str(128 + number)):
             fine_tune(run)
-    assert signal.signal(signal.SIGTERM, before) is signal.default_int_handler
+    assert signal.signal(number, before) is signal.default_int_handler
     assert records_of(run.output_dir).keys() == {"checkpoint-4"}
     fine_tune(run)
 
     assert_equal_weights(straight().output_dir, run.output_dir)
+
+
+def test_a_second_ctrl_c_stops_at_once(config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def training_step(self: Any, *rest: Any) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("it goes on")
+
+    run = config("stopped")
+    monkeypatch.setattr("reflectune.train.runs.checkpointed_trainer.SAME", -1.0)
+    monkeypatch.setattr(ReflectionTrainer, "training_step", training_step)
+    with pytest.raises(KeyboardInterrupt):
+        fine_tune(run)
+    assert not records_of(run.output_dir)
 
 
 def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_deleted(config, monkeypatch: pytest.MonkeyPatch) -> None:
