@@ -38,7 +38,6 @@ from reflectune.retrieval.encoders.base import ImageTextEncoder, MixingEncoder, 
 from reflectune.retrieval.indexes.captions import CAPTIONS, captions_of
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
-    MANIFEST,
     NEAR_DUPLICATES,
     Index,
     check_store,
@@ -54,11 +53,11 @@ from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.pictures import PicturePlace, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, SectionKnowledge
+from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
 from reflectune.retrieval.indexes.writing import Block, claim_shards, write_array, write_index
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 
-_UNFINISHED = "unfinished"
 _BESIDE = ("owner", "titled", "rejected")
 """Files of a shard next to the vectors of each field."""
 _ADVICE = "; `on_error: skip` leaves it out"
@@ -120,8 +119,9 @@ def build_index(
         _check_built(folder, read_manifest(folder), leave_out, summaries, sections, captions_of(kb))
     if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
         check_store(folder, manifest, store)
+        _check_whole(folder, manifest, on_error)
         processes.wait()  # all know it before the first one takes the index apart
-        shards = folder / _UNFINISHED
+        shards = folder / UNFINISHED
         if is_first:
             settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries, kb)
             claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
@@ -136,7 +136,7 @@ def build_index(
         plan = plan_index(kb, encoder, store, summaries=summaries)
         if is_first:
             check_room(folder, plan)
-        work = _Shards(kb, encoder, folder / _UNFINISHED, plan, leave_out, batch_size, shard_rows, on_error, workers)
+        work = _Shards(kb, encoder, folder / UNFINISHED, plan, leave_out, batch_size, shard_rows, on_error, workers)
         work.encode(processes, progress=progress and is_first)
         if work.texts["cut"]:
             warnings.warn(
@@ -151,13 +151,9 @@ def build_index(
     with processes.main_process_first():  # which may have to send a server what it lost
         index = load_index(folder, articles, encoder, verify=verify, resend=is_first)
     check_store(folder, index.manifest, store)
-    if on_error == "stop" and left_out(index):
-        raise UserError(
-            f"the index {folder} was built with `on_error: skip` and lacks {left_out(index):,} images or entries, "
-            f"listed in {REJECTED}; fix them and delete the folder to build it again, or set `on_error: skip`"
-        )
+    _check_whole(folder, index.manifest, on_error)
     if is_first:
-        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     return index
 
 
@@ -186,7 +182,7 @@ class _Shards:
         """Encode every shard that is not on the disk yet, each in one process; all go on when all are there.
 
         The progress bar's rate counts only these. A shard that was encoded under `stop` has nothing left out, so `skip`
-        goes on with it; `stop` refuses to go on with one that has.
+        goes on with it; `stop` encodes one that has again, since its pictures may be repaired.
         """
         if processes.index == 0:
             choice = self.plan.choice
@@ -194,12 +190,9 @@ class _Shards:
                 choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries, self.kb
             )
             claim_shards(self.folder, origin_of(self.kb, self.encoder), settings)
-        if self.on_error == "stop":
-            for error in _rejected_rows(self.folder):
-                stop(error)
         count, rows = len(self.kb), self.shard_rows
         paths = {first: _shard_paths(self.folder, first // rows, self.plan.fields) for first in range(0, count, rows)}
-        left = [first for first, files in paths.items() if not all(path.is_file() for path in files.values())]
+        left = [first for first, files in paths.items() if not self._is_encoded(files)]
         before = sum(min(rows, count - first) for first in paths.keys() - set(left))
         processes.wait()  # all know what is left before one of them writes
         mine = set(left[processes.index :: processes.count])
@@ -213,11 +206,18 @@ class _Shards:
                     bar.update(len(shard))  # another process encodes it meanwhile
         processes.wait()
 
+    def _is_encoded(self, paths: Mapping[str, Path]) -> bool:
+        """Return True if a shard is on the disk, and under `stop` has nothing left out."""
+        is_there = all(path.is_file() for path in paths.values())
+        return is_there and not (self.on_error == "stop" and _rejected_of(paths["rejected"]))
+
     def _write(self, shard: Sequence[Entry], first: int, paths: Mapping[str, Path], bar: Any) -> None:
         """Encode a shard, whose first entry has the position `first`, and put it on the disk."""
         rejected: list[BadRow] = []
         reject = stop if self.on_error == "stop" else rejected.append
-        for part, array in self._arrays(shard, first, reject, bar).items():
+        arrays = self._arrays(shard, first, reject, bar)
+        paths["rejected"].unlink(missing_ok=True)  # without it the shard counts as unfinished
+        for part, array in arrays.items():
             write_array(paths[part], array.astype(self.plan.choice.precision) if part in self.plan.fields else array)
         write_json(paths["rejected"], [as_json(error) for error in rejected])
 
@@ -297,15 +297,23 @@ def _check_built(
             )
 
 
+def _check_whole(folder: Path, manifest: Mapping[str, Any], on_error: OnError) -> None:
+    """Refuse under `stop` a finished index that lacks images or entries."""
+    if on_error == "stop" and (count := left_out(manifest)):
+        raise UserError(
+            f"the index {folder} was built with `on_error: skip` and lacks {count:,} images or entries, listed in "
+            f"{REJECTED}; fix them and delete the folder to build it again, or set `on_error: skip`"
+        )
+
+
 def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, Path]:
     parts = (*fields, *_BESIDE)
     return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in parts}
 
 
-def _rejected_rows(folder: Path) -> list[BadRow]:
-    """Return the rows that the finished shards of a folder left out, in the knowledge base's order."""
-    files = sorted(folder.glob("rejected-*.json"))
-    return [from_json(row) for path in files for row in read_json(path, "the unfinished index's rejected rows")]
+def _rejected_of(path: Path) -> list[BadRow]:
+    """Return the rows that a finished shard left out."""
+    return [from_json(row) for row in read_json(path, "the unfinished index's rejected rows")]
 
 
 def _reject_image(kb: KnowledgeBase, place: PicturePlace, error: BadImage, reject: Reject) -> None:
@@ -326,9 +334,10 @@ def _assemble(
     kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, plan: Plan, leave_out: Omission, progress: bool
 ) -> None:
     """Put the shards into a store; the manifest comes last."""
-    shards = folder / _UNFINISHED
+    shards = folder / UNFINISHED
     rejected = Rejected(folder)
-    rejected.note(_rejected_rows(shards))
+    errors = [error for path in sorted(shards.glob("rejected-*.json")) for error in _rejected_of(path)]
+    rejected.note({str(error): error for error in errors}.values())  # sections have their entry's picture in common
     rejected.close()
     numbers = range(len(list(shards.glob("title-*.npy"))))
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from reflectune.core.durable import read_row
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint
+from reflectune.core.hashing import sha256_of
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 
@@ -36,7 +36,7 @@ class CaptionedKnowledge(KnowledgeBase):
     def __init__(self, kb: KnowledgeBase, path: str | Path) -> None:
         super().__init__(kb.folder)
         self._kb, self._captions = kb, _read(kb, path)
-        self.captions_fingerprint = file_fingerprint(path)
+        self.captions_fingerprint = sha256_of(Path(path))[:16]
 
     def __iter__(self) -> Iterator[Entry]:
         for entry in self._kb:

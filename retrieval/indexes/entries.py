@@ -131,13 +131,15 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     if processes.index:
         return 0
     counts = index.manifest
-    texts = "sections" if sections else "titles"
-    if summaries:
-        texts += ", as many captions" if config.captions else ", as many summaries"
-    print(f"{config.output}: {counts['entries']:,} {texts} and {counts['images']:,} images of {kb.name}")
+    if sections:
+        content = f"sections, {counts['images']:,} with an image,"
+    else:
+        texts = "captions" if config.captions else "summaries"
+        content = f"titles{f', as many {texts}' if summaries else ''} and {counts['images']:,} images"
+    print(f"{config.output}: {counts['entries']:,} {content} of {kb.name}")
     print(f"  searched by {counts['store']}{recall_of(counts)}")
     if config.leave_out:
         print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test pictures, listed in {config.leave_out}")
     for reason, count in index.manifest.get("left_out", {}).items():
         print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
-    return left_out(index)
+    return left_out(index.manifest)

@@ -24,6 +24,7 @@ from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.captions import CAPTIONS
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, sections_fingerprint
+from reflectune.retrieval.indexes.settings import MANIFEST
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES
 from reflectune.retrieval.stores.ivf import CODES
@@ -31,7 +32,6 @@ from reflectune.retrieval.stores.milvus import MilvusStore
 from reflectune.retrieval.stores.names import full_address
 from reflectune.retrieval.stores.opening import Choice, open_store
 
-MANIFEST: Final = "manifest.json"
 OWNERS: Final = "owners.npy"
 ENTRIES: Final = "entries.npy"
 PICTURELESS: Final = "pictureless.npy"
@@ -86,9 +86,9 @@ class _EntryIds(Sequence[str]):
         return self._kb.id_at(int(positions))
 
 
-def left_out(index: Index) -> int:
-    """Return the number of images and entries without a title that were left out of the build."""
-    return sum(index.manifest.get("left_out", {}).values())
+def left_out(manifest: Mapping[str, Any]) -> int:
+    """Return the number of images and entries without a title that were left out of the build of an index."""
+    return sum(manifest.get("left_out", {}).values())
 
 
 def recall_of(manifest: dict[str, Any]) -> str:
@@ -205,7 +205,7 @@ def check_captions(index: Index) -> None:
         )
 
 
-def collection_of(manifest: dict[str, Any]) -> str:
+def collection_of(manifest: Mapping[str, Any]) -> str:
     """Return the name of an index's server collection: a hash of its vectors, since a path's picture may change."""
     recorded, endings = manifest[CHECKSUMS], tuple(f".{suffix}" for suffix in SUFFIXES.values())
     hashes = {name: recorded[name].get("sha256") for name in recorded if name.endswith(endings)}
@@ -216,10 +216,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of an index, with integer counts.
 
     Raises:
-        UserError: It is missing, or is not an index's manifest.
+        UserError: It is missing, is not an index's manifest, or is that of an index of passages.
     """
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
+    if "cutting" in known:
+        raise UserError(
+            f"{folder} is an index of passages, expected one of entries: name it as `text_index`, or build this index "
+            "in another folder"
+        )
     counts = [*(known.get(name) for name in _COUNTS), known.get(NEAR_DUPLICATES, 0)]
     for group in [known.get("left_out", {}), known.get("fields")]:
         counts += group.values() if isinstance(group, dict) else [None]

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from reflectune.core.durable import write_json
+from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
-    MANIFEST,
     OWNERS,
     PICTURELESS,
     choice_of,
+    collection_of,
     files_of,
     read_positions,
 )
+from reflectune.retrieval.indexes.settings import MANIFEST
 from reflectune.retrieval.indexes.writing import clear_rows, write_array
 from reflectune.retrieval.stores.exact import ExactStore
+from reflectune.retrieval.stores.milvus import MilvusStore
 
 
 def starts_with(kb: KnowledgeBase, encoder: ImageTextEncoder, manifest: Mapping[str, Any]) -> bool:
@@ -47,6 +51,7 @@ def reopen_index(
     """Take a finished index apart into the shards that it was made of; its manifest goes last.
 
     Entries of a last shard that was not full are encoded again. A process that is killed leaves the index as it was.
+    A server's collection of the index is dropped: the grown one gets another.
 
     Args:
         folder: The index's.
@@ -79,6 +84,10 @@ def reopen_index(
             write_array(paths(number)[part], array)
         write_json(paths(number)["rejected"], [row for position, row in rejected if first <= position < last])
     (folder / MANIFEST).unlink()
+    if choice.kind == "milvus":
+        collection = collection_of(manifest)
+        with suppress(UserError), closing(MilvusStore(choice.address, collection, store, creates=False)) as server:
+            server.drop()  # a server that is away keeps it
     clear_rows(folder)  # rows that are encoded again may be as many as before
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.hashing import fingerprint, sha256_of
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.paths import Roots
 from reflectune.core.resumable import Logs, Row, run_chunks
@@ -29,6 +29,7 @@ from reflectune.core.rows import from_row
 from reflectune.core.types import Entry
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
+from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
 
 BITS: Final = 64
 """Bits of a hash: signs of an 8 × 8 block of a picture's cosine transform."""
@@ -146,10 +147,11 @@ def list_near_duplicates(
     pictures = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
     duplicates, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
     path, lines = folder / LIST, as_lines(duplicates)
-    if path.is_file() and path.read_text(encoding="utf-8") != lines:
+    has_index = any((folder / name).exists() for name in (MANIFEST, UNFINISHED))
+    if has_index and path.is_file() and path.read_text(encoding="utf-8") != lines:
         raise UserError(
             f"{path} lists other near-duplicates than are found now: the knowledge base, the test pictures or "
-            "`distance` changed; build the index in another folder"
+            "`distance` changed, and the folder's index depends on the list; build the index in another folder"
         )
     write_atomically(path, lines)
     tested, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
@@ -185,7 +187,7 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
                 "list is of a different one, so make it again"
             )
         pictures.add((row.entry, row.image))
-    return Omission(frozenset(pictures), file_fingerprint(path))
+    return Omission(frozenset(pictures), sha256_of(Path(path))[:16])
 
 
 def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:

@@ -53,15 +53,13 @@ def build_passages(config: PassageIndexSettings) -> None:
     """
     from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
     from reflectune.core.launching import launch_processes
-    from reflectune.core.progress import progress_bar
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
     from reflectune.retrieval.encoders.text_encoder import TextEncoder
     from reflectune.retrieval.indexes.entry_index import recall_of
-    from reflectune.retrieval.indexes.planning import Plan, describe_needs
-    from reflectune.retrieval.indexes.text_index import FIELD, Cutting, build_text_index
+    from reflectune.retrieval.indexes.planning import check_room, describe_needs
+    from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, plan_passages
     from reflectune.retrieval.indexes.trial import describe_time, try_passages
-    from reflectune.retrieval.stores.opening import choose
 
     processes = launch_processes()
     kb, cutting = KnowledgeBase(config.knowledge), Cutting(config.cut, config.size, config.lead)
@@ -73,23 +71,23 @@ def build_passages(config: PassageIndexSettings) -> None:
         rows = sum(len(cutting.passages(entry)) for entry in kb)
         print(f"would index {rows:,} passages of {len(kb):,} entries with {encoder.name}; nothing was written")
         print(f"  it reads them with {in_words(encoder.settings)}")
-        fields = {FIELD: encoder.dimensions}
-        print(*describe_needs(Plan(rows, fields, choose(config.store, rows, fields))), sep="\n")
+        plan = plan_passages(encoder, config.store, rows)
+        print(*describe_needs(plan), sep="\n")
+        check_room(Path(config.output), plan)
         if time := describe_time([try_passages(kb, encoder, cutting, rows)], processes):
             print(f"  {time}")
         return
-    with progress_bar(total=len(kb), unit=" entries", desc="indexing", disable=processes.index > 0) as bar:
-        index = build_text_index(
-            kb,
-            encoder,
-            config.output,
-            cutting,
-            store=config.store,
-            shard_entries=config.shard_entries or SHARD,
-            questions=read_questions(config.questions),
-            progress=bar.update,
-            processes=processes,
-        )
+    index = build_text_index(
+        kb,
+        encoder,
+        config.output,
+        cutting,
+        store=config.store,
+        shard_entries=config.shard_entries or SHARD,
+        questions=read_questions(config.questions),
+        progress=True,
+        processes=processes,
+    )
     if processes.index:
         return
     print(f"{config.output}: {index.manifest['rows']:,} passages of {kb.name}")

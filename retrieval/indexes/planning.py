@@ -11,6 +11,7 @@ import numpy as np
 from reflectune.core.errors import UserError
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, title_dimensions
+from reflectune.retrieval.indexes.sections import SectionKnowledge
 from reflectune.retrieval.stores.opening import Choice, choose
 
 
@@ -81,9 +82,12 @@ def check_room(folder: Path, plan: Plan) -> None:
 
 def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> list[str]:
     """Return lines that say what would be built."""
-    images = sum(kb.image_counts())
+    images = f"{sum(kb.image_counts()):,}"
+    content = (
+        f"sections, {images} with an image," if isinstance(kb, SectionKnowledge) else f"entries with {images} images"
+    )
     return [
-        f"would index {len(kb):,} entries with {images:,} images of {kb.folder} (fingerprint {kb.fingerprint})",
+        f"would index {len(kb):,} {content} of {kb.folder} (fingerprint {kb.fingerprint})",
         f"with {encoder.name}: {encoder.dimensions} dimensions, fingerprint {encoder.fingerprint}",
         *describe_needs(plan),
     ]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, Dtype, output_of
 from reflectune.models.names import EncoderName
 from reflectune.retrieval.stores.names import StoreName, store_setting
 
+MANIFEST: Final = "manifest.json"
+"""File of a finished index, written last."""
+UNFINISHED: Final = "unfinished"
+"""Folder of the shards of an index that is being built."""
+
 
 class IndexSettings(Settings):
     """Settings of any index."""
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
-    output: Annotated[str, output_of("manifest.json")] = setting("", "folder for the index", needed="")
+    output: Annotated[str, output_of(MANIFEST)] = setting("", "folder for the index", needed="")
     encoder: EncoderName = setting(
         "",
         "a folder, a hub id, owner/name[@COMMIT], a title map, or a shipped one; default: miniature/clip for entries, "

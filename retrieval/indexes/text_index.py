@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from reflectune.core.durable import read_json, write_json
+from reflectune.core.durable import read_json, read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import ALONE, Processes
+from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Cut, Lead, sentences, split_passages
@@ -27,7 +28,6 @@ from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
 from reflectune.retrieval.indexes.entry_index import (
     AGAIN,
-    MANIFEST,
     check_origin,
     check_server,
     check_store,
@@ -35,6 +35,8 @@ from reflectune.retrieval.indexes.entry_index import (
     collection_of,
     read_positions,
 )
+from reflectune.retrieval.indexes.planning import Plan, check_room
+from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
 from reflectune.retrieval.indexes.writing import claim_shards, clear_rows, write_array
 from reflectune.retrieval.stores.base import VectorStore
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
@@ -44,7 +46,6 @@ from reflectune.retrieval.stores.opening import Choice, choose, open_store
 
 COUNTS: Final = "counts.npy"
 FIELD: Final = "text"
-_UNFINISHED: Final = "unfinished"
 _QUERIES: Final = 128
 """That an approximate search is compared with an exact one for."""
 _KEPT: Final = 4096
@@ -101,7 +102,7 @@ def build_text_index(
     store: str = "auto",
     shard_entries: int = 1024,
     questions: Sequence[str] = (),
-    progress: Callable[[int], object] | None = None,
+    progress: bool = False,
     processes: Processes = ALONE,
 ) -> TextIndex:
     """Build an index, or resume one; a finished one is returned unchanged.
@@ -117,36 +118,48 @@ def build_text_index(
         shard_entries: Articles to write together; a crash loses at most these.
         questions: Samples of queries: an approximate search is tuned to find their exact results. Without any,
             sentences of the passages are used.
-        progress: Called with the number of further articles that are finished, or left to other processes.
+        progress: Show a progress bar.
         processes: Processes of the launch.
 
     Raises:
-        UserError: The folder holds an index of different content or store, there is nothing to index, or several
-            processes would open a file of Milvus Lite.
+        UserError: The folder holds an index of different content or store, there is nothing to index, the disk has too
+            little room, or several processes would open a file of Milvus Lite.
     """
-    folder = Path(folder)
+    folder, is_first = Path(folder), processes.index == 0
     origin = _origin(kb, encoder, cutting)
     check_shareable(store, processes)
     processes.wait()  # all see the same folder before one of them writes
     if not (folder / MANIFEST).is_file():
-        rows = sum(len(cutting.passages(entry)) for entry in kb)
-        if not rows:
-            raise UserError(f"the knowledge base {kb.folder} has no passages: there is nothing to index")
-        choice = choose(store, rows, {FIELD: encoder.dimensions})
-        shards = folder / _UNFINISHED
-        if processes.index == 0:
-            claim_shards(shards, origin, {"shard_entries": shard_entries, "precision": choice.precision})
-        _encode(kb, encoder, cutting, shards, choice, shard_entries, progress, processes)
-        if processes.index == 0:
-            _assemble(folder, shards, origin, choice, rows, kb, encoder, questions)
-    if processes.index == 0:
-        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+        shards = folder / UNFINISHED
+        with processes.main_process_first():
+            rows = _count_passages(kb, cutting, shards)
+        plan = plan_passages(encoder, store, rows)
+        if is_first:
+            check_room(folder, plan)
+            claim_shards(shards, origin, {"shard_entries": shard_entries, "precision": plan.choice.precision})
+        _encode(kb, encoder, cutting, shards, plan.choice, shard_entries, progress and is_first, processes)
+        if is_first:
+            _assemble(folder, shards, origin, plan, kb, encoder, questions, progress)
+    if is_first:
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     processes.wait()
     check_shareable(choice_of(folder, read_text_manifest(folder)).address, processes)
     with processes.main_process_first():  # which may have to send a server what it lost
-        index = load_text_index(folder, kb, encoder, cutting, resend=processes.index == 0)
+        index = load_text_index(folder, kb, encoder, cutting, resend=is_first)
     check_store(folder, index.manifest, store)
     return index
+
+
+def plan_passages(encoder: TextEncoder, store: str, rows: int) -> Plan:
+    """Plan an index of a number of passages.
+
+    Args:
+        encoder: The encoder.
+        store: `auto`, `exact`, `faiss`, or a Milvus server's address.
+        rows: Number of passages.
+    """
+    fields = {FIELD: encoder.dimensions}
+    return Plan(rows, fields, choose(store, rows, fields))
 
 
 def load_text_index(
@@ -183,10 +196,15 @@ def read_text_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of an index of passages.
 
     Raises:
-        UserError: It is missing, or is not such an index's manifest.
+        UserError: It is missing, is not such an index's manifest, or is that of an index of entries.
     """
     known = read_json(folder / MANIFEST, "the manifest of the index of passages")
     known = known if isinstance(known, dict) else {}
+    if "fields" in known:
+        raise UserError(
+            f"{folder} is an index of entries, expected one of passages: name it as `index`, or build this index in "
+            "another folder"
+        )
     texts = all(isinstance(known.get(name), str) for name in ("kb", "encoder", "store", "address"))
     fitting = (
         texts
@@ -213,7 +231,7 @@ def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[s
     """Return the record of everything that vectors depend on."""
     return {
         "kb": kb.name,
-        "kb_fingerprint": fingerprint([kb.fingerprint, dataclasses.asdict(cutting)]),
+        "kb_fingerprint": _cut_fingerprint(kb, cutting),
         "cutting": dataclasses.asdict(cutting),
         "encoder": encoder.name,
         "encoder_revision": encoder.revision,
@@ -224,6 +242,28 @@ def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[s
 
 def _files(choice: Choice) -> list[str]:
     return [COUNTS, f"{FIELD}.{SUFFIXES[choice.precision]}", *([CODES] if choice.kind == "faiss" else [])]
+
+
+def _count_passages(kb: KnowledgeBase, cutting: Cutting, shards: Path) -> int:
+    """Return the number of passages, which the first process of a build counts once and writes down.
+
+    Raises:
+        UserError: There are none.
+    """
+    path, key = shards / "count.json", _cut_fingerprint(kb, cutting)
+    record = read_record(path, "the unfinished index's number of passages", passages=int) if path.is_file() else {}
+    if record.get("key") == key and "passages" in record:
+        return int(record["passages"])
+    passages = sum(len(cutting.passages(entry)) for entry in kb)
+    if not passages:
+        raise UserError(f"the knowledge base {kb.folder} has no passages: there is nothing to index")
+    write_json(path, {"key": key, "passages": passages})
+    return passages
+
+
+def _cut_fingerprint(kb: KnowledgeBase, cutting: Cutting) -> str:
+    """Return the hash of a knowledge base's passages."""
+    return fingerprint([kb.fingerprint, dataclasses.asdict(cutting)])
 
 
 def _shard(shards: Path, number: int) -> tuple[Path, Path, Path]:
@@ -239,7 +279,7 @@ def _encode(
     shards: Path,
     choice: Choice,
     shard_entries: int,
-    progress: Callable[[int], object] | None,
+    progress: bool,
     processes: Processes,
 ) -> None:
     """Encode every shard that is not on the disk yet, each in one process; all go on when all are there."""
@@ -248,17 +288,17 @@ def _encode(
     processes.wait()  # all know what is missing before one of them writes
     mine = set(missing[processes.index :: processes.count])
     entries = iter(kb)
-    for number in numbers:
-        vectors, counts, cut = _shard(shards, number)
-        shard: Sequence[Entry] = list(islice(entries, shard_entries))
-        if number in mine:
-            before, passages = encoder.cut, [cutting.passages(entry) for entry in shard]
-            encoded = encoder.encode_passages([passage_text(passage) for own in passages for passage in own])
-            write_array(vectors, encoded.astype(choice.precision))
-            write_array(counts, np.array([len(own) for own in passages], dtype=np.int32))
-            write_array(cut, np.array([encoder.cut - before], dtype=np.int64))
-        if progress is not None:
-            progress(len(shard))
+    with progress_bar(total=len(kb), unit=" entries", desc="indexing", disable=not progress) as bar:
+        for number in numbers:
+            vectors, counts, cut = _shard(shards, number)
+            shard: Sequence[Entry] = list(islice(entries, shard_entries))
+            if number in mine:
+                before, passages = encoder.cut, [cutting.passages(entry) for entry in shard]
+                encoded = encoder.encode_passages([passage_text(passage) for own in passages for passage in own])
+                write_array(vectors, encoded.astype(choice.precision))
+                write_array(counts, np.array([len(own) for own in passages], dtype=np.int32))
+                write_array(cut, np.array([encoder.cut - before], dtype=np.int64))
+            bar.update(len(shard))
     processes.wait()
 
 
@@ -266,16 +306,16 @@ def _assemble(
     folder: Path,
     shards: Path,
     origin: dict[str, Any],
-    choice: Choice,
-    rows: int,
+    plan: Plan,
     kb: KnowledgeBase,
     encoder: TextEncoder,
     questions: Sequence[str],
+    progress: bool,
 ) -> None:
     """Put the shards into a store; the manifest comes last."""
-    fields = {FIELD: encoder.dimensions}
+    fields, choice = plan.fields, plan.choice
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
-    if len(vectors) != rows:
+    if len(vectors) != plan.rows:
         clear_rows(folder)
         vectors = ExactStore(folder, fields, precision=choice.precision)
         for block in _blocks(shards, 0):
@@ -287,12 +327,14 @@ def _assemble(
         "store": choice.kind,
         "address": choice.address_from(folder),
         "precision": choice.precision,
-        "rows": rows,
+        "rows": plan.rows,
     }
     manifest["cut"] = int(sum(block.sum() for block in _blocks(shards, 2)))
     manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice) if name != CODES)
-    store = open_store(choice, folder, fields, collection=collection_of(manifest))
-    store.finish()
+    is_quiet = not progress or choice.kind == "exact"
+    with progress_bar(total=plan.rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
+        store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
+        store.finish()
     if isinstance(store, FaissStore):
         texts = list(questions[:_QUERIES]) or _sample_queries(TextIndex(manifest, kb, counts, store))
         manifest["search"] = store.calibrate({FIELD: encoder.encode_queries(texts)})

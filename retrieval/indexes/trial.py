@@ -53,7 +53,7 @@ def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
     rates = ", ".join(f"{part.rate:,.1f} {part.what}/s" for part in tried)
     launch = f"{processes.count} processes" if processes.count > 1 else "one process"
     each = " each" if processes.count > 1 else ""
-    return f"encoding takes about {duration(seconds)} on {launch} of this kind: {rates}{each}, by a trial here"
+    return f"encoding takes {duration(seconds)} on {launch} of this kind: {rates}{each}, by a trial here"
 
 
 def try_entries(

@@ -18,7 +18,6 @@ from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncode
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
-    MANIFEST,
     OWNERS,
     PICTURELESS,
     check_origin,
@@ -26,6 +25,7 @@ from reflectune.retrieval.indexes.entry_index import (
     files_of,
 )
 from reflectune.retrieval.indexes.sections import UNIT
+from reflectune.retrieval.indexes.settings import MANIFEST
 from reflectune.retrieval.stores.base import Vectors
 from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
 from reflectune.retrieval.stores.ivf import CODES, MADE_OF_ROWS, FaissStore

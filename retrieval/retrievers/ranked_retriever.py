@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,7 +121,7 @@ def open_ranked(
     Args:
         path: JSONL of `Ranking`s.
         knowledge: The knowledge base of the entities.
-        image_roots: Folders that its image paths may lie in; relative ones start at the first.
+        image_roots: Folders that its image paths may lie in and start at.
         rule: Score of a rank.
 
     Raises:
@@ -182,11 +183,11 @@ def _ranking(line: bytes, where: str) -> Ranking:
 
 
 def _hash_of(image: str, roots: Roots) -> bytes | None:
-    """Return the hash of a picture's pixels; None if it can't be read."""
-    try:
-        return pixel_hash(load_image(image, root=roots))
-    except BadImage:
-        return None
+    """Return the hash of a picture's pixels, below the first root that has it; None if it can't be read."""
+    for root in [roots] if isinstance(roots, str | Path) else roots:
+        with suppress(BadImage):
+            return pixel_hash(load_image(Path(root).absolute() / image, root=roots))
+    return None
 
 
 def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.durable import Closing
+from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import is_url, shown_url
 from reflectune.core.types import Passage
@@ -177,8 +179,9 @@ class ServedPages(Closing):
 
     That is the protocol of Ollama's web search; others are easily adapted. A page's own address is shown and never
     fetched: its content comes with the search. Certificates are checked, redirects are errors, a reply is bounded in
-    size and time. Transient failures are retried with backoff; a query that the server refuses finds nothing. Each
-    reply is on the disk, under a hash of address and request, before the next request, and is asked for once.
+    size and time. Transient failures are retried with backoff. A query that the server refuses finds nothing; the first
+    refusal is printed. Each reply is on the disk, under a hash of address and request, before the next request, and is
+    asked for once.
 
     Args:
         endpoint: The server.
@@ -192,45 +195,59 @@ class ServedPages(Closing):
     def __init__(self, endpoint: Endpoint, cache: str | Path) -> None:
         self.endpoint = endpoint
         self._replies = ReplyFile(cache)
+        self._has_warned = False
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
         """Return at most `top` pages for each query, in the server's order, each address once.
 
         Raises:
-            UserError: The server can't be used, or kept failing. Finished replies are stored.
+            UserError: The server can't be used, kept failing, or refuses every query. Finished replies are stored.
         """
         bodies = [{"query": query, "max_results": top} for query in queries]
         keys = [fingerprint([self.endpoint.shown_url, body]) for body in bodies]
         missing = {key: body for key, body in zip(keys, bodies, strict=True) if key not in self._replies}
         refused = self._send(missing)
+        if refused:
+            self._report(next(iter(refused.values())))
         return [[] if key in refused else [Page(**page) for page in self._replies.get(key)["pages"]] for key in keys]
 
     def close(self) -> None:
         """Close the file of replies."""
         self._replies.close()
 
-    def _send(self, bodies: Mapping[str, dict[str, Any]]) -> set[str]:
-        """Send the missing queries; return the keys of those that the server refuses."""
+    def _report(self, reason: str) -> None:
+        """Print the first refusal; raise UserError if the server has answered nothing."""
+        if not self._replies:
+            raise UserError(
+                f"{self.endpoint.shown_url} refuses every query: {reason}; expected a server that takes "
+                '`{"query": TEXT, "max_results": NUMBER}`: check `web_url`, or put an adapter in front of it'
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            print(f"{self.endpoint.shown_url} refuses a query, which finds nothing: {reason}", file=sys.stderr)
+
+    def _send(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, str]:
+        """Send the missing queries; return the reasons why the server refuses some, by key."""
         if not bodies:
-            return set()
+            return {}
         pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)), thread_name_prefix="web-search")
         with closing(Transport(self.endpoint, path="")) as transport, pool:
             try:
-                answered = pool.map(lambda item: self._ask(transport, *item), bodies.items())
-                return {key for key, is_refused in zip(bodies, answered, strict=True) if is_refused}
+                refusals = pool.map(lambda item: self._ask(transport, *item), bodies.items())
+                return {key: reason for key, reason in zip(bodies, refusals, strict=True) if reason}
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> bool:
-        """Send one query and store its reply; return True if it was refused."""
+    def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> str:
+        """Send one query and store its reply; return the reason if it was refused, else ""."""
         try:
             pages = transport.post(body, lambda value: read_pages(value, body["max_results"]))
-        except Refused:
-            return True
+        except Refused as error:
+            return str(error)
         rows = [{"id": page.id, "title": page.title, "text": page.text} for page in pages]
         self._replies.put(key, {"pages": rows, "prompt_tokens": 0, "completion_tokens": 0})
-        return False
+        return ""
 
 
 def read_pages(value: Any, top: int) -> list[Page]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -20,8 +20,10 @@ BLOCK = 1 << 24
 """Numbers that are compared at once: 64 MiB in float32."""
 _NUMBERS_A_SCORE = 4
 """A score and its row's number, and both again where blocks are joined, in units of 4 bytes, about."""
+_NUMBERS_A_COPY = 4
+"""A number of a row that is scored exactly: itself, and twice in float64, in units of 4 bytes, about."""
 _SPARE = 8
-"""Rows beyond `top` to score again: last digits in float32 depend on the batch."""
+"""Rows beyond `top` to score again: last digits in float32 depend on the batch. More equal ones are compared apart."""
 
 
 class ExactStore:
@@ -76,14 +78,46 @@ class ExactStore:
         rows = np.full((queries, 0), -1, dtype=np.int64)
         scores = np.full((queries, 0), -np.inf, dtype=np.float32)
         numbers_a_row = max(sum(self.fields[name] for name in vectors), _NUMBERS_A_SCORE * queries)
-        step = max(1, BLOCK // numbers_a_row)
-        for first in range(0, len(self), step):
-            block = self._scores(vectors, first, min(first + step, len(self)))  # (queries, rows)
+        for first, last in self._blocks(numbers_a_row):
+            block = self._scores(vectors, first, last)  # (queries, rows)
             numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
             rows, scores = np.concatenate([rows, numbers], axis=1), np.concatenate([scores, block], axis=1)
             kept = np.stack([best(row, wanted) for row in scores])
             rows, scores = np.take_along_axis(rows, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
-        return rescored(vectors, self, rows, top)
+        found = rescored(vectors, self, rows, top)
+        if wanted < len(self):
+            edges = scores[:, top - 1] - self._rounding(vectors, rows[:, [top - 1, -1]])  # (queries,)
+            for place in np.flatnonzero(scores[:, -1] > edges):  # rows that are as good may have been dropped
+                query = {name: array[place : place + 1] for name, array in vectors.items()}
+                found.rows[place], found.scores[place] = (each[0] for each in self._decided(query, edges[place], top))
+        return found
+
+    def _decided(self, query: Mapping[str, Vectors], edge: float, top: int) -> Found:
+        """Return the best rows of one query by the exact scores of all that score above `edge`."""
+        found = Found(np.full((1, 0), -1, dtype=np.int64), np.full((1, 0), -np.inf))
+        for first, last in self._blocks(_NUMBERS_A_COPY * sum(self.fields[name] for name in query)):
+            near = first + np.flatnonzero(self._scores(query, first, last)[0] > edge)
+            if len(near):
+                found = rescored(query, self, np.concatenate([found.rows, near[None]], axis=1), top)
+        return found
+
+    def _rounding(self, query: Mapping[str, Vectors], rows: Rows) -> npt.NDArray[np.float64]:
+        """Bound how far scores in float32 of two batches differ, shape (queries,).
+
+        Args:
+            query: The queries.
+            rows: Some rows of each, shape (queries, n): others are taken to be as long.
+        """
+        lengths = {name: np.linalg.norm(array, axis=2).max(1) for name, array in self.get(rows).items()}
+        products = [
+            np.sqrt(self.fields[name]) * np.linalg.norm(array, axis=1) * lengths[name] for name, array in query.items()
+        ]
+        return 2 * float(np.finfo(np.float32).eps) * np.stack(products).astype(np.float64).sum(0)
+
+    def _blocks(self, numbers_a_row: int) -> Iterator[tuple[int, int]]:
+        """Yield the first row and the end of each block of rows."""
+        step = max(1, BLOCK // numbers_a_row)
+        return ((first, min(first + step, len(self))) for first in range(0, len(self), step))
 
     def _scores(self, query: Mapping[str, Vectors], first: int, last: int) -> npt.NDArray[np.float32]:
         """Return scores of the rows from `first` up to `last`, shape (queries, rows)."""

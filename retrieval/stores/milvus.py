@@ -102,15 +102,9 @@ class MilvusStore:
                 self._client.create_index(self.collection, self._index())
             self._client.load_collection(self.collection)  # queries count only loaded rows
             sent = self.sent()
-            begin = sent - sent % BATCH if sent < len(self) else sent  # a request may have been half done
-            for first in range(begin, len(self), BATCH):
-                numbers = np.arange(first, min(first + BATCH, len(self)))
-                vectors = joined(self.rows.get(numbers), self.fields)
-                rows = [{_ROW: int(row), _FIELD: vector} for row, vector in zip(numbers, vectors, strict=True)]
-                self._client.upsert(self.collection, rows)
-                if self._progress is not None:
-                    self._progress(len(rows))
-            self._client.flush(self.collection)
+            self._send(sent - sent % BATCH if sent < len(self) else sent)  # a request may have been half done
+            if self.sent() < len(self):  # the server has lost other rows than the last ones
+                self._send(0)
         self.check()
 
     def check(self) -> None:
@@ -165,6 +159,17 @@ class MilvusStore:
     def close(self) -> None:
         """Let the server go; Milvus Lite's file is free for another process."""
         self._client.close()
+
+    def _send(self, begin: int) -> None:
+        """Send the rows from `begin` on."""
+        for first in range(begin, len(self), BATCH):
+            numbers = np.arange(first, min(first + BATCH, len(self)))
+            vectors = joined(self.rows.get(numbers), self.fields)
+            rows = [{_ROW: int(row), _FIELD: vector} for row, vector in zip(numbers, vectors, strict=True)]
+            self._client.upsert(self.collection, rows)
+            if self._progress is not None:
+                self._progress(len(rows))
+        self._client.flush(self.collection)
 
     def _create(self) -> None:
         from pymilvus import DataType

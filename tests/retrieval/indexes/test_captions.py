@@ -63,9 +63,9 @@ def test_captions_are_encoded_as_summaries(built, captions: Write, kb, encoder, 
 
 def test_an_index_of_other_captions_is_refused(built, captions: Write, kb, encoder, tmp_path) -> None:
     built(captions=str(captions()))
-    built(captions=str(captions()))  # a finished one
+    built(captions=str(captions().rename(tmp_path / "renamed.jsonl")))  # a finished one
     with pytest.raises(UserError, match=r"was built with the `captions` [0-9a-f]+, now it is"):
-        built(captions=str(captions("other.jsonl")))
+        built(captions=str(captions(e0="Another owl")))
     built("summaries", summaries=True)
     index = load_index(tmp_path / "summaries", kb, encoder)
     with pytest.raises(UserError, match="has no captions to search"):

@@ -3,6 +3,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.checksums import check_files, checksums
-from reflectune.retrieval.indexes.entry_index import Index, left_out, load_index, open_encoder
+from reflectune.retrieval.indexes.entry_index import Index, collection_of, left_out, load_index, open_encoder
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.ivf import FaissStore, Search
 
@@ -59,7 +60,7 @@ def test_workers_leave_the_same_bad_images_out_in_the_same_order(kb, encoder, tm
         (tmp_path / f"images/{number}.png").write_text("no picture")
     for name, workers in (("alone", 0), ("index", 3)):
         index = build_index(kb, encoder, tmp_path / name, batch_size=4, on_error="skip", workers=workers)
-        assert left_out(index) == 3
+        assert left_out(index.manifest) == 3
     assert files(tmp_path / "index") == files(tmp_path / "alone")
     with pytest.raises(UserError, match=r"id e1: field `images`: image unreadable"):
         build_index(kb, encoder, tmp_path / "stopped", batch_size=4, workers=3)
@@ -302,7 +303,7 @@ def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_pat
     assert list(index.entry_ids) == list(damaged_kb.ids)
     assert [index.entry_ids[index.owner[row]] for row in pictured(index)] == ["e0", "e1", "e4", "e4", "e7", "e9"]
     assert index.manifest["left_out"] == {"image missing": 2, "image unreadable": 2}
-    assert left_out(index) == 4
+    assert left_out(index.manifest) == 4
     rows = rejected(tmp_path / "index")
     assert [(row["id"], Path(row["file"]).name, row["line"], row["kind"]) for row in rows] == [
         ("e1", "part-00000.parquet", 2, "MissingImage"),
@@ -356,12 +357,25 @@ def test_what_skip_left_out_is_not_taken_for_whole_under_stop(damaged_kb, encode
         build_index(damaged_kb, Counting(encoder, 2), tmp_path / "index", **settings, on_error="skip")
     with pytest.raises(UserError, match=r"id e1.*images/2\.png"):
         build_index(damaged_kb, encoder, tmp_path / "index", **settings)
-    build_index(damaged_kb, encoder, tmp_path / "index", **settings, on_error="skip")
+    second = Counting(encoder)
+    build_index(damaged_kb, second, tmp_path / "index", **settings, on_error="skip")
+    assert second.batches == 3  # the first shard's two are kept
     with pytest.raises(UserError, match=r"lacks 4 images or entries, listed in rejected\.jsonl"):
         build_index(damaged_kb, encoder, tmp_path / "index", **settings)
     again = Counting(encoder)
-    assert left_out(build_index(damaged_kb, again, tmp_path / "index", **settings, on_error="skip")) == 4
+    assert left_out(build_index(damaged_kb, again, tmp_path / "index", **settings, on_error="skip").manifest) == 4
     assert again.batches == 0
+
+
+def test_pictures_that_were_repaired_are_indexed_under_stop(damaged_kb, encoder, tmp_path) -> None:
+    settings = {"batch_size": 2, "shard_rows": 4}
+    with pytest.raises(KeyboardInterrupt):
+        build_index(damaged_kb, Counting(encoder, 2), tmp_path / "index", **settings, on_error="skip")
+    for number in (2, 3, 6, 7):
+        shutil.copy(tmp_path / "images/4.png", tmp_path / f"images/{number}.png")
+    for name in ("index", "whole"):
+        build_index(damaged_kb, encoder, tmp_path / name, **settings)
+    assert files(tmp_path / "index") == files(tmp_path / "whole")
 
 
 def test_an_entry_without_a_title_is_left_out_whole(entries, encoder, tmp_path) -> None:
@@ -498,9 +512,30 @@ def test_what_was_left_out_before_stays_listed(damaged_kb, entries, encoder, tmp
     build_index(damaged_kb, encoder, tmp_path / "whole", **settings)
     build_index(grown(list(damaged_kb), tmp_path, 8, "first"), encoder, tmp_path / "index", **settings)
     index = build_index(damaged_kb, encoder, tmp_path / "index", **settings)
-    assert left_out(index) == 4
+    assert left_out(index.manifest) == 4
     assert [row["id"] for row in rejected(tmp_path / "index")] == [row["id"] for row in rejected(tmp_path / "whole")]
     assert list(index.owner) == list(load_index(tmp_path / "whole", damaged_kb, encoder).owner)
+
+
+def test_an_index_that_lacks_pictures_stays_as_it_is_under_stop(damaged_kb, encoder, tmp_path) -> None:
+    first = grown(list(damaged_kb), tmp_path, 8, "first")
+    build_index(first, encoder, tmp_path / "index", shard_rows=4, on_error="skip")
+    before = files(tmp_path / "index")
+    with pytest.raises(UserError, match="lacks 4 images or entries"):
+        build_index(damaged_kb, encoder, tmp_path / "index", shard_rows=4)
+    assert files(tmp_path / "index") == before
+
+
+def test_an_index_that_grows_drops_its_old_collection(kb, entries, encoder, tmp_path) -> None:
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    from pymilvus import MilvusClient
+
+    store = str(tmp_path / "server.db")
+    for knowledge in (grown(entries, tmp_path, 8, "first"), kb):
+        index = build_index(knowledge, encoder, tmp_path / "index", store=store, shard_rows=4)
+        index.store.close()
+    with closing(MilvusClient(store)) as client:
+        assert client.list_collections() == [collection_of(index.manifest)]
 
 
 def test_growing_that_was_cut_off_goes_on(kb, entries, encoder, tmp_path) -> None:

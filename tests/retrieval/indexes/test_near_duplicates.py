@@ -75,14 +75,17 @@ def test_near_duplicates_are_listed_with_the_nearest_test_picture(photos: Knowle
     assert counts == {"pictures": 4, "unreadable": 1, "test_pictures": 3}
 
 
-def test_another_list_does_not_replace_that_of_an_index(photos: KnowledgeBase, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["manifest.json", "unfinished"])
+def test_another_list_does_not_replace_that_of_an_index(photos: KnowledgeBase, tmp_path: Path, name: str) -> None:
     asked = [Question(name, name, "What?", answers=("a",), split="test") for name in TESTED]
     write_questions(tmp_path / "asked", "test", asked)
     record = {"name": "asked", "fingerprint": "f" * 16, "counts": {}, "image_root": ".."}
     (tmp_path / "asked/dataset.json").write_text(json.dumps(record))
     dataset, folder = Dataset(tmp_path / "asked"), tmp_path / "out"
-    for _ in range(2):
-        list_near_duplicates(photos, dataset, ["test"], folder, 6)
+    for distance in (0, 6):  # without an index another list does
+        list_near_duplicates(photos, dataset, ["test"], folder, distance)
+    (folder / name).touch()
+    list_near_duplicates(photos, dataset, ["test"], folder, 6)
     before = (folder / LIST).read_bytes()
     with pytest.raises(UserError, match=f"{LIST} lists other near-duplicates than are found now"):
         list_near_duplicates(photos, dataset, ["test"], folder, 0)
@@ -160,6 +163,7 @@ def test_an_index_is_not_taken_for_one_with_other_pictures(kb, encoder, listed, 
     build_index(kb, encoder, tmp_path / "index", leave_out=first)
     again = build_index(kb, encoder, tmp_path / "index", leave_out=first)
     assert again.manifest["near_duplicates"] == 1
+    assert read_omission((tmp_path / "near_duplicates.jsonl").rename(tmp_path / "renamed.jsonl"), kb) == first
     with pytest.raises(UserError, match=r"built with the `leave_out` \w+, now it is \(none\)"):
         build_index(kb, encoder, tmp_path / "index")
     second = read_omission(listed(("e1", "images/1.png")), kb)

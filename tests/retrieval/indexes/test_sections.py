@@ -157,11 +157,19 @@ def test_a_test_picture_is_left_out_of_every_section(sectioned, encoder, tmp_pat
     assert whole.manifest["images"] - index.manifest["images"] == 3
 
 
+def test_a_bad_picture_of_several_sections_is_counted_once(sectioned, encoder, tmp_path) -> None:
+    (tmp_path / "images/0.png").unlink()
+    index = build_index(sectioned, encoder, tmp_path / "index", sections=True, on_error="skip", **HOW)
+    assert index.manifest["left_out"] == {"image missing": 1}
+
+
 def test_the_command_builds_it(sectioned, clip_folder, encoder, tmp_path, capsys) -> None:
     settings = {"knowledge": str(sectioned.folder), "output": str(tmp_path / "index"), "encoder": clip_folder}
     for dry_run in (True, False):
         build_command(IndexConfig(**settings, device="cpu", rows="sections", dry_run=dry_run))
-    assert "25 sections" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"would index 25 sections, 16 with an image, of {sectioned.folder}" in printed
+    assert f"{tmp_path}/index: 25 sections, 16 with an image, of owls" in printed
     assert EntryRetriever(load_index(tmp_path / "index", sectioned, encoder), encoder).has_sections
     problems = " ".join(IndexConfig(**settings, rows="sections", summaries=True).problems())
     assert "`summaries` means nothing for `rows: sections`" in problems

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reflectune.core.config import find_problems
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -17,9 +17,12 @@ from reflectune.formats.passages import split_passages
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval import build_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes import passages
+from reflectune.retrieval.indexes.building import build_index
+from reflectune.retrieval.indexes.entry_index import read_manifest
 from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, load_text_index
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 from reflectune.retrieval.stores.ivf import FaissStore
@@ -172,6 +175,42 @@ def test_a_manifest_of_another_shape_is_refused(kb, encoder, tmp_path, key, valu
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match="is not a manifest of an index of passages"):
         open_text_retriever(tmp_path / "index", kb, device="cpu")
+
+
+def test_an_index_of_the_other_rows_is_named_with_its_key(kb, encoder, tmp_path) -> None:
+    build_text_index(kb, encoder, tmp_path / "texts", Cutting())
+    with pytest.raises(UserError, match=r"texts is an index of passages, .* name it as `text_index`"):
+        read_manifest(tmp_path / "texts")
+    build_index(kb, load_encoder("miniature/clip"), tmp_path / "entries")
+    with pytest.raises(UserError, match=r"entries is an index of entries, .* name it as `index`"):
+        open_text_retriever(tmp_path / "entries", kb, device="cpu")
+
+
+def test_a_full_disk_is_refused_before_anything_is_encoded(kb, encoder, tmp_path, monkeypatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type(usage)(usage.total, usage.used, 100))
+    counted = Counting(encoder)
+    with pytest.raises(UserError, match=r"make room, or build it elsewhere"):
+        build_text_index(kb, counted, tmp_path / "index", Cutting())
+    assert counted.batches == 0
+    flags = ["--knowledge", str(kb.folder), "--output", str(tmp_path / "index"), "--device", "cpu", "--dry_run"]
+    with pytest.raises(UserError, match=r"make room, or build it elsewhere"):
+        command.build_index(parse_config(command.IndexConfig, argv=["--rows", "passages", *flags]))
+
+
+def test_articles_are_counted_once_for_a_build(kb, encoder, tmp_path) -> None:
+    class Read(KnowledgeBase):
+        times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return super().__iter__()
+
+    first, second = Read(kb.folder), Read(kb.folder)
+    with pytest.raises(KeyboardInterrupt):
+        build_text_index(first, Counting(encoder, 0), tmp_path / "index", Cutting())
+    build_text_index(second, encoder, tmp_path / "index", Cutting())
+    assert (first.times, second.times) == (2, 1)
 
 
 def test_a_knowledge_base_without_text_is_refused(encoder, tmp_path) -> None:

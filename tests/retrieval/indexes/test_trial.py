@@ -16,7 +16,7 @@ from reflectune.retrieval.indexes.trial import Part, describe_time, try_entries,
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(1, "about 3 h on one process of this kind: 2.0 pictures/s, 4.0 titles/s,"), (2, "about 1 h 30 min on 2 proc")],
+    [(1, "3 h on one process of this kind: 2.0 pictures/s, 4.0 titles/s,"), (2, "1 h 30 min on 2 proc")],
     ids=["one", "two"],
 )
 def test_hours_are_counts_over_rates_and_processes(count: int, expected: str) -> None:

@@ -139,6 +139,14 @@ def test_a_file_that_leads_nowhere_is_refused(folder: Path, opened: Callable[...
         open_ranked(folder / "nothing.jsonl", KnowledgeBase(folder / "knowledge"), folder)
 
 
+@pytest.mark.parametrize("image", ["images/red.png", "red.png"])
+def test_a_picture_is_named_below_any_root(folder: Path, image: str) -> None:
+    (folder / "ranked.jsonl").write_text(json.dumps({"image": image, "entities": ["a"]}))
+    roots = (folder, folder / "images")
+    retriever = open_ranked(folder / "ranked.jsonl", KnowledgeBase(folder / "knowledge"), roots)
+    assert [hit.entry_id for hit in retriever.search([red(folder)], 5)[0]] == ["a"]
+
+
 def test_a_config_opens_it_in_place_of_an_index(folder: Path, opened: Callable[..., RankedRetriever]) -> None:
     opened({"image": "images/red.png", "entities": ["a"]})
     config = RetrieverConfig(ranked_entities=str(folder / "ranked.jsonl"))

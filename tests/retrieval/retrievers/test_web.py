@@ -166,11 +166,21 @@ def test_what_will_not_pass_ends_the_search(fault: Fault, told: str, serve: Any,
     assert len(server.asked) == 1
 
 
-def test_a_query_that_is_refused_finds_nothing_and_is_not_kept(serve: Any, tool: Any) -> None:
+def test_a_query_that_is_refused_finds_nothing_and_is_not_kept(serve: Any, tool: Any, capsys: Any) -> None:
     server = serve(lambda query, number: {"status": 400} if query == "elm" else {})
     with tool(server) as asking:
         oak, elm = asking.pages(["oak", "elm"], 2)
+        assert asking.pages(["elm"], 2) == [[]]
     assert (len(oak), elm) == (2, [])
+    assert server.asked.count("elm") == 2
+    assert capsys.readouterr().err.count("refuses a query, which finds nothing: status 400") == 1
+
+
+def test_a_server_that_refuses_every_query_is_an_error(serve: Any, tool: Any) -> None:
+    server = serve(lambda query, number: {"status": 422, "body": "field `q` required"})
+    problem = r"refuses every query: status 422: .field `q` required.*`web_url`"
+    with tool(server) as asking, pytest.raises(UserError, match=problem):
+        asking.pages(["oak", "elm"], 2)
 
 
 def test_a_page_is_cut_cleaned_and_counted_once() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -226,6 +227,18 @@ def test_blocks_and_batches_change_nothing(data: st.DataObject, tmp_path_factory
     assert [each.scores.tolist()[0] for each in alone] == found.scores.tolist()
 
 
+def test_more_equal_rows_than_are_kept_come_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the scores of equal rows differ by their place in a block."""
+    monkeypatch.setattr("reflectune.retrieval.stores.exact.BLOCK", 1 << 15)
+    rng = np.random.default_rng(0)
+    store = ExactStore(tmp_path, {"image": 64})
+    store.add({"image": np.tile(unit(rng.normal(size=(1, 64))), (301, 1))})
+    queries = unit(rng.normal(size=(16, 64)))
+    found = store.search({"image": queries}, 5)
+    assert found.rows.tolist() == [[0, 1, 2, 3, 4]] * 16
+    assert store.search({"image": queries[:1]}, 5).scores.tolist() == found.scores[:1].tolist()
+
+
 def test_an_addition_that_was_cut_off_is_dropped_by_repair_alone(tmp_path: Path) -> None:
     store = ExactStore(tmp_path / "rows", FIELDS)
     store.add(drawn(5))
@@ -354,6 +367,23 @@ def test_rows_that_were_sent_before_are_not_doubled(tmp_path: Path, monkeypatch:
     assert told == [100, 100, 100, 100, 50]
     assert second.sent() == 450
     second.close()
+
+
+def test_rows_that_a_server_lost_from_the_middle_are_sent_again(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
+    from pymilvus import MilvusClient
+
+    monkeypatch.setattr("reflectune.retrieval.stores.milvus.BATCH", 100)
+    address, rows = str(tmp_path / "server.db"), ExactStore(tmp_path / "rows", FIELDS)
+    rows.add(drawn(450))
+    with closing(MilvusStore(address, "vectors", rows, cells=4)) as store:
+        store.finish()
+    with closing(MilvusClient(address)) as client:
+        client.delete("vectors", ids=[*range(120, 130)])
+    with closing(MilvusStore(address, "vectors", rows, cells=4)) as store:
+        assert store.sent() == 440
+        store.finish()
+        assert store.sent() == 450
 
 
 @pytest.mark.parametrize(
