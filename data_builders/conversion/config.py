@@ -70,7 +70,7 @@ class ConvertConfig(Settings):
     def folder_problems(self) -> Iterator[str]:
         """Yield the folders that are missing."""
         if self.root and not self.path("").is_dir():
-            yield f"`root`: {self.path('')} is not a folder"
+            yield f"`root`: {self.path('')} is not a folder (looked in {Path.cwd()})"
         if self.images and not self.path(self.images).is_dir():
             yield f"`images`: {self.path(self.images)} is not a folder"
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():

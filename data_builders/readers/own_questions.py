@@ -178,13 +178,15 @@ def _checked(
     if absent:
         problem = f"has no column {', '.join(absent)}; it has {', '.join(map(str, row))}"
         raise row.bad("", problem, "correct `columns`, or the file")
-    field, near = _missing(tuple(row), tuple(columns.items()), meta)
-    if near:
-        fix = f"rename it, map it by `columns: {{{field}: {near}}}`, or name it in `meta`"
-        raise row.bad(field, f"is missing, and there is a column `{near}`", fix)
-    if field:
-        problem = f"is missing (the row has {', '.join(map(str, row)) or 'no fields'})"
-        raise row.bad(field, problem, "rename your column, or map it in `columns`")
+    if missing := _missing(tuple(row), tuple(columns.items()), meta):
+        (field, near), *others = sorted(missing.items(), key=lambda pair: not pair[1])
+        names = ", ".join(f"`{other}`" for other, _ in others)
+        also = f", as {'are' if len(others) > 1 else 'is'} {names}" if others else ""
+        if near:
+            fix = f"rename it, map it by `columns: {{{field}: {near}}}`, or name it in `meta`"
+            raise row.bad(field, f"is missing{also}, and there is a column `{near}`", fix)
+        problem = f"is missing{also} (the row has {', '.join(map(str, row)) or 'no fields'})"
+        raise row.bad(field, problem, "rename your columns, or map them in `columns`")
     try:
         return _question(row, split=split, images=images, columns=columns, meta=meta)
     except BadRow as error:
@@ -193,19 +195,16 @@ def _checked(
 
 
 @lru_cache(maxsize=256)
-def _missing(names: tuple[str, ...], columns: tuple[tuple[str, str], ...], meta: tuple[str, ...]) -> tuple[str, str]:
-    """Return the first missing field, and the unknown column with nearly its name; "" for either if there is none.
+def _missing(names: tuple[str, ...], columns: tuple[tuple[str, str], ...], meta: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the missing fields, each with the unknown column that has nearly its name, or "".
 
     An optional field counts as missing only if there is such a column, a misspelling.
     """
     mapped = dict(columns)
     unknown = [name for name in names if name not in (*FIELDS, *mapped.values(), *meta)]
-    for field in FIELDS:
-        if field not in names and field not in mapped:
-            (near,) = difflib.get_close_matches(field, unknown, n=1, cutoff=0.8) or [""]
-            if near or field in NEEDED:
-                return field, near
-    return "", ""
+    absent = [field for field in FIELDS if field not in names and field not in mapped]
+    near = {field: next(iter(difflib.get_close_matches(field, unknown, n=1, cutoff=0.8)), "") for field in absent}
+    return {field: column for field, column in near.items() if column or field in NEEDED}
 
 
 def _question(

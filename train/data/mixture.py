@@ -49,7 +49,7 @@ class DataSource:
     def problems(self) -> list[str]:
         """Return its problems, one sentence each."""
         if not Path(self.data).exists():
-            return [f"{self.data} does not exist; build it with build_mr2ag"]
+            return [f"{self.data} does not exist (looked in {Path.cwd()}); build it with `reflectune build_mr2ag`"]
         if not self.weight > 0:
             return [f"the weight of {self.data} must be above 0, found {self.weight}"]
         if self.weight > MOST_WEIGHT:

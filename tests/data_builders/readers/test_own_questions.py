@@ -194,6 +194,14 @@ def test_a_misnamed_column_is_an_error(folder: Path, field, called, problem) -> 
     assert question == Question("c", "images/1.png", "What is it?", ("56 m",), split="train")
 
 
+def test_all_missing_columns_are_named_at_once(folder: Path) -> None:
+    path = jsonl(folder / "q.jsonl", {"qid": "c", "picture": "images/1.png", "prompt": "What is it?"})
+    with pytest.raises(UserError, match="`id`: is missing, as are `image`, `question`, and there is a column `qid`"):
+        UserError, match="field `id`: is missing, as are `image`, `question`, and there is a column `qid`"
+    ):
+        read(path, folder)
+
+
 def test_a_column_of_meta_is_not_a_misspelt_field(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {**ROWS[2], "answer": "56 m"})
     (question,) = read(path, folder, meta=["answer"])

@@ -113,7 +113,7 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
         ({"DATA": {"split": "../val"}}, "`split` must consist of letters, digits"),
         ({"DATA": {"weigth": 1}}, r"has the unknown key\(s\) weigth, not weight, split, image_root"),
         ({"DATA": "twice"}, "`weight` can't be 'twice'"),
-        ({"DATA": 1, "nowhere": 1}, "nowhere does not exist; build it"),
+        ({"DATA": 1, "nowhere": 1}, r"nowhere does not exist \(looked in "),
         ({"DATA": {"image_root": "nowhere"}}, "`image_root`: nowhere is not a folder"),
         ({}, "`train_data` is needed"),
     ],
@@ -164,3 +164,9 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
     assert len(losses(straight.output_dir)) == 1.5 * (12 + 20) / 4
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     assert losses(straight.output_dir) == losses(resumed.output_dir)
+
+
+def test_a_data_set_is_not_training_data(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is a data set; build training data from it, by `reflectune build_mr2ag`"):
+        parse_config(SftConfig, argv=["--output_dir", "out", "--train_data", str(tmp_path)])
