@@ -33,7 +33,8 @@ def summary(metrics: dict[str, Any]) -> str:
     names = max(22, *(len(name) + 2 for name in metrics["pipelines"]))
     widths = [max(17, len(head) + 2) for head in heads]
     titles = (head.rjust(width) for head, width in zip(heads, widths, strict=True))
-    lines = [f"{metric['caption']}, in %.", "".join(["pipeline".ljust(names), *titles])]
+    asked = max((score["n"] for table in metrics["pipelines"].values() if (score := table.get("overall"))), default=0)
+    lines = [f"{metric['caption']}, in %, {asked:,} questions.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
         scores = (table.get(column) for column in metric["columns"])
         cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]

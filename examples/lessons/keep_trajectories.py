@@ -31,7 +31,7 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
 
     evaluations: list[str] = setting([], "folders that evaluate wrote, with traces of promsa")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    most_calls: int = setting(6, "most tool calls of a trajectory", ge=0)
+    most_calls: int = setting(6, "maximum number of tool calls of a trajectory", ge=0)
     held_out: list[SplitName] = setting(
         ["val_unseen_question", "val_unseen_entity"], "splits of `dataset` whose questions are never trained on"
     )

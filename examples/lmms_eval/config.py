@@ -30,7 +30,7 @@ class BenchmarkSettings(DatasetKey):
     answer_style: AnswerStyle = setting(
         "free", "free: in the benchmark's words alone; short or list: add our instruction, to the base model too"
     )
-    max_new_tokens: int = setting(1024, "longest answer, in tokens, of a task that sets none", ge=1)
+    max_new_tokens: int = setting(1024, "maximum number of tokens of an answer, for a task that sets none", ge=1)
     batch_questions: int = setting(8, "questions answered together", ge=1)
 
     def dataset_problems(self) -> Iterable[str]:

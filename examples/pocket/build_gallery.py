@@ -28,14 +28,14 @@ class GalleryConfig(Settings):
     cache: OutputFolder = setting("", "folder that the packages are unpacked in; empty: the user's cache")
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
     seed: Seed = setting(0, "seed of every draw")
-    facts: int = setting(12, "most facts of an entity that are asked about", ge=1)
+    facts: int = setting(12, "maximum number of facts per entity that questions ask about", ge=1)
     repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", ge=1)
     visual: int = setting(3, "questions that looking answers, of each entity of training", ge=0)
-    two_hop: int = setting(2, "most two-hop questions of an entity", ge=0)
+    two_hop: int = setting(2, "maximum number of two-hop questions per entity", ge=0)
     flags: Share = setting(
         1.0, "most share of flags among the knowledge questions of each split; the rest is drawn out"
     )
-    limit: int = setting(0, "most entities of each kind of thing; 0: all", ge=0)
+    limit: int = setting(0, "maximum number of entities of each kind; 0: all", ge=0)
     dry_run: bool = setting(False, "say what would be fetched and built, and stop")
 
     @cross_check

@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="checkpoint of stage 1 or 2")
     parser.add_argument("--captions", type=Path, default=Path("runs/pocket/captions"))
     parser.add_argument("--gallery", type=Path, default=Path("runs/pocket/gallery"))
-    parser.add_argument("--limit", type=int, default=0, help="most captions, and most visual questions; 0: all")
+    parser.add_argument("--limit", type=int, default=0, help="maximum captions, and visual questions; 0: all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the captions chosen against, and of intervals")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")

@@ -197,8 +197,6 @@ def test_a_misnamed_column_is_an_error(folder: Path, field, called, problem) -> 
 def test_all_missing_columns_are_named_at_once(folder: Path) -> None:
     path = jsonl(folder / "q.jsonl", {"qid": "c", "picture": "images/1.png", "prompt": "What is it?"})
     with pytest.raises(UserError, match="`id`: is missing, as are `image`, `question`, and there is a column `qid`"):
-        UserError, match="field `id`: is missing, as are `image`, `question`, and there is a column `qid`"
-    ):
         read(path, folder)
 
 
