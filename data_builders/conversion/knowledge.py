@@ -20,7 +20,7 @@ from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.files import LineBlock, line_blocks, read_jsonl
-from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.images import HeldImages, ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.readers.rows import SourceRow
 from reflectune.formats.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name
@@ -148,13 +148,15 @@ class KnowledgeRun:
         config = self.config
         source = config.path(config.knowledge_source)
         first, gold = 0 if last is None else int(last["id"]) + 1, self._gold
+        images = self.images if bound is None else HeldImages(self.images.root, self.images.save_to)
+        images = ImageFolder(self.images.root) if folder is None else images  # a check, or a count
         with progress(step, sum(file.stat().st_size for file in list_files([source]))) as bar:
             for number, rows in enumerate(self._pieces(source, reject, first, last), first):
                 yield EntryBatch(
                     number=number,
                     reader=config.knowledge,
                     rows=rows,
-                    images=self.images,
+                    images=images,
                     folder=folder,
                     skip=self.rejected is not None or isinstance(reject, Rejected),
                     keep=None if bound is None else gold,

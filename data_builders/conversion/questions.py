@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bo
 from reflectune.data_builders.conversion.sources import list_files, progress
 from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.images import HeldImages, ImageFolder
 from reflectune.data_builders.readers.registry import question_reader
 from reflectune.data_builders.readers.rows import Placed
 from reflectune.formats.questions import unusable
@@ -52,24 +52,6 @@ class QuestionTotals:
         self.entity_ids.update(done.entity_ids)
         self.digests.append(done.digest)
         self.unanswered += done.unanswered
-
-
-@dataclass
-class HeldImages(ImageFolder):
-    """Images of a folder whose bytes are held until they are written or dropped."""
-
-    _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def write(self, path: str, content: bytes) -> None:
-        """Hold an image."""
-        self._held[path] = content
-
-    def release(self, paths: Iterable[str], write: bool) -> None:
-        """Write these images if they are held, or drop them."""
-        for path in paths:
-            content = self._held.pop(path, None)
-            if content is not None and write:
-                super().write(path, content)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.readers.files import LineBlock, block_rows
-from reflectune.data_builders.readers.images import ImageFolder
+from reflectune.data_builders.readers.images import HeldImages, ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.readers.rows import SourceLine, SourceRow, placed
 from reflectune.formats.dataset import write_question_file
@@ -165,6 +165,7 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     rows = block_rows(source, reject) if isinstance(source, LineBlock) else ((row.line, row) for row in source)
     made = list(placed(rows, lambda row: make(row, batch.images), reject))
     entries, lines = [entry for entry, _ in made], [line for _, line in made]
+    pictures = [image for entry in entries for image in entry.images]
     ids = hash_ids(entry.id for entry in entries)
     seeded = hash_ids((entry.id for entry in entries), batch.seed)
     if batch.keep is not None:
@@ -172,6 +173,9 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
         kept = np.flatnonzero(is_among(ids, batch.keep) | (seeded < batch.bound) & can_be_drawn)
         entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]
+    if isinstance(batch.images, HeldImages):
+        batch.images.release((image for entry in entries for image in entry.images), write=True)
+        batch.images.release(pictures, write=False)
     digests: list[bytes] = []
     if batch.folder is not None and entries:
         digests = write_shard(batch.folder / shard_name(batch.number), entries)

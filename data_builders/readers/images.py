@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -61,7 +62,7 @@ class ImageFolder:
     _spellings: dict[str, dict[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.root, self.save_to)
+        return _received, (type(self), self.root, self.save_to)
 
     @property
     def start(self) -> Path | None:
@@ -301,10 +302,28 @@ class ImageFolder:
         return os.path.isfile(f"{self.root}/{path}")
 
 
+@dataclass
+class HeldImages(ImageFolder):
+    """Images of a folder whose bytes are held until they are written or dropped."""
+
+    _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Hold an image."""
+        self._held[path] = content
+
+    def release(self, paths: Iterable[str], write: bool) -> None:
+        """Write these images if they are held, or drop them."""
+        for path in paths:
+            content = self._held.pop(path, None)
+            if content is not None and write:
+                super().write(path, content)
+
+
 @lru_cache(maxsize=8)
-def _received(root: Path | None, save_to: Path | None) -> ImageFolder:
+def _received(kind: type[ImageFolder], root: Path | None, save_to: Path | None) -> ImageFolder:
     """Unpickle to one object per folder, which keeps its caches."""
-    return ImageFolder(root, save_to)
+    return kind(root, save_to)
 
 
 def _plain(name: str) -> str:

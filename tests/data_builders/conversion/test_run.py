@@ -302,6 +302,23 @@ def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, r
     assert len(list((out.root / "images").rglob("*.png"))) == 2
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pictures_of_articles_that_are_not_drawn_are_not_written(source: Path, workers: int) -> None:
+    def picture(n: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8), (n, 0, 0)).save(buffer, "PNG")
+        return buffer.getvalue()
+
+    rows = [{**article(n), "image": picture(n)} for n in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), source / "k.parquet")
+    asked = config(source, questions="", splits={}, knowledge_source="k.parquet", sample_knowledge=5, workers=workers)
+    convert(asked)
+    kb = Dataset(source.parent / "out").knowledge
+    assert len(kb) == 5
+    assert all(kb.image_path(entry).is_file() for entry in kb)
+    assert len([*(source.parent / "out/images").rglob("*.png")]) == 5
+
+
 @pytest.mark.parametrize("name", ["questions.jsonl", "knowledge.jsonl"])
 def test_a_source_without_rows_is_refused(source: Path, name: str) -> None:
     write(source / name, [])
