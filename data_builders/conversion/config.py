@@ -32,13 +32,17 @@ class ConvertConfig(Settings):
     knowledge_source: str = setting("", "the knowledge base's file or folder")
     knowledge_images: str = setting("", "folder of the knowledge base's images")
     split: list[SplitName] = setting([], "convert only these of `splits`")
-    limit: int = setting(0, "take the first good questions of each file, and the first articles; 0: all", ge=0)
-    sample: int = setting(0, "number of questions to keep of each of `splits`, drawn by seed; 0: all", ge=0)
-    sample_knowledge: int = setting(
-        -1,
+    limit: int | None = setting(
+        None, "take the first good questions of each file, and the first articles; all if unset", ge=1
+    )
+    sample: int | None = setting(
+        None, "number of questions to keep of each of `splits`, drawn by seed; all if unset", ge=1
+    )
+    sample_knowledge: int | None = setting(
+        None,
         "number of articles to draw by seed, in addition to those of the questions; with `knowledge_images` only "
-        "articles with a picture are drawn; -1: all",
-        ge=-1,
+        "articles with a picture are drawn; all if unset",
+        ge=0,
     )
     seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")
     on_error: Literal["stop", "skip"] = setting(
@@ -128,7 +132,7 @@ class ConvertConfig(Settings):
         """Return the settings that determine the output."""
         names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
         others = ("name", "sample", "sample_knowledge", "on_error", "verify_images")
-        seed = self.seed if self.sample or self.sample_knowledge >= 0 else 0
+        seed = self.seed if self.sample or self.sample_knowledge is not None else 0
         return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
 
     def scored_by(self) -> str:

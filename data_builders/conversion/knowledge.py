@@ -131,7 +131,7 @@ class KnowledgeRun:
 
     def _sample(self, workers: Workers) -> int | None:
         """Read the ids of the source and return the bound that draws `sample_knowledge` of them; None keeps all."""
-        if self.config.sample_knowledge < 0:
+        if self.config.sample_knowledge is None:
             return None
         gold, others = self._gold, []
         tasks = self._batches("ids to sample from", None, Rejected(None), None, None)
@@ -176,7 +176,7 @@ class KnowledgeRun:
             begin = {"offset": last["offset"], "first_line": last["line"]} if last else {}
             yield from line_blocks(source, BLOCK_BYTES, **begin)
             return
-        rows = (row for _, row in islice(reader.read_source(source, reject), limit or None))
+        rows = (row for _, row in islice(reader.read_source(source, reject), limit))
         pieces = iter(lambda: list(islice(rows, BATCH)), [])
         yield from islice(pieces, number, None)
 

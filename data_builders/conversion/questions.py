@@ -157,7 +157,7 @@ class QuestionRun:
         config = self.config
         read = question_reader(config.questions)
         stream = read(config.source(split), split=split, images=images, reject=reject, **config.options)
-        for question, line in islice(stream, config.limit or None):
+        for question, line in islice(stream, config.limit):
             if problem := unusable(question):
                 reject(BadRow(*line, question.id, *problem))
             else:

@@ -183,7 +183,7 @@ def test_two_processes_write_the_same_as_one(source: Path) -> None:
 def test_lines_in_blocks_and_rows_in_lists_make_the_same_entries(source: Path) -> None:
     write(source / "wiki.jsonl", [wiki_article(n) for n in range(30)])
     common = {"questions": "", "splits": {}, "knowledge": "wiki6m", "knowledge_source": "wiki.jsonl"}
-    for name, limit in (("blocks", 0), ("lists", 30)):
+    for name, limit in (("blocks", None), ("lists", 30)):
         convert(config(source, output=str(source.parent / name), limit=limit, **common))
     blocks, lists = (Dataset(source.parent / name).knowledge for name in ("blocks", "lists"))
     assert list(blocks) == list(lists)
@@ -409,7 +409,7 @@ def test_a_preview_names_sources_and_sizes(source: Path) -> None:
         ({"knowledge_source": ""}, "`knowledge_source` is needed"),
         ({"knowledge": ""}, "`knowledge_source` is set and `knowledge` is not"),
         ({"images": "none"}, "is not a folder"),
-        ({"limit": -1}, "`limit` must be at least 0"),
+        ({"limit": -1}, "`limit` must be at least 1"),
     ],
 )
 def test_problems_are_found_before_anything_is_read(source: Path, values, problem) -> None:
