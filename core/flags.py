@@ -103,7 +103,7 @@ def split_config(words: Sequence[str]) -> tuple[Path | None, list[str], list[str
 
 def unknown_key(key: str, known: Collection[str], source: str) -> Problem:
     """Return the problem of an unknown key, with the nearest valid one."""
-    (near,) = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.5) or [""]
+    (near,) = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.7) or [""]
     return Problem(f"{source}: unknown key `{key[:100]}`" + (f"; did you mean `{near}`?" if near else ""), near)
 
 

@@ -34,7 +34,7 @@ def summary(metrics: dict[str, Any]) -> str:
     widths = [max(17, len(head) + 2) for head in heads]
     titles = (head.rjust(width) for head, width in zip(heads, widths, strict=True))
     asked = max((score["n"] for table in metrics["pipelines"].values() if (score := table.get("overall"))), default=0)
-    lines = [f"{metric['caption']}, in %, {asked:,} questions.", "".join(["pipeline".ljust(names), *titles])]
+    lines = [f"{metric['caption']}, in %, {asked:,} scored questions.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
         scores = (table.get(column) for column in metric["columns"])
         cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]

@@ -291,7 +291,7 @@ def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     if scheme.tokens:
         raise UserError(
             f"{folder} was trained with scheme {scheme.name}, and {wanted.name} is needed; choose a checkpoint of "
-            f"{wanted.name}, or a pipeline of {scheme.name}"
+            f"{wanted.name}; to train from, a base model does as well"
         )
     if (folder / ADAPTER_FILE).is_file():
         raise UserError(

@@ -34,7 +34,7 @@ def _merge_adapter(config: MergeConfig) -> str:
     planned = plan_merge(folder, config.dtype)
     if is_occupied(Path(config.output)):
         if not is_merged(folder, config.output, planned):
-            raise UserError(f"`output`: {config.output} holds a different merge; choose a different folder")
+            raise UserError(f"`output`: {config.output} holds something else than this merge; choose a new folder")
         return f"nothing to do: {config.output} holds this merge"
     if not config.dry_run:
         merge_adapter(folder, config.output, planned)

@@ -33,14 +33,14 @@ class MixingSettings(Settings):
         "unhelpful",
         "documents to mix in: no_rel, unhelpful (all with a wrong answer), or conflicts (look-alikes' first)",
     )
-    min_relevant: int = setting(2, "least relevant documents of a mixed list; Algorithm 3: 2", ge=1)
+    min_relevant: int = setting(2, "minimum number of relevant documents of a mixed list; Algorithm 3: 2", ge=1)
     seed: Seed = setting(0, "seed of every draw")
 
     @cross_check
     def tau_problems(self) -> Iterator[str]:
-        """Yield the problem of a list without a relevant document."""
-        if self.tau >= 100:
-            yield f"`tau` is a percentage of the mixed list, at least 0 and below 100; found {self.tau}"
+        """Yield the problem of a list without a relevant document, or of a fraction."""
+        if self.tau >= 100 or 0 < self.tau < 1:
+            yield f"`tau` is a percentage of the mixed list, 0, or at least 1 and below 100; found {self.tau}"
 
 
 @dataclass(frozen=True)

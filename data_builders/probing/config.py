@@ -85,7 +85,9 @@ class ProbeConfig(
         False, "leave out the facts of `trained_on` too: all questions on the same entity with an answer in common"
     )
     visual: bool = setting(True, "probe visual-dependent questions too; RET needs them")
-    limit: int | None = setting(None, "maximum number of questions, drawn by seed; a higher limit adds more", ge=1)
+    limit: int | None = setting(
+        None, "maximum number of questions, drawn by seed; a higher limit adds more, a lower one removes none", ge=1
+    )
     model: ModelName = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", needed="")
     output: Annotated[str, output_of("probes.json")] = setting("", "folder for the probes", needed="")
     window: int = setting(32, "questions that a process takes at a time and sorts by length", ge=1)

@@ -74,7 +74,9 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     dataset, split, output = Dataset(Path(config.dataset)), config.split, Path(config.output)
     files = [trace_files(Path(folder, "traces")).get("promsa") for folder in config.evaluations]
     if without := [folder for folder, path in zip(config.evaluations, files, strict=True) if path is None]:
-        raise UserError(f"`evaluations`: {without[0]} has no traces of promsa; run evaluate with `pipelines: [promsa]`")
+        raise UserError(
+            f"`evaluations`: {without[0]} has no traces of promsa; run teach_agent, or evaluate with promsa"
+        )
     questions = {question.id: question for question in dataset.questions(split)}
     leaked = evaluated([*questions.values()], dataset.image_roots, dict.fromkeys(config.held_out, dataset))
     chosen = choose(

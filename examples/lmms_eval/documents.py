@@ -84,7 +84,8 @@ def main() -> None:
     parser.add_argument("--subset", type=int, default=0, metavar="N", help="questions of each split; default: all")
     parser.add_argument("--output", type=Path, required=True, help="Parquet file")
     given = parser.parse_args()
-    print(f"{given.output}: {write_documents(Dataset(given.dataset), given.splits, given.subset, given.output):,}")
+    count = write_documents(Dataset(given.dataset), given.splits, given.subset, given.output)
+    print(f"{given.output}: {count:,} documents")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import uvicorn
 from fastapi import FastAPI
 
+from reflectune.core.errors import UserError
 from reflectune.inference.serving.app import create_app
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.service import AnswerService
@@ -31,6 +33,8 @@ class DrainingServer(uvicorn.Server):
         load = self.config.app.state.load  # type: ignore[union-attr]
         if load.is_draining:
             super().handle_exit(sig, frame)
+        else:
+            print("stopping when the requests under way are finished; a second signal stops at once", flush=True)
         load.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -50,16 +54,39 @@ def serve(config: ServeConfig) -> None:
     """Load a config's models and serve them until a signal.
 
     Raises:
-        UserError: A model, the index or the data set can't be read.
+        UserError: A model, the index or the data set can't be read, or the port can't be used.
     """
-    with AnswerService(config) as service:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(it) for it in bound(config.host, config.port)]  # before models are loaded
+        service = stack.enter_context(AnswerService(config))
         print(f"pipelines: {', '.join(service.pipelines)}", flush=True)
         app = create_app(service, config)
         if config.page and find_spec("gradio"):
             from reflectune.inference.serving.page import mount_page  # slow to import
 
             mount_page(app, service)
-        DrainingServer(server_config(app, config.host, config.port)).run()
+        DrainingServer(server_config(app, config.host, config.port)).run(sockets)
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """Return sockets of an address, which don't listen yet.
+
+    Raises:
+        UserError: The address is unknown, or in use.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            sockets.append(socket.socket(family, kind))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sockets[-1].bind(address)
+    except OSError as error:
+        for opened in sockets:
+            opened.close()
+        raise UserError(f"`host`, `port`: {host}:{port} can't be used: {error.strerror}; choose others") from error
+    return sockets
 
 
 def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:

@@ -289,6 +289,11 @@ def load_examples(
     if not images:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
     problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := image_problem(image, roots))]
+    if len(problems) == len(images):
+        raise UserError(
+            f"{path}: none of its {len(images):,} images can be read, the first: {problems[0]}; was the folder moved? "
+            f"By {MANIFEST} or `image_root` they are below {roots[0]}"
+        )
     if problems:
         raise UserError(bad_rows(path, problems))
     return StoredExamples(path, known.example_type), roots

@@ -32,7 +32,7 @@ from reflectune.inference.serving.bodies import ChatBody
 from reflectune.inference.serving.config import ServeConfig, ServerSettings
 from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.questions import PageQuestions
-from reflectune.inference.serving.server import DrainingServer, server_config
+from reflectune.inference.serving.server import DrainingServer, bound, server_config
 
 ASKED = "What does it eat?"
 TOKEN = "0123456789abcdef"
@@ -457,3 +457,13 @@ def test_the_command_says_what_it_would_serve_and_refuses_pipelines_of_gold_evid
     assert find_problems(ServeConfig, keys) == [
         "`pipelines`: mr2ag_oracle needs a data set's gold evidence, which a request doesn't have"
     ]
+
+
+def test_a_port_in_use_is_refused_before_models_are_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"127.0.0.1:{port} can't be used: Address already in use"):
+            bound("127.0.0.1", port)
+    (free,) = bound("127.0.0.1", 0)
+    with free, pytest.raises(ConnectionRefusedError):  # not ready yet
+        socket.create_connection(free.getsockname())

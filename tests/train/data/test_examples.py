@@ -148,6 +148,12 @@ def test_a_bad_row_is_named(data_folder, examples, changes: dict[str, Any], mess
         load_examples(rewritten(data_folder, examples, **changes), "mr2ag")
 
 
+def test_a_folder_whose_images_are_all_gone_is_said_to_be_moved(data_folder: Path, tmp_path: Path) -> None:
+    write_manifest(data_folder, Manifest("mr2ag", tmp_path / "gone", {"train": "0"}))
+    with pytest.raises(UserError, match=r"none of its \d+ images can be read, (.|\n)*was the folder moved\?"):
+        load_examples(DataSource(str(data_folder), "train"), "mr2ag")
+
+
 def test_all_bad_rows_are_counted(data_folder: Path, examples: list[ReflectionExample]) -> None:
     write_examples(data_folder / "train.parquet", [dataclasses.replace(example, question="") for example in examples])
 

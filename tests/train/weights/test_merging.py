@@ -159,7 +159,7 @@ def test_the_command_merges_and_a_base_that_is_gone_is_one_line(
     merge.main([*flags, str(tmp_path / "merged")])
     assert "nothing to do" in capsys.readouterr().out
     refused = refuse(str(tmp_path / "merged"), "--dtype", "bfloat16")
-    assert "holds a different merge; choose a different folder" in refused
+    assert "holds something else than this merge; choose a new folder" in refused
     base.rename(tmp_path / "moved")
     assert f"error: no model at {base}" in refuse(str(tmp_path / "other"))
     assert not (tmp_path / "other").exists()
