@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from typing import Any
 
 from tqdm import tqdm
@@ -38,7 +39,9 @@ class _LogBar(tqdm):
 
 
 def quiet_libraries() -> None:
-    """Hide the bars of transformers and the Hub in a log, and two notices about CPUs of bitsandbytes and DeepSpeed."""
+    """Hide the bars of transformers and the Hub in a log, and three notices of libraries that no user can act on."""
+    # PEFT 0.21 reads a property that transformers 5.23 has renamed; can go with a PEFT that reads the new one
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     logging.getLogger("DeepSpeed").addFilter(_says_more_than_cpu)
     if sys.stderr.isatty():
