@@ -43,7 +43,7 @@ def test_without_named_evidence_nothing_is_known() -> None:
 
 def test_in_the_world_the_string_annotator_finds_the_evidence(tmp_path: Path) -> None:
     """The world names the sections that hold an answer; others hold it by chance, if at all."""
-    build_world(tmp_path / "world", size="tiny", seed=0, quiet=True)
+    build_world(tmp_path / "world", size="tiny", seed=0)
     dataset = Dataset(tmp_path / "world")
     cases = [
         (asked, part)
