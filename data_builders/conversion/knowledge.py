@@ -17,10 +17,10 @@ from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_jso
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
-from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, write_entry_batch
+from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, HeldImages, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.files import LineBlock, line_blocks, read_jsonl
-from reflectune.data_builders.readers.images import HeldImages, ImageFolder
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.readers.rows import SourceRow
 from reflectune.formats.knowledge_base import clear_knowledge_base, drop_entries, finish_knowledge_base, shard_name

@@ -19,9 +19,9 @@ from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
-from reflectune.data_builders.conversion.work import QuestionBatch, QuestionsDone, write_question_batch
+from reflectune.data_builders.conversion.work import HeldImages, QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
-from reflectune.data_builders.readers.images import HeldImages, ImageFolder
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import question_reader
 from reflectune.data_builders.readers.rows import Placed
 from reflectune.formats.questions import unusable
@@ -149,7 +149,7 @@ class QuestionRun:
         held = HeldImages(self.images.root, self.images.save_to)
         for question, line in self._read(split, held, self.reject):
             is_drawn = int(hash_ids([question.id], config.seed)[0]) < bound
-            held.release(question.images, write=is_drawn)
+            held.write_only(question.images if is_drawn else ())
             if is_drawn:
                 yield question, line
 

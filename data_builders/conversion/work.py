@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -21,13 +21,31 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.ids import Hashes, hash_ids, is_among
 from reflectune.data_builders.readers.files import LineBlock, block_rows
-from reflectune.data_builders.readers.images import HeldImages, ImageFolder
+from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.data_builders.readers.rows import SourceLine, SourceRow, placed
 from reflectune.formats.dataset import write_question_file
 from reflectune.formats.knowledge_base import shard_name, write_shard
 
 Verify = Literal["none", "header", "decode"]
+
+
+@dataclass
+class HeldImages(ImageFolder):
+    """Images of a folder whose bytes are held until they are written or dropped."""
+
+    _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Hold an image."""
+        self._held[path] = content
+
+    def write_only(self, paths: Iterable[str]) -> None:
+        """Write these images if they are held, and drop all others."""
+        for path in paths:
+            if (content := self._held.get(path)) is not None:
+                super().write(path, content)
+        self._held.clear()
 
 
 @dataclass(frozen=True)
@@ -165,7 +183,6 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     rows = block_rows(source, reject) if isinstance(source, LineBlock) else ((row.line, row) for row in source)
     made = list(placed(rows, lambda row: make(row, batch.images), reject))
     entries, lines = [entry for entry, _ in made], [line for _, line in made]
-    pictures = [image for entry in entries for image in entry.images]
     ids = hash_ids(entry.id for entry in entries)
     seeded = hash_ids((entry.id for entry in entries), batch.seed)
     if batch.keep is not None:
@@ -174,8 +191,7 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
         entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]
     if isinstance(batch.images, HeldImages):
-        batch.images.release((image for entry in entries for image in entry.images), write=True)
-        batch.images.release(pictures, write=False)
+        batch.images.write_only(image for entry in entries for image in entry.images)
     digests: list[bytes] = []
     if batch.folder is not None and entries:
         digests = write_shard(batch.folder / shard_name(batch.number), entries)

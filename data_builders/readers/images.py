@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import unicodedata
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -300,24 +299,6 @@ class ImageFolder:
 
     def _is_file(self, path: str) -> bool:
         return os.path.isfile(f"{self.root}/{path}")
-
-
-@dataclass
-class HeldImages(ImageFolder):
-    """Images of a folder whose bytes are held until they are written or dropped."""
-
-    _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def write(self, path: str, content: bytes) -> None:
-        """Hold an image."""
-        self._held[path] = content
-
-    def release(self, paths: Iterable[str], write: bool) -> None:
-        """Write these images if they are held, or drop them."""
-        for path in paths:
-            content = self._held.pop(path, None)
-            if content is not None and write:
-                super().write(path, content)
 
 
 @lru_cache(maxsize=8)
