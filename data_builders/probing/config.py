@@ -16,7 +16,7 @@ from reflectune.metrics.config import MetricConfig
 from reflectune.models.names import ModelName, PlacementKeys
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, PICTURED, DocumentRanking, RerankerConfig
+from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, DocumentRanking, RerankerConfig
 
 SCHEME = "mmkb_rag"
 
@@ -104,8 +104,8 @@ class ProbeConfig(
     @cross_check
     def reranker_problems(self) -> Iterator[str]:
         """Yield the problem of a reranker that needs the question's picture."""
-        if self.documents_by == "reranker" and self.reranker in PICTURED:
-            yield f"`documents_by: reranker` ranks by texts alone, and `reranker: {self.reranker}` reads pictures"
+        if self.documents_by == "reranker":
+            yield from self.text_issues("probes")
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:

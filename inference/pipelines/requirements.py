@@ -14,7 +14,7 @@ from reflectune.inference.operators.requests import Writing
 from reflectune.models.names import model_name
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.config import PICTURED, RerankerConfig
+from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.retrievers.web import WebConfig
 
 SERVER: Final = "server"
@@ -97,8 +97,8 @@ def _reads_pictures(key: str = "", value: str = "") -> Callable[[Any, str], Iter
     """Return a check that the reranker reads texts alone, if the key has this value."""
 
     def missing(config: Any, names: str) -> Iterable[str]:
-        if config.reranker in PICTURED and (not key or getattr(config, key) == value):
-            yield f"`reranker: {config.reranker}` reads pictures, and {names} rerank by texts alone"
+        if not key or getattr(config, key) == value:
+            yield from config.text_issues(names)
 
     return missing
 

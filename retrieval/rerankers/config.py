@@ -51,7 +51,7 @@ class RerankerConfig(Settings):
     reranker_max_length: int | None = setting(
         None, "tokens beyond which a passage is cut for scoring; unset: the model card's", ge=1
     )
-    reranker_token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
+    reranker_token_budget: int = setting(16_384, "maximum tokens per forward pass", ge=1)
     reranker_dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
 
     def reranker_settings(self) -> TextSettings:
@@ -66,6 +66,11 @@ class RerankerConfig(Settings):
             token_budget=self.reranker_token_budget,
             dtype=self.reranker_dtype,
         )
+
+    def text_issues(self, names: str) -> Iterator[str]:
+        """Yield the problem of a reranker that reads pictures, where `names` rerank by texts alone."""
+        if self.reranker in PICTURED:
+            yield f"`reranker: {self.reranker}` reads pictures, and {names} rerank by texts alone"
 
     def as_used(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by key for a run's hash, with the similarity and length in use for unset ones."""

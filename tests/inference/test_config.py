@@ -130,6 +130,12 @@ def test_a_checkpoint_that_no_pipeline_reads_need_not_be_made_yet(folders) -> No
     assert [problem for problem in config.problems() if problem.startswith("`plain_model` runs/not/yet")]
 
 
+def test_a_probe_does_not_rerank_by_pictures(folders) -> None:
+    probe = {**folders, **Q_FORMER, "model": "m", "output": "o"}
+    problems = find_problems(ProbeConfig, {**probe, "documents_by": "reranker"})
+    assert [problem for problem in problems if "reads pictures, and probes rerank by texts alone" in problem]
+
+
 def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_path: Path) -> None:
     write_json(tmp_path / "checkpoint/scheme.json", {"name": "mr2ag"})
     write_json(tmp_path / "checkpoint/config.json", {})
