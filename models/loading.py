@@ -275,7 +275,7 @@ def resolve(model: str) -> Path | str:
             raise UserError(f"{model} holds no model: neither config.json nor {ADAPTER_FILE} is there")
         return Path(model)
     if model.count("/") > 1 or model.startswith((".", "/", "~")):
-        raise UserError(f"no model at {model}: there is no such folder")
+        raise UserError(f"no model at {model}: the folder does not exist")
     return model
 
 

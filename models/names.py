@@ -102,7 +102,7 @@ def encoder_name(value: str) -> str:
     if colon and way in EMBEDDERS:
         return _named(model, ("config.json",)) if model else f"{short(value)} names no model after the colon"
     if value.endswith(".safetensors"):
-        return "" if os.path.isfile(value) else f"there is no file {short(value)}"
+        return "" if os.path.isfile(value) else f"file not found: {short(value)}"
     if os.path.isdir(value):
         return _named(value, ("config.json",))
     return _named(value.partition("@")[0], ("config.json",)) if value else ""

@@ -103,7 +103,7 @@ class PromptScheme(Scheme):
     def problem(self, example: PromptedExample) -> str:
         """See `Scheme.problem`."""
         if not example.branches:
-            return "nothing is asked: there is no branch"
+            return "it has no branch, so that nothing is asked"
         for branch in example.branches:
             if bool(branch.role) == bool(branch.reply.strip()):
                 return f"a branch `{branch.prompt}` needs either a reflection token (`role`) or words (`reply`)"
@@ -142,7 +142,7 @@ class PromptScheme(Scheme):
         branches = []
         for branch in example.branches:
             if not (branch.role or branch.reply):
-                raise UserError(f"training example {example.id}, prompt {branch.prompt}: there is no reply")
+                raise UserError(f"training example {example.id}, prompt {branch.prompt}: the reply is missing")
             branches.append(Segment.of(*self.prompt_reply(renderer, branch, example.style), branch.weight))
         return Tree(Segment.of(prefix.ids, prefix.labels), tuple(branches), prefix.vision)
 

@@ -62,13 +62,13 @@ def find_checkpoint(name: str) -> Checkpoint:
         return _checked(name, shipped, "")
     if Path(name).is_dir():
         if not Path(name, "config.json").is_file():
-            raise UserError(f"{name} holds no model: there is no config.json")
+            raise UserError(f"{name} holds no model: config.json is missing")
         return _checked(name, Path(name), "")
     repository, pinned, revision = name.partition("@")
     if (known := CATALOGUE.get(repository)) and known.weights == "own code":
         raise UserError(f"{repository} is not loaded: {known.note}")
     if repository.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UserError(f"no model at {name}: there is no such folder")
+        raise UserError(f"no model at {name}: the folder does not exist")
     if pinned and not _COMMIT.fullmatch(revision):
         raise UserError(
             f"{name}: `{revision}` is not a commit of 40 hexadecimal digits; branches and tags can move, so take the "

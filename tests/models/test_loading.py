@@ -218,8 +218,8 @@ def test_another_schemes_file_beside_the_weights_is_refused(tuned, tmp_path):
     ("name", "says"),
     [
         ("miniature/none", "no model miniature/none; this installation has"),
-        ("./nowhere/at/all", "there is no such folder"),
-        ("/nowhere", "there is no such folder"),
+        ("./nowhere/at/all", "the folder does not exist"),
+        ("/nowhere", "the folder does not exist"),
     ],
 )
 def test_a_model_that_is_not_there_is_refused(name, says):

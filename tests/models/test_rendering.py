@@ -511,7 +511,7 @@ def test_plain_fine_tuning_supervises_answers_alone(kind, make, image):
     ("scheme", "example", "message"),
     [
         (MMKB_RAG, PromptedExample("x", "", QUESTION, ()), "x: nothing is asked"),
-        (MMKB_RAG, PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), "x, prompt mct: there is no reply"),
+        (MMKB_RAG, PromptedExample("x", "", QUESTION, (PromptedBranch("mct"),)), "x, prompt mct: the reply is missing"),
         (MR2AG, ReflectionExample("x", "", "Why?", True), "x: a question to look up needs at least one passage"),
         (MR2AG, ReflectionExample("x", "", "Why?", False), "x: a visual question needs an answer"),
     ],

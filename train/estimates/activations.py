@@ -47,7 +47,7 @@ class BatchSize:
         """Return the size of the largest micro-batch by a budget of tokens.
 
         Args:
-            budget: Most tokens, if a longer tree doesn't come alone; None if there is no budget.
+            budget: Maximum tokens, except of a longer tree alone; None for no budget.
             questions: Ratio of the questions of a step to those of this batch.
         """
         if budget is None:

@@ -130,7 +130,7 @@ def test_the_fingerprint_follows_the_weights(clip_folder, other_clip_folder, enc
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("/no/such/folder", "no such folder"), ("miniature/nothing", "miniature/clip"), ("plain", "no such folder")],
+    [("/no/such/folder", "does not exist"), ("miniature/nothing", "miniature/clip"), ("plain", "does not exist")],
 )
 def test_an_unknown_encoder_is_refused(name, message) -> None:
     with pytest.raises(UserError, match=message):
