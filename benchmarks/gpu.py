@@ -308,7 +308,7 @@ BENCHMARK = Benchmark(
     "gpu",
     "On one GPU",
     f"""
-Random weights in bfloat16. A question has a picture of 576 tokens and {PASSAGES} passages of {TOKENS} tokens;
+Random weights in bfloat16. A question has an image of 576 tokens and {PASSAGES} passages of {TOKENS} tokens;
 {ANSWERS} answers of {NEW} tokens follow the passages with the highest gates. Seconds are medians, of 8 questions a
 question.
 

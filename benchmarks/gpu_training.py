@@ -43,19 +43,19 @@ class Case:
     wanted: float
     flat: bool = False
     recomputed: bool = False
-    picture: int = 576
+    image: int = 576
 
     @property
     def name(self) -> str:
         """Name the case in tables."""
-        return f"{self.family}, {self.trees} x {self.branches} x {self.tokens}, pictures of {self.picture}"
+        return f"{self.family}, {self.trees} x {self.branches} x {self.tokens}, images of {self.image}"
 
 
 CASES = (
     Case("llava", 4, 8, 137, 500),
     Case("llava", 1, 20, 200, 3, flat=True, recomputed=True),
     Case("qwen2_vl", 4, 8, 137, 460),
-    Case("qwen2_5_vl", 4, 8, 137, 0.45, picture=1280),
+    Case("qwen2_5_vl", 4, 8, 137, 0.45, image=1280),
     Case("llava", 1, 20, 700, 3, flat=True, recomputed=True),
 )
 """Cases of `all_weights`. They have no optimiser: one GPU doesn't hold its states for 7 B."""
@@ -195,9 +195,7 @@ def _trained(family: str, arguments: argparse.Namespace, dtype: torch.dtype) -> 
 
 
 def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None:
-    trees = [
-        w.tree_of(model, case.branches, case.tokens, seed=seed, picture=case.picture) for seed in range(case.trees)
-    ]
+    trees = [w.tree_of(model, case.branches, case.tokens, seed=seed, image=case.image) for seed in range(case.trees)]
     rows = w.flat_rows(model, trees[0]) if case.flat else {}
     if case.recomputed:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

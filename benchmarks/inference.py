@@ -3,7 +3,7 @@
     python benchmarks/inference.py
 
 The measurements are those of `gpu.py`, on smaller models and in float32, with every answer compared; and the time of
-several questions about one picture, which the engine reads once. Weights are random.
+several questions about one image, which the engine reads once. Weights are random.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from reflectune.examples.scores import at
 from reflectune.models.attention.collation import TreeCollator, loss_terms
 
 
-def shared_pictures(family: str, size: str) -> dict[str, float]:
-    """Time the gates of 8 questions about 8 pictures and about one; one passage each."""
+def shared_images(family: str, size: str) -> dict[str, float]:
+    """Time the gates of 8 questions about 8 images and about one; one passage each."""
     model = build(family, size)
     different = [question(model, seed=seed) for seed in range(QUESTIONS)]
     same = [replace(prefix, vision=different[0].vision) for prefix in different]
@@ -45,7 +45,7 @@ def shared_pictures(family: str, size: str) -> dict[str, float]:
     engine = engine_of(model)
     return {
         name: round(timed(partial(engine_gates, engine, prefixes, branches), repeats=3)[0], 3)
-        for name, prefixes in (("8 pictures", different), ("one picture", same))
+        for name, prefixes in (("8 images", different), ("one image", same))
     }
 
 
@@ -62,8 +62,8 @@ def tables(figures: dict[str, Any]) -> list[str]:
             f"- {family}: gates differ from batched rows' by {far['engine']:.0e} (engine) and "
             f"{far['repeated cache']:.0e} (repeated cache); {equal['engine']} of {ANSWERS} answers are equal."
         )
-    rows = [(family, *figures["shared pictures"][family].values()) for family in FAMILIES]
-    return [*lines, "", *table(("gates of 8 questions, s", "8 pictures", "one picture"), rows)]
+    rows = [(family, *figures["shared images"][family].values()) for family in FAMILIES]
+    return [*lines, "", *table(("gates of 8 questions, s", "8 images", "one image"), rows)]
 
 
 def hybrid_inference() -> dict[str, Any]:
@@ -121,7 +121,7 @@ def hybrid_tables(figures: dict[str, Any]) -> list[str]:
     """Return the table of a hybrid model."""
     lines = [
         "Qwen3.5 by transformers' own kernels: three layers of linear attention, one of full, the 0.8 B's widths;",
-        "Once. Whole rows read the picture in each; for training they are 8 branches of 137 tokens.",
+        "Once. Whole rows read the image in each; for training they are 8 branches of 137 tokens.",
         "",
     ]
     rows = []
@@ -171,7 +171,7 @@ BENCHMARK = Benchmark(
     "inference",
     "Shared prefixes on a CPU",
     f"""
-Random weights, float32, CPU seconds of one thread, medians. A question has a picture of 576 tokens and {PASSAGES}
+Random weights, float32, CPU seconds of one thread, medians. A question has an image of 576 tokens and {PASSAGES}
 passages of {TOKENS} tokens. Both sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains the rows,
 and has the same at 7 B. *Probe*: answers of {PROBED} tokens after all passages.
 """,
@@ -197,13 +197,13 @@ def main() -> None:
         BENCHMARK.write(figures, arguments, "hybrid")
         return BENCHMARK.write_page(arguments)
     arguments.device, arguments.dtype, arguments.packed = "cpu", "float32", False
-    figures = {"shared pictures": {}}
+    figures = {"shared images": {}}
     with tempfile.TemporaryDirectory() as folder:
         for family in FAMILIES:
             kept = Figures(Path(folder, family), "cpu", repeats=3)
             inference(family, arguments, kept)
             figures[family] = kept.values
-            figures["shared pictures"][family] = shared_pictures(family, arguments.size)
+            figures["shared images"][family] = shared_images(family, arguments.size)
     return BENCHMARK.finish(figures, arguments)
 
 

@@ -100,7 +100,7 @@ BENCHMARK = Benchmark(
     "pocket",
     "Pocket: real weights, photographs and Wikipedia",
     """
-SmolLM2-135M, CLIP ViT-B/16 and the gallery's pictures and articles. First the fresh test: 564 test questions on 285
+SmolLM2-135M, CLIP ViT-B/16 and the gallery's images and articles. First the fresh test: 564 test questions on 285
 entities that nothing was chosen on, by the shipped mR²AG, readers tuned each on the context that it reads, and
 MMKB-RAG; per cent, with 95 % intervals over entities ([docs/pocket.md](../docs/pocket.md)). Below it are the recipe's
 marks, set before anything was trained, and three training seeds of mR²AG, on validation and on other test questions,

@@ -28,12 +28,12 @@ CLIENTS = (1, 16)
 
 
 def bodies(run: Path, questions: int) -> list[bytes]:
-    """Return requests of different questions about different pictures."""
+    """Return requests of different questions about different images."""
     dataset = Dataset(run / "world")
     made = []
     for question in itertools.islice(dataset.questions("val_unseen_entity"), questions):
-        picture = base64.b64encode((dataset.root / question.image).read_bytes()).decode()
-        made.append(json.dumps({"question": question.text, "image": f"data:image/jpeg;base64,{picture}"}).encode())
+        image = base64.b64encode((dataset.root / question.image).read_bytes()).decode()
+        made.append(json.dumps({"question": question.text, "image": f"data:image/jpeg;base64,{image}"}).encode())
     return made
 
 
@@ -118,7 +118,7 @@ def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
 BENCHMARK = Benchmark(
     "serve",
     "The server",
-    "Questions about different pictures, each client asking the next one when its answer is there. The first event is "
+    "Questions about different images, each client asking the next one when its answer is there. The first event is "
     "the gate's probability.",
     tables,
     claims,

@@ -4,7 +4,7 @@
     python benchmarks/train.py --whole --results OUT             # whole trainings on a GPU of 80 GB
     python benchmarks/train.py --whole --results OUT --device cpu --size tiny --questions 64    # does it run? anywhere
 
-A question has a picture of 576 tokens and K passages, each followed by a reflection token and an answer. A step is one
+A question has an image of 576 tokens and K passages, each followed by a reflection token and an answer. A step is one
 forward and one backward pass; the optimiser's is the same on both sides. Weights are random, and the losses must agree.
 
 A whole training (`--whole`) has loader, recomputation, optimiser and log: LoRA by LLaVA-1.5-7B's recipe, on questions
@@ -118,9 +118,9 @@ BENCHMARK = Benchmark(
     "train",
     "Training on trees on a CPU",
     """
-Random weights, float32, one thread, all weights but the vision tower's; medians. A question has a picture of 576 tokens
+Random weights, float32, one thread, all weights but the vision tower's; medians. A question has an image of 576 tokens
 and 8 passages of 120 tokens with 17 supervised ones each. Flat rows are TRL's stock `SFTTrainer`: one row a passage,
-with the picture and the question in each, as one batch. Both sides have the same weights, tokens and labels. At 7 B:
+with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. At 7 B:
 [gpu.md](gpu.md).
 """,
     tables,

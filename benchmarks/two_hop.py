@@ -5,7 +5,7 @@
     python benchmarks/two_hop.py --agent
 
 Lessons are written in worlds of some seeds; the questions are those of other worlds, with other entities, articles,
-pictures and phrasings. `--agent` teaches ProMSA by a scripted teacher's trajectories, after fewer lessons. Each stage
+images and phrasings. `--agent` teaches ProMSA by a scripted teacher's trajectories, after fewer lessons. Each stage
 is a command. A finished stage is not run again.
 """
 
@@ -228,7 +228,7 @@ BENCHMARK = Benchmark(
     "two_hop",
     "Two-hop questions",
     f"""
-The picture shows one entity; its article names a second one, whose article has the answer. `miniature/llava` was taught
+The image shows one entity; its article names a second one, whose article has the answer. `miniature/llava` was taught
 by lessons of other worlds: trajectories of two searches for {WORLD_QUESTIONS} questions of each world, then
 of three for {LONGER_QUESTIONS}. mR²AG's checkpoint learned one-hop questions from one search, as the paper has it. The
 fair comparison of searching once with searching again is that of the same model. Passages are found by

@@ -66,7 +66,7 @@ class Clock(TrainerCallback):
 
 
 def drawn_questions(model: PreTrainedModel, arguments: argparse.Namespace) -> list[EncodedExample]:
-    """Draw questions with pictures of their own, whose passages have half to one and a half of the mean length."""
+    """Draw questions with images of their own, whose passages have half to one and a half of the mean length."""
     shortest, most = arguments.tokens // 2, arguments.tokens * 3 // 2
     lengths, generator = random.Random(0), torch.Generator().manual_seed(0)
     examples = []
@@ -84,7 +84,7 @@ def drawn_questions(model: PreTrainedModel, arguments: argparse.Namespace) -> li
 
 
 def padded_rows(model: PreTrainedModel, rows: Sequence[Tree]) -> dict[str, Tensor]:
-    """Return rows as a padded batch, with the picture in each, as stock trainers read them."""
+    """Return rows as a padded batch, with the image in each, as stock trainers read them."""
     most = max(row.length for row in rows)
 
     def filled(values: Sequence[int], padding: int) -> Tensor:

@@ -201,19 +201,19 @@ def language_parameters(model: PreTrainedModel) -> int:
     return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
 
 
-def question(model: PreTrainedModel, *, seed: int = 1, picture: int = 576) -> Rendered:
-    """Draw a prefix: a picture of `picture` tokens (576 in LLaVA) and a question of 24 tokens."""
+def question(model: PreTrainedModel, *, seed: int = 1, image: int = 576) -> Rendered:
+    """Draw a prefix: an image of `image` tokens (576 in LLaVA) and a question of 24 tokens."""
     generator = torch.Generator().manual_seed(seed)
     high = model.config.get_text_config().vocab_size
     text = torch.randint(10, high, (24,), generator=generator).tolist()
     if model.config.model_type == "llava":
         ids = [1, *[IMAGE_TOKEN] * 576, *text[1:]]
         return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
-    ids = [1, 5, *[IMAGE_TOKEN] * picture, 6, *text[3:]]
-    high = 2 * max(rows for rows in range(1, picture + 1) if rows * rows <= picture and picture % rows == 0)
+    ids = [1, 5, *[IMAGE_TOKEN] * image, 6, *text[3:]]
+    high = 2 * max(rows for rows in range(1, image + 1) if rows * rows <= image and image % rows == 0)
     side = model.config.vision_config.patch_size
-    pixels = torch.randn(4 * picture, 3 * 2 * side * side, generator=generator)
-    return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, high, 4 * picture // high]])})
+    pixels = torch.randn(4 * image, 3 * 2 * side * side, generator=generator)
+    return Rendered(ids, [], {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, high, 4 * image // high]])})
 
 
 def passages(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 2) -> list[list[int]]:
@@ -326,7 +326,7 @@ def _tensors(layer: Any) -> list[tuple[Any, Any]]:
 
 @torch.no_grad()
 def batched_rows(model: Any, prefix: Rendered, branches: list[list[int]], rows: int = 0) -> Tensor:
-    """Compute gates from whole rows, the picture and question in each; `rows` at a time, all at once if 0."""
+    """Compute gates from whole rows, the image and question in each; `rows` at a time, all at once if 0."""
     step = rows or len(branches)
     parts = [branches[i : i + step] for i in range(0, len(branches), step)]
     logits = [
@@ -362,12 +362,12 @@ def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
     return inputs
 
 
-def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, picture: int = 576) -> Tree:
-    """Build a question's tree for training, each seed's about a picture of its own.
+def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, image: int = 576) -> Tree:
+    """Build a question's tree for training, each seed's about an image of its own.
 
     The prefix's last token stands for [Retrieval].
     """
-    prefix = question(model, seed=seed, picture=picture)
+    prefix = question(model, seed=seed, image=image)
     labels = [*[IGNORE] * (len(prefix.ids) - 1), prefix.ids[-1]]
     branches = [
         Segment.of(ids, [IGNORE] * (len(ids) - SUPERVISED) + ids[-SUPERVISED:])
@@ -377,7 +377,7 @@ def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, p
 
 
 def flat_rows(model: PreTrainedModel, tree: Tree) -> dict[str, Tensor]:
-    """Return a tree as a batch of whole rows, one a branch and the picture in each, as stock trainers read it."""
+    """Return a tree as a batch of whole rows, one a branch and the image in each, as stock trainers read it."""
     prefix = Rendered(list(tree.prefix.ids), [], dict(tree.vision))
     batch = row_inputs(model, prefix, [list(branch.ids) for branch in tree.branches])
     labels = torch.tensor([[*tree.prefix.labels, *branch.labels] for branch in tree.branches])

@@ -16,4 +16,4 @@ class UserError(Exception):
 
 
 class UnusableInput(UserError):
-    """A question or a picture that can't be used, while others can: `on_error: skip` leaves it out."""
+    """A question or an image that can't be used, while others can: `on_error: skip` leaves it out."""

@@ -33,9 +33,9 @@ from PIL import Image
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 
-Pictures: TypeAlias = Image.Image | Sequence[Image.Image] | None
-"""A question's picture, or its pictures in order; None if it has none."""
-_PICTURES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+Images: TypeAlias = Image.Image | Sequence[Image.Image] | None
+"""A question's image, or its images in order; None if it has none."""
+_IMAGES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 MOST_RATIO: Final = 200
 """Most times that a side may be the other's. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336
@@ -118,21 +118,21 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
     return image
 
 
-def each_picture(pictures: Pictures) -> Sequence[Image.Image]:
-    """Return a question's pictures, in order."""
-    if pictures is None:
+def each_image(images: Images) -> Sequence[Image.Image]:
+    """Return a question's images, in order."""
+    if images is None:
         return ()
-    return (pictures,) if isinstance(pictures, Image.Image) else pictures
+    return (images,) if isinstance(images, Image.Image) else images
 
 
-def first_picture(pictures: Pictures) -> Image.Image | None:
-    """Return a question's first picture; None if it has none."""
-    return next(iter(each_picture(pictures)), None)
+def first_image(images: Images) -> Image.Image | None:
+    """Return a question's first image; None if it has none."""
+    return next(iter(each_image(images)), None)
 
 
-def first_pictures(pictures: Sequence[Pictures]) -> list[Image.Image]:
-    """Return the first picture of each question; retrievers search by it."""
-    return [each_picture(of_question)[0] for of_question in pictures]
+def first_images(images: Sequence[Images]) -> list[Image.Image]:
+    """Return the first image of each question; retrievers search by it."""
+    return [each_image(of_question)[0] for of_question in images]
 
 
 def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, asker: str = "") -> Image.Image:
@@ -245,7 +245,7 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
 
 
 def _decoded(stream: IO[bytes], name: str, whole: bool) -> Image.Image:
-    image = Image.open(stream, formats=_PICTURES)
+    image = Image.open(stream, formats=_IMAGES)
     _check_shape(image, name)
     if whole:
         image.load()

@@ -54,7 +54,7 @@ class Question:
         meta: Other fields of the data set (relation, attribute, …), for reports and break-downs.
         follow_ups: Later rounds of the same conversation, in order (LLaVA-Instruct). mR²AG's training reads them;
             probing, baselines and metrics use the first question.
-        more_images: Paths of further pictures, as of `image`. Prompts show them after it, in order; searches use
+        more_images: Paths of further images, as of `image`. Prompts show them after it, in order; searches use
             `image` alone.
     """
 
@@ -74,7 +74,7 @@ class Question:
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Paths of all pictures, in order."""
+        """Paths of all images, in order."""
         return (*([self.image] if self.image else ()), *self.more_images)
 
     @property

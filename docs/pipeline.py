@@ -6,7 +6,7 @@ from pathlib import Path
 
 WIDTH, HEIGHT, BOX_WIDTH, BOX_HEIGHT = 960, 250, 168, 62
 FILES = {
-    "data": (16, 24, "questions, pictures,", "knowledge base"),
+    "data": (16, 24, "questions, images,", "knowledge base"),
     "index": (216, 24, "index", "images and titles"),
     "reflection": (416, 24, "reflection data", "Parquet, proof-read page"),
     "checkpoint": (616, 24, "checkpoint", "with its tokens"),
@@ -50,7 +50,7 @@ def arrow(points: str, words: str = "", at: tuple[float, float] = (0, 0)) -> lis
 
 
 def draw() -> str:
-    """The whole picture as SVG."""
+    """The whole image as SVG."""
     middle, bottom = 24 + BOX_HEIGHT / 2, 164 + BOX_HEIGHT / 2
     lines = [line for place in FILES.values() for line in box(*place)]
     for first, second, words in STEPS:
@@ -59,7 +59,7 @@ def draw() -> str:
     lefts = [216, 396, 576]
     for left, words in zip(lefts, GATES, strict=True):
         lines += box(left, 164, words, kind="gate", width=130)
-    lines += box(16, 164, "a question", "and its picture", width=130)
+    lines += box(16, 164, "a question", "and its image", width=130)
     for start, end in ((146, 216), (346, 396), (526, 576), (706, 776)):
         lines += arrow(f"{start} {bottom:g}H{end - 6}")
     lines += arrow(f"281 {24 + BOX_HEIGHT}V158", "retrieve", (310, 130))

@@ -1,4 +1,4 @@
-"""Data sets that examples draw: their pictures, and the manifest of one that is built already."""
+"""Data sets that examples draw: their images, and the manifest of one that is built already."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save_jpeg(image: Image.Image, path: Path) -> None:
 
 
 def begin(folder: Path, settings: str) -> dict[str, Any] | None:
-    """Mark a folder with the settings that build a data set into it, since an interrupted build's pictures are kept.
+    """Mark a folder with the settings that build a data set into it, since an interrupted build's images are kept.
 
     Args:
         folder: Folder of the data set.

@@ -85,7 +85,7 @@ def write_subset(
     count: int = 500,
     threshold: float | None = None,
 ) -> dict[str, Any]:
-    """Write a data set folder with the kept questions. Pictures and knowledge base stay where they are.
+    """Write a data set folder with the kept questions. Images and knowledge base stay where they are.
 
     Args:
         dataset: The whole data set.

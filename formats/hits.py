@@ -47,7 +47,7 @@ class PassageHit:
         rank: 1 for the best.
         kb: Name of the passage's knowledge base.
         parts: Known scores by name, e.g. in a retrieved entry `{"entry": 0.5, "passage": 7.1, "image": 0.8}`.
-        picture: Path of the picture of an image-text pair, if it is to be shown; "" for none.
+        image: Path of the image of an image-text pair, if it is to be shown; "" for none.
     """
 
     passage: Passage
@@ -55,4 +55,4 @@ class PassageHit:
     rank: int
     kb: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)
-    picture: str = ""
+    image: str = ""

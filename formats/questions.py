@@ -33,7 +33,7 @@ def malformed(question: Question) -> Problem | None:
     if not all(isinstance(path, str) and path for path in question.more_images):
         return "more_images", "holds a value that is not a path", "give paths of images"
     if question.more_images and not question.image:
-        return "image", "is empty, and `more_images` is not", "the first picture is `image`"
+        return "image", "is empty, and `more_images` is not", "the first image is `image`"
     if question.answer_type not in ANSWER_TYPES:
         return "answer_type", f"is {question.answer_type!r}", f"it is one of {', '.join(ANSWER_TYPES)}"
     if not all(isinstance(answer, str) for answer in question.answers):
@@ -58,20 +58,20 @@ def unusable(question: Question) -> Problem | None:
     return None
 
 
-def check_one_picture(question: Question, reader: str) -> None:
-    """Refuse a question with several pictures.
+def check_one_image(question: Question, reader: str) -> None:
+    """Refuse a question with several images.
 
     Args:
         question: The question.
-        reader: Name of what reads one picture, for the error.
+        reader: Name of what reads one image, for the error.
 
     Raises:
         UnusableInput: It has several.
     """
     if question.more_images:
         raise UnusableInput(
-            f"question {question.id} has {len(question.images)} pictures, and {reader} reads one; leave it out, or "
-            "convert its data set with one picture a question"
+            f"question {question.id} has {len(question.images)} images, and {reader} reads one; leave it out, or "
+            "convert its data set with one image a question"
         )
 
 

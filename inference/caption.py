@@ -1,6 +1,6 @@
-"""Caption the pictures of a knowledge base: `reflectune caption --knowledge DIR --base_model M --output DIR`.
+"""Caption the images of a knowledge base: `reflectune caption --knowledge DIR --base_model M --output DIR`.
 
-Writes `captions.jsonl`, which `build_index --captions` reads. Exit status: 0, or 3 if pictures were left out.
+Writes `captions.jsonl`, which `build_index --captions` reads. Exit status: 0, or 3 if images were left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from reflectune.inference.running.config import CaptionConfig
 
 @command(CaptionConfig, writes="output")
 def caption(config: CaptionConfig) -> int | None:
-    """Caption the first picture of each entry of a knowledge base."""
+    """Caption the first image of each entry of a knowledge base."""
     from reflectune.inference.running.captions import run  # slow to import: after the config is right
 
     return ROWS_LEFT_OUT if run(config) else None

@@ -96,7 +96,7 @@ def load(
         seed: Seed of the rows of new tokens.
         quantization: 4-bit quantization of the language model, to train adapters on it; `quantization.dtype` replaces
             `dtype`. None loads plain weights; an adapter of a 4-bit model is merged into the dequantized weights.
-        images: Fitting of pictures. A checkpoint has the settings of its training, and accepts no others.
+        images: Fitting of images. A checkpoint has the settings of its training, and accepts no others.
         cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
             matrices are cast to `dtype`; sharding casts the other parts.
         device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is ignored.
@@ -137,7 +137,7 @@ def load(
             elif tuned_scheme is None and wanted is not None:
                 _refuse_orphan(network, processor, wanted, source)
                 add_reflection_tokens(network, processor, wanted, seed=seed)
-        fit_pictures(processor, network, images, model, is_tuned=tuned_scheme is not None)
+        set_image_fit(processor, network, images, model, is_tuned=tuned_scheme is not None)
         used = tuned_scheme or wanted
         renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
@@ -317,7 +317,7 @@ def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: 
         )
 
 
-def fit_pictures(
+def set_image_fit(
     processor: ProcessorMixin, network: PreTrainedModel, images: ImageSettings, model: str, *, is_tuned: bool
 ) -> None:
     """Apply image settings; refuse a checkpoint that was trained with others."""
@@ -325,8 +325,8 @@ def fit_pictures(
     fit_images(processor, network.config.model_type, images)
     if is_tuned and images_fingerprint(processor) != trained_on:
         raise UserError(
-            f"{model} was trained on pictures that were fitted with {in_words}, but the config says "
-            f"{images_in_words(processor)}; leave these keys out, or train on such pictures"
+            f"{model} was trained on images that were fitted with {in_words}, but the config says "
+            f"{images_in_words(processor)}; leave these keys out, or train on such images"
         )
 
 

@@ -29,7 +29,7 @@ EMBEDDERS: Final = ("gme", "vlm2vec", "qwen3_vl", "bge_vl")
 PAIR: Final = "pair"
 """Prefix of an image tower and a text encoder, `pair:IMAGE+TEXT`; see `reflectune.retrieval.encoders.decoupled`."""
 MIXTURE: Final = "mixture"
-"""The same with entries' pictures mixed with their texts, `mixture:IMAGE+TEXT`."""
+"""The same with entries' images mixed with their texts, `mixture:IMAGE+TEXT`."""
 
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}(/[\w][\w.-]{0,95})?", re.ASCII)
 

@@ -1,6 +1,6 @@
 """Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--rows passages] [--dry_run]`.
 
-Encodes every entry's images and title, and its summary with `--summaries`, or its picture's caption with `--captions`;
+Encodes every entry's images and title, and its summary with `--summaries`, or its image's caption with `--captions`;
 or each section's summary, with its entry's first image; or cuts the entries into passages and encodes these. An index
 that was cut off is continued by the same command; `--verify` compares a finished one with its checksums. Under
 `accelerate launch` the processes share the work, with the same result. Exit status: 0, or 3 if bad images were left out

@@ -30,7 +30,7 @@ class IndexKeys(SummarySettings):
     )
     encoder: EncoderName = setting("miniature/clip", "the encoder that the index was built with")
     ranked_entities: InputFile = setting(
-        "", "in place of `index`: JSONL of entries ranked for each picture, e.g. by Google Lens", hashed=False
+        "", "in place of `index`: JSONL of entries ranked for each image, e.g. by Google Lens", hashed=False
     )
     ranked_scores: RankScore = setting(
         "reciprocal_rank",

@@ -13,7 +13,7 @@ from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit, places
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, sentences, split_passages
-from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
+from reflectune.retrieval.rerankers.base import ImageReranker, Reranker
 from reflectune.retrieval.rerankers.words import WordReranker
 
 ContextForm = Literal["article", "articles", "passage", "passages"]
@@ -55,7 +55,7 @@ class ContextBuilder:
                 (LLaVA-SFR of its Table 1); `passage`: the best one of them, of the first entry if `top_n` is 1.
             questions: The questions' texts.
             hits: The retrieved entries of each, best first.
-            images: The questions' pictures, for a reranker that reads them.
+            images: The questions' images, for a reranker that reads them.
         """
         depth = 1 if form == "article" else self.top_n
         articles = [
@@ -67,9 +67,9 @@ class ContextBuilder:
         count = 1 if form == "passage" else self.passages
         if self.reranker is None:
             raise ValueError("the best passages are asked for without a reranker")
-        if isinstance(self.reranker, PictureReranker) and images:
+        if isinstance(self.reranker, ImageReranker) and images:
             scores = [{hit.entry_id: hit.score for hit in row} for row in hits]
-            ranked = self.reranker.rank_pictured(questions, images, articles, scores, count)
+            ranked = self.reranker.rank_with_images(questions, images, articles, scores, count)
         else:
             ranked = self.reranker.rank(questions, articles, count)
         return [[scored.passage for scored in row] for row in ranked]

@@ -102,7 +102,7 @@ class StubServer:
         seconds: Duration of each reply.
         first_token: Log-probabilities of first tokens, for requests with `logprobs`.
         context: Words of a prompt and its reply, as `/v1/models` says and longer requests are refused; 0: any.
-        counts: True if `/tokenize` counts a prompt's words, and 100 for a picture.
+        counts: True if `/tokenize` counts a prompt's words, and 100 for an image.
 
     Attributes:
         requests: Headers and body of every request.
@@ -201,7 +201,7 @@ class StubServer:
 
 
 def _words(body: dict[str, Any]) -> int:
-    """Return the words of a request's prompt, and 100 for each picture."""
+    """Return the words of a request's prompt, and 100 for each image."""
     contents = [message["content"] for message in body["messages"]]
     parts = [part for it in contents for part in (it if isinstance(it, list) else [{"type": "text", "text": it}])]
     return sum(len(part["text"].split()) if part["type"] == "text" else 100 for part in parts)
@@ -503,8 +503,8 @@ def encoder(clip_folder: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def picture() -> Callable[[int], Image.Image]:
-    """Return a function that draws a picture of four coloured quarters, decided by a number."""
+def draw_image() -> Callable[[int], Image.Image]:
+    """Return a function that draws an image of four coloured quarters, decided by a number."""
     colours = ("red", "green", "blue", "white", "black", "orange", "purple", "grey", "yellow", "pink")
 
     def draw(seed: int) -> Image.Image:
@@ -518,14 +518,14 @@ def picture() -> Callable[[int], Image.Image]:
 
 
 @pytest.fixture
-def entries(tmp_path: Path, picture: Callable[[int], Image.Image]) -> list[Entry]:
-    """Return ten entries with 1, 2 or 0 pictures each, next to the knowledge base's folder, and 0 to 2 sections."""
+def entries(tmp_path: Path, draw_image: Callable[[int], Image.Image]) -> list[Entry]:
+    """Return ten entries with 1, 2 or 0 images each, next to the knowledge base's folder, and 0 to 2 sections."""
     (tmp_path / "images").mkdir()
     made, numbers = [], itertools.count()
     for row in range(10):
         images = [f"images/{number}.png" for number in itertools.islice(numbers, (1, 2, 0)[row % 3])]
         for image in images:
-            picture(int(Path(image).stem)).save(tmp_path / image)
+            draw_image(int(Path(image).stem)).save(tmp_path / image)
         sections = (Section("Diet", f"It eats {row} mice.\n\nAnd voles."), Section("References", ""))
         name, url = f"Owl nº {row}", f"https://x/{row}"
         made.append(Entry(f"e{row}", name, url, "A bird.", tuple(images), sections[: row % 3]))

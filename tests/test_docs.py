@@ -107,7 +107,7 @@ def test_the_readme_is_a_page() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-def test_the_picture_is_what_its_source_draws() -> None:
+def test_the_image_is_what_its_source_draws() -> None:
     drawn = runpy.run_path(str(ROOT / "docs/pipeline.py"))["draw"]()
     assert (ROOT / "docs/pipeline.svg").read_text(encoding="utf-8") == drawn
 

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs(notebook: nbformat.NotebookNode) -> tuple[str, list[str]]:
-    """Return what cells printed, and the kinds of their pictures."""
+    """Return what cells printed, and the kinds of their images."""
     made = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in made if output.output_type == "stream" and output.name == "stdout")
     return printed, [kind for output in made for kind in output.get("data", {}) if kind.startswith("image/")]
@@ -42,8 +42,8 @@ def test_the_notebook_runs_as_it_is_committed(folder: Path) -> None:
     for cell in notebook.cells:
         cell.pop("outputs", None)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
-    for printed, pictures in (outputs(committed), outputs(notebook)):
-        assert pictures.count("image/png") == 2  # the question's picture, and the plot
+    for printed, images in (outputs(committed), outputs(notebook)):
+        assert images.count("image/png") == 2  # the question's image, and the plot
         assert len(re.findall(r"^decision: ", printed, re.MULTILINE)) == 3
         assert len(re.findall(r"^shift [+-]\d: +\d+ passages relevant, +\d+\.\d % right$", printed, re.MULTILINE)) == 9
 

@@ -157,8 +157,8 @@ def test_a_papers_list_runs_from_downloads_to_tables(
         for words in commands(paper, names):
             run(words, own)
     contents = [body["messages"][-1]["content"] for _, body in server.requests]
-    pictured = [content for content in contents if isinstance(content, list)]  # a judge's is a text
-    assert max(sum(part["type"] == "image_url" for part in content) for content in pictured) > 1
+    with_images = [content for content in contents if isinstance(content, list)]  # a judge's is a text
+    assert max(sum(part["type"] == "image_url" for part in content) for content in with_images) > 1
     for paper, names in TABLES.items():
         folders = {path.parent.name for path in (downloads / "runs" / paper).glob("*/metrics.json")}
         assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"}) + 1
@@ -172,7 +172,7 @@ def test_a_papers_list_runs_from_downloads_to_tables(
 
 @pytest.fixture(scope="module")
 def mrag_downloads(downloads: Path) -> Path:
-    """Add InfoSeek's own annotations, and Encyclopedic-VQA with pictures of landmarks and articles."""
+    """Add InfoSeek's own annotations, and Encyclopedic-VQA with images of landmarks and articles."""
     infoseek, evqa = downloads / "data/infoseek", downloads / "data/evqa"
     splits = ("val_unseen_question", "val_unseen_entity", "val_unseen_entity")
     asked = [
@@ -185,8 +185,8 @@ def mrag_downloads(downloads: Path) -> Path:
         (infoseek / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     articles, questions = {}, []
     for number, title in enumerate(NAMES.values()):
-        url, picture = f"https://en.wikipedia.org/wiki/{title.replace(' ', '_')}", f"{number}123456789abcdef"
-        place = evqa / f"images/landmarks/{number}/1/2/{picture}.jpg"
+        url, image = f"https://en.wikipedia.org/wiki/{title.replace(' ', '_')}", f"{number}123456789abcdef"
+        place = evqa / f"images/landmarks/{number}/1/2/{image}.jpg"
         for path in (place, evqa / f"kb_images/{title}.jpg"):
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (60, 40), (80 * number, 90, 20)).save(path)
@@ -196,7 +196,7 @@ def mrag_downloads(downloads: Path) -> Path:
             "section_texts": [f"{title} is old.", f"Ann built {title}."],
             "image_urls": [f"https://e.org/{title}.jpg"],
         }
-        row = {"question": "Who built it?", "answer": "Ann", "dataset_image_ids": picture, "dataset_name": "landmarks"}
+        row = {"question": "Who built it?", "answer": "Ann", "dataset_image_ids": image, "dataset_name": "landmarks"}
         row |= {
             "dataset_category_id": "1",
             "question_type": "templated",

@@ -119,7 +119,7 @@ def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table() ->
     assert longest_travel(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
 
 
-def test_pictures_are_fitted_alike_in_training_probing_and_evaluation() -> None:
+def test_images_are_fitted_alike_in_training_probing_and_evaluation() -> None:
     """LLaVA-1.5's are padded; Qwen's are scaled down to 1,280 tokens of 28 × 28 pixels."""
     read = ["recipes/mmkb_lora", "papers/mmkb_rag/train_plain"]
     read += [f"papers/mmkb_rag/{name}" for name in ("probe", "evaluate", "sweep")]
@@ -162,8 +162,8 @@ def flags_of(model: str, kind: str) -> dict[str, Any]:
     name = architecture(model)["model"].partition("/")[2]
     family = next(text for start, text in FAMILIES.items() if name.startswith(start))
     row = next(line for line in PAGE.splitlines() if line.startswith(f"| {family}"))
-    pictures, adapters = row.split("|")[2:4]
-    pairs = re.findall(r"--(\w+) ([\w.-]+)", pictures + (adapters if kind == "mr2ag_lora" else ""))
+    images, adapters = row.split("|")[2:4]
+    pairs = re.findall(r"--(\w+) ([\w.-]+)", images + (adapters if kind == "mr2ag_lora" else ""))
     return {key: yaml.safe_load(value) if key != "learning_rate" else float(value) for key, value in pairs}
 
 

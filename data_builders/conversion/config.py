@@ -41,7 +41,7 @@ class ConvertConfig(Settings):
     sample_knowledge: int | None = setting(
         None,
         "number of articles to draw by seed, in addition to those of the questions; with `knowledge_images` only "
-        "articles with a picture are drawn; all if unset",
+        "articles with an image are drawn; all if unset",
         ge=0,
     )
     seed: Seed = setting(0, "seed of `sample` and `sample_knowledge`")
@@ -83,8 +83,8 @@ class ConvertConfig(Settings):
             yield f"`images` is needed: paths of images begin in one folder, and the splits lie in {len(folders)}"
 
     @property
-    def draws_pictured(self) -> bool:
-        """True if only articles with a picture are drawn."""
+    def draws_with_images(self) -> bool:
+        """True if only articles with an image are drawn."""
         return bool(self.knowledge_images)
 
     @property

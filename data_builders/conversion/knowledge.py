@@ -136,7 +136,9 @@ class KnowledgeRun:
         gold, others = self._gold, []
         tasks = self._batches("ids to sample from", None, Rejected(None), None, None)
         for _, done in workers.map(write_entry_batch, tasks):
-            drawn = np.array([count > 0 or not self.config.draws_pictured for count in done.image_counts], dtype=bool)
+            drawn = np.array(
+                [count > 0 or not self.config.draws_with_images for count in done.image_counts], dtype=bool
+            )
             others.append(done.seeded[~is_among(done.ids, gold) & drawn])
         distinct = np.unique(np.concatenate(others)) if others else np.empty(0, np.uint64)
         return sample_bound(distinct, self.config.sample_knowledge)
@@ -161,7 +163,7 @@ class KnowledgeRun:
                     skip=self.rejected is not None or isinstance(reject, Rejected),
                     keep=None if bound is None else gold,
                     bound=bound or 0,
-                    pictured=config.draws_pictured,
+                    with_images=config.draws_with_images,
                     seed=config.seed,
                 )
                 size = rows.data.count(b"\n") if isinstance(rows, LineBlock) else len(rows)

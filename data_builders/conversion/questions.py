@@ -97,7 +97,7 @@ class QuestionRun:
             before = finished.get(str(batch.number), batch.fingerprint)
             if before != batch.fingerprint:
                 raise UserError(
-                    f"{self.folder} was begun with other rows: pictures were added or removed since then, which "
+                    f"{self.folder} was begun with other rows: images were added or removed since then, which "
                     "changes the rows that are used; delete the folder, and run the same command again"
                 )
             if str(batch.number) not in finished:

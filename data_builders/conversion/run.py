@@ -144,8 +144,8 @@ def _write_lens(config: ConvertConfig, image_root: str) -> None:
         if isinstance(source, dict) and "lens" in source:
             # The manifest, which would put `image_root` before each path, is not there yet.
             questions = stream_questions(config.output, split)
-            pictures = (str(Path(image_root, question.image)) for question in questions if question.image)
-            print(write_lens(Path(config.output, RANKED), source["lens"], pictures, source.get("inaturalist")))
+            images = (str(Path(image_root, question.image)) for question in questions if question.image)
+            print(write_lens(Path(config.output, RANKED), source["lens"], images, source.get("inaturalist")))
 
 
 def _source_paths(config: ConvertConfig) -> list[Path]:

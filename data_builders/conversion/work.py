@@ -130,7 +130,7 @@ class EntryBatch:
     """Rows of a knowledge base: lines of its file, or parsed rows.
 
     `keep` and `bound` define a sample: entries with an id in `keep`, or with a seeded hash below `bound` (and, if
-    `pictured`, an image).
+    `depicted`, an image).
     """
 
     number: int
@@ -141,7 +141,7 @@ class EntryBatch:
     skip: bool
     keep: Hashes | None = None
     bound: int = 0
-    pictured: bool = False
+    with_images: bool = False
     seed: int = 0
 
 
@@ -186,7 +186,7 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
     ids = hash_ids(entry.id for entry in entries)
     seeded = hash_ids((entry.id for entry in entries), batch.seed)
     if batch.keep is not None:
-        can_be_drawn = np.array([bool(entry.images) or not batch.pictured for entry in entries], dtype=bool)
+        can_be_drawn = np.array([bool(entry.images) or not batch.with_images for entry in entries], dtype=bool)
         kept = np.flatnonzero(is_among(ids, batch.keep) | (seeded < batch.bound) & can_be_drawn)
         entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from reflectune.core.errors import UserError
-from reflectune.models.rendering.turns import ANSWER, Gap, PictureSlot, Slot, Turn, Turns, passage_text, question_turns
+from reflectune.models.rendering.turns import ANSWER, Gap, ImageSlot, Slot, Turn, Turns, passage_text, question_turns
 from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import PromptedExample, ReflectionExample, TrainingExample
@@ -90,10 +90,10 @@ class ConversationForm:
     clean: Callable[[str], str]
     gap: str = " "
 
-    def part(self, part: str | Slot | Gap | PictureSlot, texts: Mapping[str, str]) -> str:
+    def part(self, part: str | Slot | Gap | ImageSlot, texts: Mapping[str, str]) -> str:
         """Return the text of a part of a turn."""
-        if isinstance(part, PictureSlot):
-            raise ValueError("a turn shows a further picture, which no scheme trains on")
+        if isinstance(part, ImageSlot):
+            raise ValueError("a turn shows a further image, which no scheme trains on")
         if isinstance(part, Gap):
             return self.gap
         return texts[part.name] if isinstance(part, Slot) else part

@@ -125,7 +125,7 @@ def describe(config: DataExportConfig, summary: ExportSummary) -> str:
 def _earlier(output: Path, own: set[str], expected: ExportRecord) -> ExportRecord:
     """Return the record of the splits in the output folder; refuse a folder with other files or settings.
 
-    An interrupted export may have left its `own` files, pictures, and the list of bad rows.
+    An interrupted export may have left its `own` files, images, and the list of bad rows.
     """
     if not (output / RECORD).is_file():
         visible = [path.name for path in output.iterdir() if path.name[0] != "."] if output.is_dir() else []

@@ -147,7 +147,7 @@ def question_problem(question: Question) -> str:
     if not question.image.strip():
         return "the question has no image (`without_image: blank` gives such questions a black one)"
     if question.more_images:
-        return "the question has several pictures, and training reads one"
+        return "the question has several images, and training reads one"
     if not any(answer.strip() for answer in question.answers):
         return "the question has no answer"
     if any(not (later.question.strip() and later.answer.strip()) for later in question.follow_ups):

@@ -26,7 +26,7 @@ class QuestionSettings(SplitKey):
     limit: int | None = setting(
         None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
     )
-    two_hop: bool = setting(True, "take two-hop questions too: their evidence is of an entity outside the picture")
+    two_hop: bool = setting(True, "take two-hop questions too: their evidence is of an entity outside the image")
     visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: only these", ge=0, le=1)
     visual_dataset: str = setting(
         "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"

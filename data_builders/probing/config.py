@@ -103,7 +103,7 @@ class ProbeConfig(
 
     @cross_check
     def reranker_problems(self) -> Iterator[str]:
-        """Yield the problem of a reranker that needs the question's picture."""
+        """Yield the problem of a reranker that needs the question's image."""
         if self.documents_by == "reranker":
             yield from self.text_issues("probes")
 

@@ -20,7 +20,7 @@ from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.data_builders.probing.probe import PreparedQuestion, Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.questions import check_one_picture
+from reflectune.formats.questions import check_one_image
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
@@ -123,7 +123,7 @@ class ProbeWorker:
         for name, value in (("text", question.text), ("image", question.image)):
             if not value.strip():
                 raise UserError(f"it has no {name}")
-        check_one_picture(question, "a probe")
+        check_one_image(question, "a probe")
         self._source.check(question)
         return load_image(question.image, root=self._dataset.image_roots)
 

@@ -1,4 +1,4 @@
-"""A-OKVQA: questions about COCO's pictures that need common sense or knowledge, with ten answers and four choices."""
+"""A-OKVQA: questions about COCO's images that need common sense or knowledge, with ten answers and four choices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def questions(
 
     Args:
         source: The file.
-        images: Folder of COCO's pictures of 2017, `{image_id, twelve digits}.jpg`, or of `{train,val,test}2017`.
+        images: Folder of COCO's images of 2017, `{image_id, twelve digits}.jpg`, or of `{train,val,test}2017`.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.

@@ -1,4 +1,4 @@
-"""ECCV26-ARA: repaired questions of E-VQA and InfoSeek, and questions about pictures of two entities."""
+"""ECCV26-ARA: repaired questions of E-VQA and InfoSeek, and questions about images of two entities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reflectune.metrics.official.vqa import DIGITS
 ROLES = ("questions", "inaturalist")
 _KINDS: Mapping[str, AnswerType] = {"String": "string", "Time": "time", "Numerical": "numerical"}
 _SUFFIXES = {"one_entity": "anchor", "intra_category": "method1", "inter_category": "method2"}
-"""Suffix of ids and columns by setting: one entity in the picture, two of one kind, two of different kinds."""
+"""Suffix of ids and columns by setting: one entity in the image, two of one kind, two of different kinds."""
 _TOLERANCE = 0.1
 """Share by which an answer may differ from a number without a range, as in ARA's scorer."""
 _EVQA_ROW = re.compile(r"E-VQA_(\d+)")
@@ -38,7 +38,7 @@ def questions(
       `question_type`, `wikipedia_url`, `dataset_image_ids`, for E-VQA also `dataset_name` and `evidence_section_id`. A
       row is a question with the id `data_id`, so repaired and original questions are two data sets.
     - `data/augmented/*/…_challenging_queries_full_seed3185_with_images.csv`: three questions per row with the anchor's
-      answer, about a picture of the anchor alone (`<anchor_data_id>__anchor`), with an entity of its kind
+      answer, about an image of the anchor alone (`<anchor_data_id>__anchor`), with an entity of its kind
       (`…__method1`), or with one of a different kind (`…__method2`). Their splits are `<split>_one_entity`,
       `<split>_intra_category` and `<split>_inter_category`. `Question.meta` has `setting`, `anchor` (the `data_id`),
       and the other entity's URL as `distractor`. The only entity is the anchor.
@@ -49,9 +49,9 @@ def questions(
 
     Args:
         source: The CSV file, or a mapping of the roles `questions` (the CSV file) and `inaturalist` (iNaturalist 2021's
-            `val.json`, for E-VQA's pictures) to files.
+            `val.json`, for E-VQA's images) to files.
         split: Name of the split, or its beginning.
-        images: For the first kind the folder of E-VQA's or OVEN's pictures; for the second the folder that the CSV's
+        images: For the first kind the folder of E-VQA's or OVEN's images; for the second the folder that the CSV's
             paths are relative to (`images/augmented/…`, from the Hub's VanQianMa/ECCV26-ARA).
 
     Raises:
@@ -75,7 +75,7 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder, names: Mapping
     kind = one_of(row, "question_type", (*QUESTION_TYPES, *_KINDS))
     image_id = text(row, "dataset_image_ids").split("|", maxsplit=1)[0]
     is_evqa = kind in QUESTION_TYPES
-    path = evqa.picture(row, image_id, images, names) if is_evqa else images.path(row, "dataset_image_ids", image_id)
+    path = evqa.image(row, image_id, images, names) if is_evqa else images.path(row, "dataset_image_ids", image_id)
     entity = text(row, "wikipedia_url")
     section = text(row, "evidence_section_id", default="") if is_evqa else ""
     return Question(
@@ -98,7 +98,7 @@ def _of_setting(row: SourceRow, setting: str, *, split: str, images: ImageFolder
     image_field = "anchor_image_path" if is_alone else f"{suffix}_composite_image_path"
     status = "saved" if is_alone else text(row, f"{suffix}_image_status", default="saved")
     if not status.startswith("saved"):
-        raise row.bad(f"{suffix}_image_status", f"is {status!r}", "the picture is missing: leave the row out")
+        raise row.bad(f"{suffix}_image_status", f"is {status!r}", "the image is missing: leave the row out")
     meta = {**_meta(row, anchor, kind), "setting": setting, "anchor": anchor}
     meta |= {} if is_alone else {"distractor": text(row, f"{suffix}_pair_wikipedia_url", default="")}
     return Question(

@@ -63,7 +63,7 @@ def questions(
             files. `evqa_lens` reads the role `lens`.
         images: Folder with both sets of images: `inaturalist/{train,val}/…` and `landmarks/0/1/2/….jpg`.
         images_per_question: Make a question of each of a row's first images; the ids of the second and later ones end
-            in `-2`, `-3`, …, and have it as `meta["row_picture"]`. The official scores are over the first.
+            in `-2`, `-3`, …, and have it as `meta["row_image"]`. The official scores are over the first.
 
     Raises:
         UserError: A role is unknown or missing, or `inaturalist` has no `images`.
@@ -151,15 +151,15 @@ def _questions(
     return [
         Question(
             id=row.id if number == 1 else f"{row.id}-{number}",
-            image=picture(row, image_id, images, names),
-            meta=meta if number == 1 else {**meta, "row_picture": str(number)},
+            image=image(row, image_id, images, names),
+            meta=meta if number == 1 else {**meta, "row_image": str(number)},
             **common,
         )
         for number, image_id in enumerate(image_ids, 1)
     ]
 
 
-def picture(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[str, str]) -> str:
+def image(row: SourceRow, image_id: str, images: ImageFolder, names: Mapping[str, str]) -> str:
     """Return the path of one of a row's images; "" if `images` has no root.
 
     Args:
@@ -233,8 +233,8 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     )
 
 
-def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
-    """Return the URLs of an article's pictures, each with its path below the folder of images."""
+def images(row: SourceRow) -> Iterator[tuple[str, str]]:
+    """Return the URLs of an article's images, each with its path below the folder of images."""
     urls = texts(row, "image_urls", default=(), empty=True)
     return ((url, address_path(row, "image_urls", url)) for url in urls if url)
 
@@ -251,8 +251,8 @@ RANKED = "lens.jsonl"
 """File of ranked entities in the data set's folder, a value of `ranked_entities`."""
 
 
-def write_lens(path: Path, source: Path, pictures: Iterable[str], inaturalist: Path | None) -> str:
-    """Write the ranked entities of a data set's pictures as JSONL.
+def write_lens(path: Path, source: Path, images: Iterable[str], inaturalist: Path | None) -> str:
+    """Write the ranked entities of a data set's images as JSONL.
 
     Args:
         path: File to write. The other arguments are those of `lens_rankings`.
@@ -261,51 +261,51 @@ def write_lens(path: Path, source: Path, pictures: Iterable[str], inaturalist: P
         A line that counts the rankings.
 
     Raises:
-        UserError: `source` is damaged, or has a row for none of the pictures.
+        UserError: `source` is damaged, or has a row for none of the images.
     """
-    pictures = dict.fromkeys(picture for picture in pictures if picture)
-    rankings = {ranking.image: ranking for ranking in lens_rankings(source, pictures, inaturalist)}
+    images = dict.fromkeys(image for image in images if image)
+    rankings = {ranking.image: ranking for ranking in lens_rankings(source, images, inaturalist)}
     if not rankings:
         raise UserError(
-            f"{source} has a row for none of the {len(pictures):,} pictures; it is for E-VQA's test split, and needs "
+            f"{source} has a row for none of the {len(images):,} images; it is for E-VQA's test split, and needs "
             "`images`"
         )
     rows = [dataclasses.asdict(ranking) for ranking in rankings.values()]
     lines = [{name: value for name, value in row.items() if value is not None} for row in rows]
     write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     empty = sum(not ranking.entities for ranking in rankings.values())
-    return f"{path}: rankings of {len(rankings):,} of {len(pictures):,} pictures, {empty:,} of them empty"
+    return f"{path}: rankings of {len(rankings):,} of {len(images):,} images, {empty:,} of them empty"
 
 
-def lens_rankings(source: Path, pictures: Iterable[str], inaturalist: Path | None = None) -> Iterator[Ranking]:
-    """Yield the rankings of pictures, in the order of the file.
+def lens_rankings(source: Path, images: Iterable[str], inaturalist: Path | None = None) -> Iterator[Ranking]:
+    """Yield the rankings of images, in the order of the file.
 
-    `lens_entities.csv` of google-research/encyclopedic_vqa has a row for each picture of the test split, with the
+    `lens_entities.csv` of google-research/encyclopedic_vqa has a row for each image of the test split, with the
     columns `dataset_name` (`inaturalist`, `landmarks`), `dataset_image_id`, and `lens_wiki_urls`: a Python list of
     Wikipedia addresses, best first, without scores, which may be empty.
 
     Args:
         source: The CSV file.
-        pictures: Paths of pictures in a data set's questions. The name of a landmark's file is its id.
+        images: Paths of images in a data set's questions. The name of a landmark's file is its id.
         inaturalist: iNaturalist 2021's `val.json`, which maps ids to file names; None skips rows of iNaturalist.
 
     Raises:
         UserError: The file is missing, or a row of it is damaged.
     """
     by_name: dict[str, list[str]] = {}
-    for picture in dict.fromkeys(pictures):
-        by_name.setdefault(PurePosixPath(picture).stem, []).append(picture)
+    for image in dict.fromkeys(images):
+        by_name.setdefault(PurePosixPath(image).stem, []).append(image)
     results = list(each(read_csv(source), _result, stop))
     numbers = {image_id for dataset, image_id, _ in results if dataset == "inaturalist"}
     files = inaturalist_names(inaturalist, numbers) if inaturalist else {}
     for dataset, image_id, addresses in results:
         file_name = files.get(image_id, "") if dataset == "inaturalist" else image_id
-        for picture in by_name.get(PurePosixPath(file_name).stem, ()):
-            yield Ranking(picture, addresses)
+        for image in by_name.get(PurePosixPath(file_name).stem, ()):
+            yield Ranking(image, addresses)
 
 
 def _result(row: SourceRow) -> tuple[str, str, tuple[str, ...]]:
-    """Return the image data set, the id of the picture, and the addresses of its entities."""
+    """Return the image data set, the id of the image, and the addresses of its entities."""
     literal = row.get("lens_wiki_urls") or ""
     try:
         addresses = ast.literal_eval(literal)

@@ -1,6 +1,6 @@
 """FactualVQA, MMSearch-R1's training and test set: some questions need a search, some do not.
 
-Functions for rows in veRL's form (a prompt, pictures, and answers for the reward) serve MMSearch-R1's other sets, too.
+Functions for rows in veRL's form (a prompt, images, and answers for the reward) serve MMSearch-R1's other sets, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def questions(
 
     Args:
         source: A Parquet file, or a folder of Parquet files (the downloaded folder holds both splits).
-        images: Its `save_to` is the folder that the pictures are written to.
+        images: Its `save_to` is the folder that the images are written to.
 
     Raises:
         UserError: The source is not a path.
@@ -50,12 +50,12 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
     row.id_field = "data_id"
     category = one_of(row, "category", tuple(filter(None, _RETRIEVAL)), default="")
     meta = {"category": category, "data_source": text(row, "data_source", default="")}
-    pictures = rows(row, "images")
-    if len(pictures) != 1:
-        raise row.bad("images", f"has {len(pictures)} images", "a question has one image: leave the row out")
+    found = rows(row, "images")
+    if len(found) != 1:
+        raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
     return Question(
         id=row_id(row),
-        image=images.keep(row, "images", pictures[0]),
+        image=images.keep(row, "images", found[0]),
         text=question_text(row),
         answers=answers(row),
         split=split,

@@ -24,7 +24,7 @@ _LOWER = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 EXTENSIONS = (".jpg", ".JPEG", ".jpeg", ".png", ".JPG", ".PNG", ".webp", ".gif", ".bmp", ".WEBP", ".GIF", ".BMP")
 """Extensions that `find` tries, the most frequent first; OVEN's images have three of them."""
 ADDRESSES = "addresses.parquet"
-"""A file that marks a folder of pictures at the paths of their addresses (`address_path`)."""
+"""A file that marks a folder of images at the paths of their addresses (`address_path`)."""
 
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
@@ -107,7 +107,7 @@ class ImageFolder:
         return direct
 
     def of_article(self, row: SourceRow, path: str) -> str | None:
-        """Return the picture with an article's path, which has no extension, or None; see `exact`."""
+        """Return the image with an article's path, which has no extension, or None; see `exact`."""
         return next(filter(None, (self.exact(row, "", path + extension) for extension in _LOWER)), None)
 
     def _spelled(self, path: str) -> str:
@@ -276,7 +276,7 @@ class ImageFolder:
 
     @cached_property
     def _folders(self) -> list[str]:
-        """The sub-folders, at most two levels deep, with braces escaped; without those of fetched pictures."""
+        """The sub-folders, at most two levels deep, with braces escaped; without those of fetched images."""
         root = self.root or Path()
         first = _folders_in(root)
         folders = [*first, *(f"{folder}/{name}" for folder in first for name in _folders_in(root / folder))]
@@ -334,9 +334,9 @@ def _leads_out(row: SourceRow, image_field: str, error: OutsideRoot) -> BadRow:
 
 
 def address_path(row: SourceRow, url_field: str, url: str) -> str:
-    """Return the path of a picture's file below a folder, by a hash of its URL.
+    """Return the path of an image's file below a folder, by a hash of its URL.
 
-    The extension is the URL's if it is a picture's, else `.img`.
+    The extension is the URL's if it is an image's, else `.img`.
 
     Raises:
         BadRow: The URL is malformed.

@@ -1,4 +1,4 @@
-"""InfoSeek: questions about Wikidata facts of the entity in a picture of OVEN."""
+"""InfoSeek: questions about Wikidata facts of the entity in an image of OVEN."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def questions(
 
     Args:
         source: A Parquet file, a folder of Parquet files, or `infoseek_human.jsonl` (`.gz` too).
-        images: Folder of OVEN's images, for JSONL and for Parquet rows without a picture; its `save_to` is the folder
-            that the Parquet's pictures are written to.
+        images: Folder of OVEN's images, for JSONL and for Parquet rows without an image; its `save_to` is the folder
+            that the Parquet's images are written to.
 
     Raises:
         UserError: The source is not a path, or has another extension.
@@ -62,9 +62,9 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder) -> Question:
 
 
 def _image(row: SourceRow, images: ImageFolder) -> str:
-    pictures = rows(row, "images") if row.get("images") else []
-    if len(pictures) > 1:
-        raise row.bad("images", f"has {len(pictures)} images", "a question has one image: leave the row out")
-    if pictures and (pictures[0].get("bytes") or not row.get("image_id")):
-        return images.keep(row, "images", pictures[0])
+    found = rows(row, "images") if row.get("images") else []
+    if len(found) > 1:
+        raise row.bad("images", f"has {len(found)} images", "a question has one image: leave the row out")
+    if found and (found[0].get("bytes") or not row.get("image_id")):
+        return images.keep(row, "images", found[0])
     return images.path(row, "image_id", text(row, "image_id"))

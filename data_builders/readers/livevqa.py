@@ -1,4 +1,4 @@
-"""LiveVQA: an easy and a hard question about each picture of recent news, papers and videos."""
+"""LiveVQA: an easy and a hard question about each image of recent news, papers and videos."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def questions(
     `topic` of each `sample_id`, and the article, which is not read.
 
     A `benchmark.json` (`liveVQA_benchmarks/{News,Paper,Video}` of github.com/fumingyang2004/LIVEVQA) is a JSON array
-    of `id`, `img_path`, `source`, `time` and two questions, `level1_qa` (about the picture) and `level2_qa` (about its
+    of `id`, `img_path`, `source`, `time` and two questions, `level1_qa` (about the image) and `level2_qa` (about its
     background). Its `Ground_Truth` is the letter of one of the `options`; `Ground_Truth_List` has the accepted texts.
     The ids are `<id>_level1` and `<id>_level2`.
 
@@ -36,7 +36,7 @@ def questions(
 
     Args:
         source: A `qa.json` or `benchmark.json`, or the two files of the preview as `{questions: …, details: …}`.
-        images: Folder of the pictures, or for the preview the parent of `image`.
+        images: Folder of the images, or for the preview the parent of `image`.
         reject: Called with each bad row. A row with one bad question is rejected.
 
     Raises:
@@ -75,7 +75,7 @@ def _sample(row: SourceRow) -> str:
 
 
 def _preview_image(row: SourceRow, images: ImageFolder) -> str:
-    """Return the path of a picture below the folder `image`, which `images` may be or contain."""
+    """Return the path of an image below the folder `image`, which `images` may be or contain."""
     name = text(row, "query_image").lstrip("/")
     return images.find_for(row, "query_image", name) or images.path(row, "query_image", name.removeprefix("image/"))
 

@@ -1,4 +1,4 @@
-"""LLaVA-Instruct: conversations about pictures, each a visual-dependent question with its follow-ups."""
+"""LLaVA-Instruct: conversations about images, each a visual-dependent question with its follow-ups."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def questions(
     """Yield the questions of `llava_instruct_150k.json` (liuhaotian/LLaVA-Instruct-150K) or `llava_v1_5_mix665k.json`.
 
     The file is a JSON array of `{id, image, conversations[{from, value}]}`, where `from` is `human` or `gpt` (in some
-    rows without a picture also `system`). A row is one question: its first turn of `human` that is followed by one of
+    rows without an image also `system`). A row is one question: its first turn of `human` that is followed by one of
     `gpt`. Further rounds are `follow_ups`, since they can refer to earlier ones. Ids repeat: the second row of an id
     becomes `<id>-2`, the third `<id>-3`. `<image>` is removed from the question.
 
     Args:
         source: The file.
-        images: Folder that the pictures' paths are relative to: for the 150k that of COCO 2017 (`000000033471.jpg`, or
+        images: Folder that the images' paths are relative to: for the 150k that of COCO 2017 (`000000033471.jpg`, or
             the parent of `train2017`), for the 665k the parent of `coco`, `gqa`, `ocr_vqa`, `textvqa` and `vg`.
-        text_only: Keep rows without a picture, too; the 665k has some 40,000.
+        text_only: Keep rows without an image, too; the 665k has some 40,000.
 
     Raises:
         UserError: The source is not a path, or the file is missing or damaged.
@@ -53,10 +53,10 @@ def _question(
     row: SourceRow, *, split: str, images: ImageFolder, text_only: bool, seen: Counter[str]
 ) -> Question | None:
     row_id = _unique_id(row, seen)
-    has_picture = row.get("image") not in (None, "")
-    if not (has_picture or text_only):
+    has_image = row.get("image") not in (None, "")
+    if not (has_image or text_only):
         return None
-    image = images.path(row, "image", text(row, "image")) if has_picture else ""
+    image = images.path(row, "image", text(row, "image")) if has_image else ""
     rounds = _rounds(row)
     return Question(
         id=row_id,

@@ -1,7 +1,7 @@
 """M2KR: questions of E-VQA, InfoSeek, OK-VQA and others in one layout, and their passages as entries.
 
 Every passage (`<NAME>_passages`, Parquet, a file per split) is an entry, since the questions name passages by id.
-Passages have no pictures. A title is the column `title`, or is parsed from a text "title: X content: Y".
+Passages have no images. A title is the column `title`, or is parsed from a text "title: X content: Y".
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def questions(
       numbers make a question `numerical`.
     - Entries are passages: `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr` of
       knowledge bases. Wikidata's `entity_id` is in `Question.meta`. With `gold: wikidata` it is the question's entity,
-      without evidence, for a knowledge base of Wikidata's entities: Wiki6M and its parts, which have pictures.
+      without evidence, for a knowledge base of Wikidata's entities: Wiki6M and its parts, which have images.
     - An empty `question` is replaced by the `instruction`.
     - M2KR's test split of InfoSeek is drawn from the official validation split; `data_split` names the half.
 
     Args:
         source: A Parquet file, or the folder of one configuration and split.
-        images: Folder of images. A picture is searched by its path, then by its name, since InfoSeek's paths lack
+        images: Folder of images. An image is searched by its path, then by its name, since InfoSeek's paths lack
             OVEN's sub-folders.
         gold: Gold entries, `passages` or `wikidata`.
 

@@ -1,4 +1,4 @@
-"""MMSearch: questions for a search engine, some with a picture."""
+"""MMSearch: questions for a search engine, some with an image."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def questions(
     """Yield the questions of the end-to-end task.
 
     The Hub's `CaraJ/MMSearch`, `end2end.parquet`, has 300 rows of `sample_id`, `query`, `query_image` (null, or the
-    bytes of a file), `image_search_result` (a picture of a search engine's page, which is not read), `area`,
+    bytes of a file), `image_search_result` (an image of a search engine's page, which is not read), `area`,
     `subfield`, `timestamp`, `gt_requery` (a good search query), `gt_answer` and the list `alternative_gt_answers`. All
-    need a search. PMSR reads the rows with a picture.
+    need a search. PMSR reads the rows with an image.
 
     Args:
         source: The Parquet file, or a folder of Parquet files.
-        images: Its `save_to` is the folder that the pictures are written to.
-        text_only: Keep rows without a picture, too, with `Question.image` "".
+        images: Its `save_to` is the folder that the images are written to.
+        text_only: Keep rows without an image, too, with `Question.image` "".
 
     Raises:
         UserError: The source is not a path.

@@ -1,4 +1,4 @@
-"""MRAG-Bench (arXiv 2410.08182): multiple-choice questions about a picture, with further pictures as evidence."""
+"""MRAG-Bench (arXiv 2410.08182): multiple-choice questions about an image, with further images as evidence."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def questions(
     """Yield the questions of the Hub's `uclanlp/MRAG-Bench`, 1,353 rows.
 
     A row has `id`, `aspect`, `scenario`, `image` (the query), the lists `gt_images` and `retrieved_images` (five
-    pictures), `question`, the choices `A` to `D`, `answer_choice` (a letter), `answer`, `image_type` and `source`. The
+    images), `question`, the choices `A` to `D`, `answer_choice` (a letter), `answer`, `image_type` and `source`. The
     text is the official prompt: the request for a letter, the question and its choices. The accepted answer is the
     letter.
 
     Args:
         source: A Parquet file, or a folder of Parquet files.
-        images: Its `save_to` is the folder that the pictures are written to.
-        evidence: Pictures shown after the query's: `gt_images`, `retrieved_images`, or none. Of the scenario
+        images: Its `save_to` is the folder that the images are written to.
+        evidence: Images shown after the query's: `gt_images`, `retrieved_images`, or none. Of the scenario
             `Incomplete` the first is shown, as in the official program.
 
     Raises:

@@ -1,4 +1,4 @@
-"""OK-VQA: questions about COCO's pictures that need outside knowledge, with the answers of ten annotators."""
+"""OK-VQA: questions about COCO's images that need outside knowledge, with the answers of ten annotators."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def questions(
 
     Args:
         source: The two files, `{questions, annotations}`.
-        images: Folder of COCO's pictures, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of `{train,val}2014`.
+        images: Folder of COCO's images, `COCO_{data_subtype}_{image_id, twelve digits}.jpg`, or of `{train,val}2014`.
         raw_answers: Read each annotator's `raw_answer`, which is not stemmed, for training.
 
     Raises:
@@ -57,7 +57,7 @@ def questions(
     annotations = _annotations(files["annotations"], reject, "raw_answer" if raw_answers else "answer")
     part = _member(files["questions"], "data_subtype")
     if not isinstance(part, str):
-        problem = "has no `data_subtype` (train2014, val2014), which the pictures' names begin with"
+        problem = "has no `data_subtype` (train2014, val2014), which the images' names begin with"
         raise UserError(f"{files['questions']} {problem}; download it again")
     make = partial(_question, split=split, images=images, part=part, annotations=annotations)
     yield from placed(read_json_array(files["questions"], reject, "questions.item"), make, reject)

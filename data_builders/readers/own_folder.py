@@ -1,4 +1,4 @@
-"""A user's folder as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, its picture `NAME.jpg`.
+"""A user's folder as a knowledge base: an article is a file `NAME.md` or `NAME.txt`, its image `NAME.jpg`.
 
 An article's id is its path without the extension, in composed letters (NFC). Its title is a first line `# Title`, else
 the file's name. Lines `## Heading` begin sections. Extensions are read in any case. Hidden files and folders are not.

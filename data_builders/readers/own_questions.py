@@ -57,7 +57,7 @@ def questions(
 
     In a CSV file the items of a list (`image`, `answers`, `range`, `entity_ids`) are separated by `|`. The default
     answer type is `numerical` with a range, `multi_answer` with a `&&` in an answer, else `string`; `time` and
-    `free_form` (an answer in sentences) need a column. A list of images is a question's pictures, in order. Ids and
+    `free_form` (an answer in sentences) need a column. A list of images is a question's images, in order. Ids and
     answers may be numbers. A whole number loses its fraction, since tables store 1990 as 1990.0 if a row lacks the
     value. Ids of entities are kept in composed letters (NFC). A column whose name is close to that of a missing field
     is an error.
@@ -124,10 +124,10 @@ def _loaded(source: Mapping[str, Any], images: ImageFolder) -> Iterator[tuple[in
         stream = datasets.load_dataset(name, source.get("config"), split=part, streaming=True)
     except (ValueError, OSError) as error:
         raise UserError(f"`datasets` can't load {name}, split {part}: {' '.join(str(error).split())[:300]}") from error
-    pictures = [column for column, feature in (stream.features or {}).items() if "Image(" in repr(feature)]
+    columns = [column for column, feature in (stream.features or {}).items() if "Image(" in repr(feature)]
     for line, values in enumerate(stream.decode(False), 1):
         row = SourceRow(values, name, line)
-        row.update({column: _with_bytes(row, column, images) for column in pictures})
+        row.update({column: _with_bytes(row, column, images) for column in columns})
         yield line, row
 
 

@@ -81,7 +81,7 @@ KNOWLEDGE: Mapping[str, str] = {
 }
 """Knowledge bases and their modules, which have `read_source(source, reject)` and `entry(row, images)`.
 
-Modules of knowledge bases that name pictures by URL also have `pictures(row)`.
+Modules of knowledge bases that name images by URL also have `images(row)`.
 """
 
 
@@ -92,13 +92,13 @@ class KnowledgeReader:
     Attributes:
         read_source: Yields the rows of a file.
         entry: Makes an entry of a row, in any process.
-        pictures: Yields the URLs of a row's pictures, each with its path below `knowledge_images`; nothing for a
+        images: Yields the URLs of a row's images, each with its path below `knowledge_images`; nothing for a
             knowledge base without URLs.
     """
 
     read_source: RowSource
     entry: Callable[[SourceRow, ImageFolder], Entry]
-    pictures: Callable[[SourceRow], Iterable[tuple[str, str]]]
+    images: Callable[[SourceRow], Iterable[tuple[str, str]]]
 
     def entries(self, source: Path, *, images: ImageFolder | None = None, reject: Reject = stop) -> Iterator[Entry]:
         """Yield the entries of a file or folder, in its order; without `images` they have no images."""
@@ -121,7 +121,7 @@ def knowledge_reader(name: str) -> KnowledgeReader:
         UserError: No reader has this name.
     """
     module = _module(name, KNOWLEDGE, "knowledge")
-    return KnowledgeReader(module.read_source, module.entry, getattr(module, "pictures", lambda row: ()))
+    return KnowledgeReader(module.read_source, module.entry, getattr(module, "images", lambda row: ()))
 
 
 def option_problems(name: str, options: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""ViQuAE: questions of TriviaQA whose entity is replaced by a picture of it."""
+"""ViQuAE: questions of TriviaQA whose entity is replaced by an image of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def questions(
 
     A row (`PaulLerner/viquae_dataset` on the Hub, in KILT's form) has `id`, `input` (the question),
     `output{answer, original_answer, provenance}`, `image` (a file name, as in `512px-Jackie_Wilson.png`), `url`,
-    `wikidata_id` (the entity in the picture), `kilt_id`, `original_question` and `meta`. `original_answer` is the
+    `wikidata_id` (the entity in the image), `kilt_id`, `original_question` and `meta`. `original_answer` is the
     canonical answer and comes first; `answer` lists it with its aliases.
 
     `provenance` names the articles that hold the answer without a section, so questions have no evidence; the titles
@@ -29,7 +29,7 @@ def questions(
 
     Args:
         source: `{train,validation,test}.jsonl` (`.gz` too), or the Hub's Parquet, a file or a folder.
-        images: Folder of the pictures.
+        images: Folder of the images.
 
     Raises:
         UserError: The source is not a path, or has another extension.

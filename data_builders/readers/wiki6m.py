@@ -31,8 +31,8 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     return article(row, text(row, "wikidata_id"), images)
 
 
-def pictures(row: SourceRow) -> Iterator[tuple[str, str]]:
-    """Yield the URL of an entity's picture, if it has one, with its path below the folder of images."""
+def images(row: SourceRow) -> Iterator[tuple[str, str]]:
+    """Yield the URL of an entity's image, if it has one, with its path below the folder of images."""
     url, name = text(row, "wikipedia_image_url", default=""), text(row, "wikidata_id")
     if url and _ENTITY.fullmatch(name):
         ending = address_extension(row, "wikipedia_image_url", url)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.examples.lessons.teacher import TrajectoryTeacher
 from reflectune.inference.operators.requests import Prompt, WriteReply, WriteRequest
@@ -38,7 +38,7 @@ class ScriptedAgent:
 
         return relayed(steps, relay)
 
-    def write(self, prompts: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[tuple[Images, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Return the teachers' replies."""
         return [WriteReply(self._teachers[prompt.texts[_QUESTION_ID]].action(prompt.rounds)) for _, prompt in prompts]
 

@@ -19,7 +19,7 @@ NOTHING = "Nothing about it is among this."
 """Record if none of the question's entities was found."""
 
 UNKNOWN = "The picture shows something unknown."
-"""Thought of an agent that hasn't found the entity in the picture."""
+"""Thought of an agent that hasn't found the entity in the image."""
 
 FORMS = ("{title} {heading}", "{title}")
 """Default forms of a query and a second one."""
@@ -62,13 +62,13 @@ class Hop:
 class TrajectoryTeacher:
     """A teacher that replies to the prompts of one question's trajectory.
 
-    It never uses hidden knowledge: the picture is described in the words of the entity's summary, a record states
+    It never uses hidden knowledge: the image is described in the words of the entity's summary, a record states
     evidence from the documents, a query names an entity that a record names, and the answer is one that records state.
 
     Attributes:
         question: The question.
         hops: Facts to find, in the order of the evidence; the last one states the answer.
-        description: Description of the picture.
+        description: Description of the image.
         query_forms: Forms of a query and a second one, with the slots `{title}` and `{heading}`.
     """
 
@@ -107,7 +107,7 @@ class TrajectoryTeacher:
         return _said(" ".join([*stated[-1:], missing]), _called("text_search", query=query))
 
     def caption(self, request: WriteRequest, shown: Sequence[str]) -> str:
-        """Return the description of the picture."""
+        """Return the description of the image."""
         return self.description
 
     def record(self, request: WriteRequest, shown: Sequence[str]) -> str:

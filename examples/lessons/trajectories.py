@@ -180,11 +180,11 @@ def _other_settings(trace: Trace) -> UserError:
 def evaluated(training: Sequence[Question], roots: Roots, held_out: Mapping[str, Dataset]) -> dict[str, str]:
     """Return the training questions that are evaluated, by id: each with its split.
 
-    A question is the same if its id is, or its words and the bytes of its picture.
+    A question is the same if its id is, or its words and the bytes of its image.
 
     Args:
         training: Questions to train on.
-        roots: Folders of their pictures.
+        roots: Folders of their images.
         held_out: The data set of each split that is evaluated.
     """
     same, by_words = dict[str, str](), dict[str, list[Question]]()
@@ -196,7 +196,7 @@ def evaluated(training: Sequence[Question], roots: Roots, held_out: Mapping[str,
             if question.id in ids:
                 same[question.id] = split
             for alike in by_words.get(_words(question), ()):
-                if _picture(alike, roots) == _picture(question, dataset.image_roots):
+                if _image(alike, roots) == _image(question, dataset.image_roots):
                     same[alike.id] = split
     return same
 
@@ -205,7 +205,7 @@ def _words(question: Question) -> str:
     return " ".join(question.text.lower().split())
 
 
-def _picture(question: Question, roots: Roots) -> str:
+def _image(question: Question, roots: Roots) -> str:
     return sha256_of(resolve_below(question.image, roots)) if question.image else ""
 
 

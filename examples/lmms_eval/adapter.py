@@ -44,7 +44,7 @@ class ReplyCounts(TokenCounts):
 
 
 class Reflectune(lmms):
-    """A model of lmms-eval that answers generation requests about one picture each.
+    """A model of lmms-eval that answers generation requests about one image each.
 
     Args:
         config: YAML file with keys of `BenchmarkConfig`; needed.
@@ -92,7 +92,7 @@ class Reflectune(lmms):
         """Answer requests, in order.
 
         Raises:
-            UserError: A request has no picture or several, or asks for sampled answers.
+            UserError: A request has no image or several, or asks for sampled answers.
         """
         converted = (self._request(instance) for instance in requests)
         replies = progress_bar(
@@ -106,7 +106,7 @@ class Reflectune(lmms):
 
     def generate_until_multi_round(self, requests: list[Instance]) -> list[str]:
         """Raise a UserError."""
-        raise UserError("a task of several rounds can't be run: a pipeline answers one question about a picture")
+        raise UserError("a task of several rounds can't be run: a pipeline answers one question about an image")
 
     def _request(self, instance: Instance) -> BenchmarkRequest:
         text, generation, doc_to_visual, doc_id, task, split = instance.args

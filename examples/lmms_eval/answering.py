@@ -44,7 +44,7 @@ class BenchmarkRequest:
         task: The benchmark.
         doc_id: The document's position in it.
         text: The question with the benchmark's own instruction.
-        image: Its picture.
+        image: Its image.
         max_new_tokens: The longest answer; None if the benchmark sets none.
         stops: Texts that end an answer and are not included in it.
     """
@@ -100,16 +100,16 @@ def read_request(
         task: The benchmark.
         doc_id: The document's position in it.
         text: The question.
-        visuals: One picture.
+        visuals: One image.
         generation: The benchmark's `generation_kwargs`.
 
     Raises:
-        UserError: It has no picture, several, or a video; or it asks for sampled answers or beams.
+        UserError: It has no image, several, or a video; or it asks for sampled answers or beams.
     """
     where = f"{task}, document {doc_id}"
     if len(visuals) != 1 or not isinstance(visuals[0], Image.Image):
         kinds = ", ".join(type(visual).__name__ for visual in visuals) or "none"
-        raise UserError(f"{where}: a question needs one picture, found {len(visuals)} ({kinds}); leave the task out")
+        raise UserError(f"{where}: a question needs one image, found {len(visuals)} ({kinds}); leave the task out")
     if (
         generation.get("do_sample")
         or (generation.get("temperature") or 0) > 0
@@ -181,7 +181,7 @@ class BenchmarkAnswerer:
         self._pipeline = functools.cache(self._build)
 
     def answer(self, requests: Iterable[BenchmarkRequest]) -> Iterator[BenchmarkReply]:
-        """Yield a reply per request, in order. Requests, and so their pictures, are taken batch by batch."""
+        """Yield a reply per request, in order. Requests, and so their images, are taken batch by batch."""
         remaining, answer_type = iter(requests), ANSWER_TYPES[self._settings.answer_style]
         while batch := list(islice(remaining, self._settings.batch_questions)):
             limits = [min(request.max_new_tokens or self._settings.max_new_tokens, self._longest) for request in batch]

@@ -28,7 +28,7 @@ from reflectune.core.partials import writing
 from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.questions import check_one_picture
+from reflectune.formats.questions import check_one_image
 from reflectune.metrics.scoring.registry import has_truth
 
 _TEXTS: Final = ("id", "question", "split", "reference")
@@ -52,7 +52,7 @@ def write_documents(dataset: Dataset, splits: Sequence[str], size: int, output: 
     """Write the documents of some splits, and return their number. Questions without a reference are left out.
 
     Raises:
-        UserError: No question has a reference, or a picture is missing or bad.
+        UserError: No question has a reference, or an image is missing or bad.
     """
     questions: list[Question] = []
     for split in splits:
@@ -69,7 +69,7 @@ def write_documents(dataset: Dataset, splits: Sequence[str], size: int, output: 
 
 
 def _document(question: Question, dataset: Dataset) -> dict[str, object]:
-    check_one_picture(question, "a document of lmms-eval")
+    check_one_image(question, "a document of lmms-eval")
     image = load_image(question.image, root=dataset.image_roots, needed_by=f"question {question.id}")
     values = (question.id, question.text, question.split, json.dumps(to_row(question)))
     return {**dict(zip(_TEXTS, values, strict=True)), "image": {"bytes": encode_image(image)[1], "path": None}}

@@ -100,7 +100,7 @@ def _pretrain_language_model(
     shown, pixels, famous = draw_pool(processor.image_processor, random.Random(config.seed))
     model = build_model(config.family, tokenizer, seed=config.seed)
     trainer = Pretrainer(model, processor, pixels, log)
-    log(f"{config.family}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
+    log(f"{config.family}: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} images")
     stages = stages_for(config.family, Teacher(shown, famous, rng), config.scale)
     resume_or_train(trainer, output / f"stages-{config.seed}-{config.scale:g}", stages, rng)
     exam_pixels, exam = draw_exam(processor.image_processor, random.Random(config.seed + 1))
@@ -116,7 +116,7 @@ def _pretrain_clip(
     processor = build_clip_processor(tokenizer)
     shown, pixels, _ = draw_pool(processor.image_processor, random.Random(config.seed))
     model = build_clip(tokenizer, seed=config.seed)
-    log(f"clip: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} pictures")
+    log(f"clip: {sum(p.numel() for p in model.parameters()):,} parameters, {len(shown)} images")
 
     def caption(row: int) -> str:
         looks = shown[row].looks

@@ -1,1 +1,1 @@
-"""The pocket model: published weights, real pictures and Wikipedia text."""
+"""The pocket model: published weights, real images and Wikipedia text."""

@@ -75,7 +75,7 @@ def build_gallery(config: GalleryConfig) -> None:
         written = build_captions(Path(config.captions), Path(config.output), sources, settings)
         print(f"{written['name']} in {config.captions}:")
         for split, counts in written["counts"].items():
-            print(f"  {split}: {sum(counts.values()):,} questions about {written['pictures'][split]:,} pictures")
+            print(f"  {split}: {sum(counts.values()):,} questions about {written['images'][split]:,} images")
 
 
 if __name__ == "__main__":

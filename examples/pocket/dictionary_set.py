@@ -2,7 +2,7 @@
 
     python -m reflectune.examples.pocket.dictionary_set --output my_set
 
-Articles are entries of the Collaborative International Dictionary of English. Pictures are Twitter's and EmojiOne's
+Articles are entries of the Collaborative International Dictionary of English. Images are Twitter's and EmojiOne's
 emoji and Open Clip Art's drawings; one illustrates the article, the others are asked about: Latin names, families, and
 words of other languages that the name is akin to. Writes `questions.jsonl`, `knowledge.jsonl` and `images/` for
 `convert`.
@@ -50,7 +50,7 @@ FOLDERS = (
 EMOJI = ("nature", "food", "travel", "objects", "activity")
 """EmojiOne's categories of things."""
 DISTRACTORS = 3000
-"""Entries without a picture."""
+"""Entries without an image."""
 UNSEEN, HELD_OUT = 0.3, 0.2
 """Share of things that training doesn't show, and of the others' facts that it doesn't ask."""
 LANGUAGES = {
@@ -121,8 +121,8 @@ def read_dictionary(path: Path) -> dict[str, Article]:
     return articles
 
 
-def find_pictures(folder: Path, words: Mapping[str, Article]) -> dict[str, list[Path]]:
-    """Return the pictures of each headword that names one, at most four; emoji last, EmojiOne's after Twitter's."""
+def find_images(folder: Path, words: Mapping[str, Article]) -> dict[str, list[Path]]:
+    """Return the images of each headword that names one, at most four; emoji last, EmojiOne's after Twitter's."""
     found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted((folder / "clip_art").rglob("*.png")):
         title = re.split(r"[^a-z]+", path.stem.lower())
@@ -137,15 +137,15 @@ def find_pictures(folder: Path, words: Mapping[str, Article]) -> dict[str, list[
     return {name: [*files[:2], *files[2:][-2:]] for name, files in found.items() if len(name) > 2}
 
 
-def ask(articles: Sequence[Article], pictures: Mapping[str, int], rng: random.Random) -> Iterator[dict[str, object]]:
-    """Yield the questions about things, whose numbers of pictures are given; the last one is the article's."""
+def ask(articles: Sequence[Article], images: Mapping[str, int], rng: random.Random) -> Iterator[dict[str, object]]:
+    """Yield the questions about things, whose numbers of images are given; the last one is the article's."""
     for article in articles:
         unseen = rng.random() < UNSEEN
         for kind, language, answer in (*article.facts, ("name", "", article.word)):
             split = "val_unseen_entity" if unseen else "val_unseen_question" if rng.random() < HELD_OUT else "train"
             yield {
                 "id": f"{article.word} {kind} {language}".strip(),
-                "image": f"images/{article.word}.{rng.randrange(pictures[article.word] - 1)}.jpg",
+                "image": f"images/{article.word}.{rng.randrange(images[article.word] - 1)}.jpg",
                 "question": rng.choice(QUESTIONS[kind]).format(language),
                 "answers": [answer],
                 "split": split,
@@ -157,30 +157,30 @@ def ask(articles: Sequence[Article], pictures: Mapping[str, int], rng: random.Ra
 def make(output: Path, folder: Path, seed: int) -> dict[str, int]:
     """Write the set from unpacked packages, and return its counts."""
     articles = read_dictionary(folder / "dictionary" / PACKAGES["dictionary"][4])
-    pictures, rng = find_pictures(folder, articles), random.Random(seed)
-    others = rng.sample(sorted(articles.keys() - pictures.keys()), min(DISTRACTORS, len(articles) - len(pictures)))
+    images, rng = find_images(folder, articles), random.Random(seed)
+    others = rng.sample(sorted(articles.keys() - images.keys()), min(DISTRACTORS, len(articles) - len(images)))
     (output / "images").mkdir(parents=True)
-    for name, files in pictures.items():
+    for name, files in images.items():
         for number, path in enumerate(files):
-            sheet, picture = (
+            sheet, image = (
                 Image.new("RGBA", (192, 192), "white"),
                 ImageOps.contain(open_image(path, "RGBA"), (160, 160)),
             )
-            sheet.alpha_composite(picture, ((192 - picture.width) // 2, (192 - picture.height) // 2))
+            sheet.alpha_composite(image, ((192 - image.width) // 2, (192 - image.height) // 2))
             save_jpeg(sheet.convert("RGB"), output / f"images/{name}.{number}.jpg")
     with (output / "knowledge.jsonl").open("w", encoding="utf-8") as file:
-        for name in sorted([*pictures, *others]):
+        for name in sorted([*images, *others]):
             parts = {"Meaning": articles[name].meaning, "Origin of the word": articles[name].origin}
             sections = [{"title": title, "text": text} for title, text in parts.items() if text]
             row = {"id": name, "title": name.capitalize(), "sections": sections}
-            row |= {"image": f"images/{name}.{len(pictures[name]) - 1}.jpg"} if name in pictures else {}
+            row |= {"image": f"images/{name}.{len(images[name]) - 1}.jpg"} if name in images else {}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    asked = {name: len(files) for name, files in sorted(pictures.items()) if len(files) > 1}
+    asked = {name: len(files) for name, files in sorted(images.items()) if len(files) > 1}
     rows = list(ask([articles[name] for name in asked], asked, rng))
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (output / "questions.jsonl").write_text("".join(lines), "utf-8")
     counts = Counter(f"{row['split']}, {'knowledge' if row['requires_retrieval'] else 'visual'}" for row in rows)
-    return {"articles": len(pictures) + len(others), "pictured": len(pictures), "asked about": len(asked), **counts}
+    return {"articles": len(images) + len(others), "with images": len(images), "asked about": len(asked), **counts}
 
 
 def _starts(start: str, name: str) -> bool:

@@ -2,8 +2,8 @@
 
     python -m reflectune.examples.pocket.look --model runs/pocket/stage1 --output looked.md
 
-Each held-out picture's own caption is chosen out of eight by its loss, and its loss is compared with that under a
-different picture. A picture is read once for all of its captions.
+Each held-out image's own caption is chosen out of eight by its loss, and its loss is compared with that under a
+different image. An image is read once for all of its captions.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ SHOWN = 12
 """Captions and answers that are printed."""
 SPLITS = ("val_unseen_question", "val_unseen_entity")
 BATCH = 8
-"""Pictures that are read together."""
+"""Images that are read together."""
 _MAX_NEW_TOKENS = 24
 
 
 @dataclass(frozen=True)
 class CaptionChoice:
-    """Caption losses under one held-out picture, in nats a token.
+    """Caption losses under one held-out image, in nats a token.
 
     Attributes:
         right: Loss of its own caption.
         others: Losses of the captions that it is chosen against.
-        strange: Loss of the next picture's caption that is of a different thing.
+        strange: Loss of the next image's caption that is of a different thing.
     """
 
     right: float
@@ -59,16 +59,16 @@ class CaptionChoice:
 
 
 class Examiner:
-    """Questions to one model about a data set's pictures."""
+    """Questions to one model about a data set's images."""
 
     def __init__(self, engine: PrefixEngine, dataset: Dataset) -> None:
         self._engine, self._dataset = engine, dataset
 
     def choices(self, captions: Sequence[Question], seed: int) -> list[CaptionChoice]:
-        """Compute the losses under each caption's picture; the other captions are of different things.
+        """Compute the losses under each caption's image; the other captions are of different things.
 
         Args:
-            captions: Captioned pictures of at least two different things.
+            captions: Captioned images of at least two different things.
             seed: Seed of the draws.
         """
         rng = random.Random(seed)
@@ -104,7 +104,7 @@ class Examiner:
                 yield self._engine.renderer.strip(generation.text)
 
     def _read(self, questions: Sequence[Question]) -> Branches:
-        """Read pictures and questions, each with the prompt that asks for its style of answer."""
+        """Read images and questions, each with the prompt that asks for its style of answer."""
         renderer = self._engine.renderer
         roots = self._dataset.image_roots
         images = [load_image(question.image, root=roots, needed_by=question.id) for question in questions]
@@ -122,13 +122,13 @@ def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice
     strange = sum(choice.strange for choice in choices) / len(choices)
     share = _with_interval(captioned, [choice.is_right for choice in choices], seed)
     return [
-        f"{len(choices)} pictures of {things} things whose captions training never showed.",
+        f"{len(choices)} images of {things} things whose captions training never showed.",
         "",
         "| | |",
         "|---|---|",
         f"| own caption chosen out of {count} (chance {100 / count:.1f} %) | {share} |",
-        f"| loss of a caption, nats a token, under its own picture | {right:.3f} |",
-        f"| under a different picture | {strange:.3f} |",
+        f"| loss of a caption, nats a token, under its own image | {right:.3f} |",
+        f"| under a different image | {strange:.3f} |",
     ]
 
 
@@ -176,7 +176,7 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     choices = examiner.choices(captioned, arguments.seed)
     scores = {"caption": mean(captioned, [float(choice.is_right) for choice in choices], arguments.seed)}
     lines = ["## Captions", "", *caption_lines(captioned, choices, things, arguments.seed), ""]
-    lines += ["| the picture's caption | the model's caption |", "|---|---|"]
+    lines += ["| the image's caption | the model's caption |", "|---|---|"]
     some = captioned[:SHOWN]
     for question, reply in zip(some, examiner.answers(some), strict=True):
         lines.append(f"| {question.answers[0]} | {_cell(reply)} |")

@@ -42,7 +42,7 @@ class MappedEncoder:
         )
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Encode pictures as vectors of length 1, shape (n, dimensions)."""
+        """Encode images as vectors of length 1, shape (n, dimensions)."""
         return self._vision.encode_images(images)
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:

@@ -65,7 +65,7 @@ def marks(looked: Metrics, mr2ag: Metrics, mmkb: Metrics) -> list[Mark]:
     retrieval, relevance = mr2ag.get("retrieval") or {}, mr2ag.get("relevance") or {}
     known = at(mmkb, "reflection", "ret_knowledge", "overall", "auroc")
     return [
-        Mark("caption of a held-out picture, out of 8", "≥ 65", looked.get("caption"), 0.65),
+        Mark("caption of a held-out image, out of 8", "≥ 65", looked.get("caption"), 0.65),
         Mark("visual questions, base", "≥ 60", base, 0.6),
         Mark("lost on them by reflection tuning", "≤ 2", forgetting, -1.0, 0.02),
         Mark("closed book", "5 to 50", at(mr2ag, "pipelines", "closed_book", "overall"), 0.05, 0.5),

@@ -1,7 +1,7 @@
 """A learned linear map from an image encoder's space into a text encoder's, for images and titles of two models.
 
 CLIP compares an image with a title because its towers were trained together. Pocket has an image tower alone: a ridge
-regression from vectors of pictures to the vectors of their entries' titles takes the place of the text tower. This is
+regression from vectors of images to the vectors of their entries' titles takes the place of the text tower. This is
 ours, not the paper's.
 """
 
@@ -24,7 +24,7 @@ from reflectune.core.errors import UserError
 SHIPPED: Final = Path(__file__).parent / "models" / "title_map.safetensors"
 """The map of the encoder `pocket/clip`: `pocket/vision` for images, `pocket/text` for titles."""
 PENALTIES: Final = tuple(float(10**exponent) for exponent in np.arange(-4, 0.01, 0.5))
-"""Penalties to choose from, each multiplied by the number of pictures."""
+"""Penalties to choose from, each multiplied by the number of images."""
 FOLDS: Final = 5
 
 _RECORD = "record"
@@ -58,25 +58,25 @@ def fit_title_map(
 ) -> tuple[Vectors, Vectors, dict[str, Any]]:
     """Fit a ridge regression with an intercept, in closed form.
 
-    The chosen penalty maximises the mean reciprocal rank of held-out pictures' titles among all titles. All pictures of
+    The chosen penalty maximises the mean reciprocal rank of held-out images' titles among all titles. All images of
     an entry are held out together.
 
     Args:
-        images: Vectors of pictures, shape (n, image dimensions).
+        images: Vectors of images, shape (n, image dimensions).
         titles: Vectors of the titles of all entries, of length 1, shape (entries, title dimensions).
-        shown: Row of `titles` of each picture's entry, shape (n,).
-        penalties: Penalties to choose from; each is multiplied by the number of pictures fitted on.
+        shown: Row of `titles` of each image's entry, shape (n,).
+        penalties: Penalties to choose from; each is multiplied by the number of images fitted on.
 
     Returns:
         The weight, shape (image dimensions, title dimensions); the bias, shape (title dimensions,); and the penalty
         with the mean reciprocal rank under each penalty.
 
     Raises:
-        ValueError: The pictures show fewer than two entries.
+        ValueError: The images show fewer than two entries.
     """
     entries, entry_rows = np.unique(shown, return_inverse=True)
     if len(entries) < 2:
-        raise ValueError(f"pictures of {len(entries)} entry can't be held out from each other; give two or more")
+        raise ValueError(f"images of {len(entries)} entry can't be held out from each other; give two or more")
     fold = entry_rows % min(FOLDS, len(entries))
     x, all_titles = images.astype(np.float64), titles.astype(np.float64)
     reciprocal = np.zeros((len(penalties), len(x)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reflectune.core.images import Pictures, each_picture
+from reflectune.core.images import Images, each_image
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import BudgetSpent, Limit
 from reflectune.inference.operators.requests import (
@@ -46,7 +46,7 @@ class Course:
 
     place: int
     question: Question
-    image: Pictures
+    image: Images
     steps: Steps[Any]
     models: Mapping[ModelName, object]
     waiting: list[StepRequest] = dataclasses.field(default_factory=list)
@@ -94,11 +94,11 @@ class Course:
         self.due, self.replies, self.unlogged = [*range(len(self.waiting))], {}, [[] for _ in self.waiting]
 
     def _seen(self, request: StepRequest) -> StepRequest:
-        """Clear `Prompt.picture` in requests of a question without a picture; count further pictures in the others."""
-        more = len(each_picture(self.image)) - 1
-        if not more or not isinstance(request, (WriteRequest, YesNoRequest)) or not request.prompt.picture:
+        """Clear `Prompt.image` in requests of a question without an image; count further images in the others."""
+        more = len(each_image(self.image)) - 1
+        if not more or not isinstance(request, (WriteRequest, YesNoRequest)) or not request.prompt.image:
             return request
-        prompt = dataclasses.replace(request.prompt, picture=more > 0, more_pictures=max(more, 0))
+        prompt = dataclasses.replace(request.prompt, image=more > 0, more_images=max(more, 0))
         return dataclasses.replace(request, prompt=prompt)
 
     def _add(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 from PIL import Image
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import AnswerStyle, Passage
-from reflectune.inference.operators.models import AboutPicture, LocalModel
+from reflectune.inference.operators.models import AboutImage, LocalModel
 from reflectune.inference.operators.requests import JudgeEachReply, JudgeReply, Prompt
 from reflectune.inference.reading.reader import calibrated
 from reflectune.models.rendering.renderer import Rendered
@@ -28,17 +28,17 @@ class GateModel(LocalModel):
 
     Args:
         engine: Engine of a checkpoint of a `PassageScheme`.
-        pictures: See `LocalModel`.
+        images: See `LocalModel`.
 
     Raises:
         UserError: The checkpoint's scheme has no relevance token after each passage.
     """
 
-    def __init__(self, engine: Engine, pictures: int) -> None:
-        super().__init__(engine, pictures)
+    def __init__(self, engine: Engine, images: int) -> None:
+        super().__init__(engine, images)
         self._scheme = PassageScheme.of(engine.renderer)
 
-    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[AboutImage], yes: str, no: str) -> list[JudgeEachReply]:
         """Compute p([Relevant]) and p([Irrelevant]) for each document alone, after the question's shared prefix.
 
         Args:
@@ -54,10 +54,10 @@ class GateModel(LocalModel):
         scaled = calibrated(self._engine, self._scheme.gates[1].name, judged.yes)
         return dataclasses.replace(judged, yes=scaled, no=1.0 - scaled) if judged.shown else judged
 
-    def _branches(self, image: Pictures, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
+    def _branches(self, image: Images, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """Return the question's prefix, and the turns of each document after it."""
         if not isinstance(image, Image.Image):
-            raise ValueError("the relevance gate reads questions with one picture")
+            raise ValueError("the relevance gate reads questions with one image")
         style = cast("AnswerStyle", prompt.texts["style"])
         passages = [Passage("", 0, 0, title="", lead="", heading="", text=document) for document in prompt.documents]
         branches = [self._scheme.passage_branch(self._renderer, passage, style) for passage in passages]

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import Pictures, each_picture
-from reflectune.inference.operators.pair_pictures import PairPictures
+from reflectune.core.images import Images, each_image
+from reflectune.inference.operators.pair_images import PairImages
 from reflectune.inference.operators.parsing import label
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
@@ -28,17 +28,17 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.operators.schemas import response_format
 from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, is_word
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered
 from reflectune.models.rendering.turns import (
-    PICTURE,
-    PictureSlot,
+    IMAGE,
+    ImageSlot,
     Slot,
     Turn,
     Turns,
     earlier_turns,
     fit_leading,
-    further_pictures,
+    further_images,
     prompt_parts,
     round_turns,
 )
@@ -48,8 +48,8 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine
 
 DOCUMENTS: Final = Slot("documents")
-AboutPicture = tuple[Pictures, Prompt]
-"""The picture or pictures of a question, and a prompt about them."""
+AboutImage = tuple[Images, Prompt]
+"""The image or images of a question, and a prompt about them."""
 
 Reply = TypeVar("Reply", WriteReply, JudgeReply)
 
@@ -58,20 +58,20 @@ _LEAST_ANSWERED = 0.1
 
 
 class LocalModel:
-    """A model that reads with the engine. A picture's prefix is reused by all steps while the engine caches it.
+    """A model that reads with the engine. An image's prefix is reused by all steps while the engine caches it.
 
     Args:
         engine: The model's engine.
-        pictures: Questions of a batch: most prompts that are read at a time, and fewest pictures that are cached.
-        of_pairs: Pictures of documents, if prompts show them.
+        images: Questions of a batch: most prompts that are read at a time, and fewest images that are cached.
+        of_pairs: Images of documents, if prompts show them.
     """
 
-    def __init__(self, engine: Engine, pictures: int, of_pairs: PairPictures | None = None) -> None:
+    def __init__(self, engine: Engine, images: int, of_pairs: PairImages | None = None) -> None:
         self._engine, self._renderer, self._of_pairs = engine, engine.renderer, of_pairs
-        self._at_a_time = max(pictures, 1)
-        engine.image_prefixes.keep(pictures)
+        self._at_a_time = max(images, 1)
+        engine.image_prefixes.keep(images)
 
-    def write(self, prompts: Sequence[AboutPicture], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[AboutImage], max_tokens: int) -> list[WriteReply]:
         """Generate a greedy reply to each prompt, with the leading documents that fit the context.
 
         Raises:
@@ -96,7 +96,7 @@ class LocalModel:
             for generation, (shown, rendered) in zip(made, fitted, strict=True)
         ]
 
-    def judge(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, prompts: Sequence[AboutImage], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt in one forward pass, at the first token in which the words differ.
 
         Raises:
@@ -121,7 +121,7 @@ class LocalModel:
             for pair, (shown, rendered) in zip(prefixes.probabilities(ids).tolist(), fitted, strict=True)
         ]
 
-    def judge_each(self, prompts: Sequence[AboutPicture], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[AboutImage], yes: str, no: str) -> list[JudgeEachReply]:
         """Compute P(yes) and P(no) for each document alone, branching from the question's shared prefix; see `judge`.
 
         Raises:
@@ -151,23 +151,23 @@ class LocalModel:
             replies.append(JudgeEachReply(tuple(judgements), tokens, self._shared(prefix)))
         return replies
 
-    def fit(self, image: Pictures, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
+    def fit(self, image: Images, prompt: Prompt, max_tokens: int) -> tuple[int, Rendered]:
         """Return the number of a prompt's documents that leave room for a reply, and the prompt with them."""
 
         def render(count: int) -> Rendered:
-            paths = prompt.shown_pictures(count)
+            paths = prompt.shown_images(count)
             turns = self._turns(prompt, len(paths))
             if not paths:
                 return self._renderer.conversation(turns, prompt.text(count), image)
-            images = [*each_picture(image)] if prompt.picture else []
+            images = [*each_image(image)] if prompt.image else []
             images += [_needed(self._of_pairs).load(path) for path in paths]
             rendered = self._renderer.conversation(turns, prompt.text(count), images)
-            return dataclasses.replace(rendered, own_pictures=True)
+            return dataclasses.replace(rendered, own_images=True)
 
         room = self._engine.max_length - max_tokens
         return fit_leading(render, prompt.parts, room, length=lambda rendered: len(rendered.ids))
 
-    def _parts(self, prompts: Sequence[AboutPicture]) -> list[Sequence[AboutPicture]]:
+    def _parts(self, prompts: Sequence[AboutImage]) -> list[Sequence[AboutImage]]:
         """Cut prompts into those that are read at a time."""
         return [prompts[start : start + self._at_a_time] for start in range(0, len(prompts), self._at_a_time)]
 
@@ -176,13 +176,13 @@ class LocalModel:
         return "\n".join(filter(None, map(self._renderer.strip, reply.splitlines())))
 
     def _shared(self, rendered: Rendered) -> int:
-        """Return the number of tokens up to just after the picture, which the engine caches; 0 without a picture."""
+        """Return the number of tokens up to just after the image, which the engine caches; 0 without an image."""
         from reflectune.models.prefix.image_prefix import split_after_images  # slow to import
 
         parts = split_after_images(rendered, self._renderer.expansion.token)
         return 0 if parts is None else len(parts[0].ids)
 
-    def _branches(self, image: Pictures, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
+    def _branches(self, image: Images, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """Return the prefix of a prompt before its documents, and the continuation for each document."""
         texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
         prefix, branches = self._renderer.conversations(self._turns(prompt), texts, image)
@@ -196,32 +196,32 @@ class LocalModel:
             raise UserError(f"this model's tokenizer can't tell {yes!r} from {no!r} by one token; give other words")
         return same, [word[len(same)] for word in words]
 
-    def _turns(self, prompt: Prompt, pictures: int = 0) -> Turns:
-        parts = _parts_with_pictures(prompt, pictures)
-        earlier = earlier_turns(prompt.earlier, image=prompt.picture)
-        first, *others = (*earlier, Turn("user", parts, image=prompt.picture and not earlier))
+    def _turns(self, prompt: Prompt, images: int = 0) -> Turns:
+        parts = _parts_with_images(prompt, images)
+        earlier = earlier_turns(prompt.earlier, image=prompt.image)
+        first, *others = (*earlier, Turn("user", parts, image=prompt.image and not earlier))
         return (*self._renderer.under_system(prompt.system, first), *others, *round_turns(len(prompt.rounds)))
 
 
 class ServedModel:
     """A model on a server. Replies are cached in a file, and never requested twice.
 
-    A picture is encoded once for all steps about it. Threads may share a model.
+    An image is encoded once for all steps about it. Threads may share a model.
 
     Args:
         remote: The model's client.
-        of_pairs: Pictures of documents, if prompts show them.
+        of_pairs: Images of documents, if prompts show them.
         step_models: Other models of the server, by the step that they do, as in MI-RAG's Table A4.
     """
 
     def __init__(
         self,
         remote: RemoteModel,
-        of_pairs: PairPictures | None = None,
+        of_pairs: PairImages | None = None,
         step_models: Mapping[Writing, str] = MappingProxyType({}),
     ) -> None:
         self._remote, self._of_pairs, self._step_models = remote, of_pairs, step_models
-        self._urls = PictureUrls(remote.endpoint.max_pixels)
+        self._urls = ImageUrls(remote.endpoint.max_pixels)
         self._writes_labels = self._is_settled = False
         self._settling = threading.Lock()
 
@@ -230,7 +230,7 @@ class ServedModel:
         """Most requests under way at a time."""
         return self._remote.endpoint.concurrency
 
-    def requests(self, image: Pictures, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
+    def requests(self, image: Images, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
         """Return functions that execute a step, for threads to call; for `JudgeEachRequest` one a document.
 
         Prompts about documents alone share a prefix, which a server's prefix cache reads once.
@@ -241,7 +241,7 @@ class ServedModel:
         prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
         return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
 
-    def _written(self, image: Pictures, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
+    def _written(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
         """Request a reply, with fewer documents where the server refuses it; "" if still refused."""
         fields = response_format(prompt.form if self._remote.endpoint.guided else "free")
         fields |= {"model": name} if name else {}
@@ -260,7 +260,7 @@ class ServedModel:
 
         return self._fitted(image, prompt, max_tokens, ask, name)
 
-    def _judged(self, image: Pictures, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+    def _judged(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         """Compute P(yes) and P(no): the server's probabilities of all first tokens that are the word.
 
         A prompt that the server refuses has fewer documents. 0 if it still is, and for a word outside the top 20. Warns
@@ -281,7 +281,7 @@ class ServedModel:
 
         return self._fitted(image, prompt, self._remote.endpoint.max_tokens, ask)
 
-    def _ask(self, image: Pictures, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+    def _ask(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         conversation = self._conversation(image, prompt)
         if self._writes_labels:
             return self._label(prompt, conversation, yes, no)
@@ -312,7 +312,7 @@ class ServedModel:
         shown = prompt.documents_shown
         return JudgeReply(float(said is True), float(said is False), shown, reply.prompt_tokens, written=True)
 
-    def _room(self, image: Pictures, prompt: Prompt, max_tokens: int, name: str) -> int:
+    def _room(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
         context, parts = self._remote.context_of(name), prompt.parts
 
@@ -325,7 +325,7 @@ class ServedModel:
         return fit_leading(render, parts, room, least=1, length=context.count)[0]
 
     def _fitted(
-        self, image: Pictures, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
+        self, image: Images, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
     ) -> Reply:
         """Ask about a prompt with the documents that fit; if it is refused, again with three quarters, down to one."""
         kept = self._room(image, prompt, max_tokens, name)
@@ -340,31 +340,31 @@ class ServedModel:
                     return reply
             kept = 3 * kept // 4
 
-    def _conversation(self, image: Pictures, prompt: Prompt) -> Messages:
-        paths = prompt.shown_pictures(prompt.parts)
+    def _conversation(self, image: Images, prompt: Prompt) -> Messages:
+        paths = prompt.shown_images(prompt.parts)
         of_pairs = [self._urls.of(_needed(self._of_pairs).load(path)) for path in paths]
-        of_question = [self._urls.of(each) for each in each_picture(image)] if prompt.picture else []
+        of_question = [self._urls.of(each) for each in each_image(image)] if prompt.image else []
         return conversation(of_question, prompt, of_pairs)
 
 
-def conversation(pictures: Sequence[str], prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
+def conversation(images: Sequence[str], prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
     """Convert a prompt to the messages of the protocol.
 
     Args:
-        pictures: Data URLs of the question's pictures, which come first.
+        images: Data URLs of the question's images, which come first.
         prompt: The prompt.
-        of_documents: Data URLs of the documents' pictures; each stands before its document.
+        of_documents: Data URLs of the documents' images; each stands before its document.
     """
-    texts, urls = prompt.text(prompt.parts), iter((*pictures[1:], *of_documents))
-    shown = [_shown(url) for url in pictures[:1]]
+    texts, urls = prompt.text(prompt.parts), iter((*images[1:], *of_documents))
+    shown = [_shown(url) for url in images[:1]]
     before: Messages = []
-    for turn in earlier_turns(prompt.earlier, image=bool(pictures)):
+    for turn in earlier_turns(prompt.earlier, image=bool(images)):
         said = _words(turn, texts)
         before += [{"role": turn.role, "content": [*shown, {"type": "text", "text": said}] if turn.image else said}]
     content: list[dict[str, Any]] = [] if before else shown
     words = ""
-    for part in _parts_with_pictures(prompt, len(of_documents)):
-        if isinstance(part, PictureSlot):
+    for part in _parts_with_images(prompt, len(of_documents)):
+        if isinstance(part, ImageSlot):
             content += [{"type": "text", "text": words}, _shown(next(urls))]
             words = ""
         else:
@@ -379,9 +379,9 @@ def _words(turn: Turn, texts: Mapping[str, str]) -> str:
     return "".join(texts[part.name] if isinstance(part, Slot) else str(part) for part in turn.parts)
 
 
-def _needed(of_pairs: PairPictures | None) -> PairPictures:
+def _needed(of_pairs: PairImages | None) -> PairImages:
     if of_pairs is None:
-        raise ValueError("a prompt shows pictures of documents, and nothing loads them")
+        raise ValueError("a prompt shows images of documents, and nothing loads them")
     return of_pairs
 
 
@@ -389,12 +389,12 @@ def _shown(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _parts_with_pictures(prompt: Prompt, pictures: int) -> tuple[str | Slot | PictureSlot, ...]:
-    """Return a prompt's parts with places for the question's further pictures, and for `pictures` of documents.
+def _parts_with_images(prompt: Prompt, images: int) -> tuple[str | Slot | ImageSlot, ...]:
+    """Return a prompt's parts with places for the question's further images, and for `images` of documents.
 
-    Each picture of a document begins a slot of its own (`run_slot`).
+    Each image of a document begins a slot of its own (`run_slot`).
     """
-    further = further_pictures(1 + prompt.more_pictures) if prompt.picture else ()
-    runs = [run for n in range(1, pictures + 1) for run in (" ", PICTURE, Slot(run_slot(n)))]
+    further = further_images(1 + prompt.more_images) if prompt.image else ()
+    runs = [run for n in range(1, images + 1) for run in (" ", IMAGE, Slot(run_slot(n)))]
     parts = prompt_parts(prompt.template)
     return (*further, *(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,))))

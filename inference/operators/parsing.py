@@ -125,7 +125,7 @@ def answer(reply: str) -> str:
 
 
 def box(text: str) -> Box | None:
-    """Parse left, top, right and bottom as shares of a picture, such as `0.1 0 0.9 0.75`; None if invalid."""
+    """Parse left, top, right and bottom as shares of an image, such as `0.1 0 0.9 0.75`; None if invalid."""
     numbers = [float(number) for number in _NUMBER.findall(text)]
     if len(numbers) != 4 or re.search(r"[^\d\s.,;()\[\]]", text):
         return None

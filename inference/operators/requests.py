@@ -11,9 +11,9 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.reading.reader import share
 
 Box: TypeAlias = tuple[float, float, float, float]
-"""Left, top, right and bottom of a part of a picture, as shares of its width and height."""
+"""Left, top, right and bottom of a part of an image, as shares of its width and height."""
 Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
-"""Operators with a generated reply: describe the picture, write queries, order documents, summarise the results or
+"""Operators with a generated reply: describe the image, write queries, order documents, summarise the results or
 one page, answer, verify an answer, shorten it."""
 ANSWERING: Final = ("answer", "extract")
 """Operators of an answer: a detailed one, and its short form."""
@@ -32,13 +32,13 @@ LEFT_OUT: Final = "(left out)"
 
 
 def run_slot(number: int) -> str:
-    """Return the name of the slot of the documents from a prompt's nth picture of a document to the next one."""
+    """Return the name of the slot of the documents from a prompt's nth image of a document to the next one."""
     return f"documents_{number}"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user turn about the question's picture, or its pictures.
+    """A user turn about the question's image, or its images.
 
     Attributes:
         template: Text with `{slots}` for untrusted texts; `{documents}` is the slot of the documents.
@@ -46,11 +46,11 @@ class Prompt:
         documents: Contents of `{documents}`, most important first, joined by line breaks. Those that fit the model's
             context whole are shown.
         system: System prompt. Prepended to the user turn if the chat template has no system role.
-        picture: True to show the question's pictures.
+        image: True to show the question's images.
         form: Form of the reply; one that can't be read in it is counted.
-        pictures: Paths of documents' pictures, by the document's place in `documents`. Each stands before its document,
-            after a label `Picture n:`; n counts the pictures of the prompt, the question's first.
-        more_pictures: Number of the question's pictures after its first one. They are labelled, and come before the
+        images: Paths of documents' images, by the document's place in `documents`. Each stands before its document,
+            after a label `Image n:`; n counts the images of the prompt, the question's first.
+        more_images: Number of the question's images after its first one. They are labelled, and come before the
             text.
         sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.
             Of groups of 20 and 10, twice as many of the first are shown: what doesn't fit is the last of each.
@@ -58,20 +58,20 @@ class Prompt:
         rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
             `documents`, the latest results that fit the context are shown, and earlier ones are left out.
         earlier: Turns before the user's turn: the user's, a template as `template`, and the assistant's, a text whose
-            special tokens are special. The question's picture is shown in the first.
+            special tokens are special. The question's image is shown in the first.
     """
 
     template: str
     texts: Mapping[str, str]
     documents: tuple[str, ...] = ()
     system: str = ""
-    picture: bool = True
+    image: bool = True
     form: Form = "free"
-    pictures: Mapping[int, str] = field(default_factory=dict)
+    images: Mapping[int, str] = field(default_factory=dict)
     rounds: tuple[tuple[str, str], ...] = ()
     sizes: tuple[int, ...] = ()
     most: int | None = None
-    more_pictures: int = 0
+    more_images: int = 0
     earlier: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -94,19 +94,19 @@ class Prompt:
         shares = [place / size for size in self.sizes or (len(self.documents),) for place in range(size)]
         return sorted(sorted(range(len(shares)), key=lambda place: shares[place])[:shown])
 
-    def shown_pictures(self, shown: int) -> list[str]:
-        """Return the paths of the pictures of `shown` documents."""
-        return [self.pictures[place] for place in self.places(shown) if place in self.pictures]
+    def shown_images(self, shown: int) -> list[str]:
+        """Return the paths of the images of `shown` documents."""
+        return [self.images[place] for place in self.places(shown) if place in self.images]
 
     def text(self, shown: int) -> Mapping[str, str]:
         """Return the contents of all slots, with `shown` documents.
 
-        The documents from the first picture to the second are the slot `documents_1`, and so on.
+        The documents from the first image to the second are the slot `documents_1`, and so on.
         """
         runs: list[list[str]] = [[]]
         for place in self.places(shown):
-            if place in self.pictures:
-                runs[-1].append(f"Picture {len(runs) + self.picture + self.more_pictures}:")
+            if place in self.images:
+                runs[-1].append(f"Picture {len(runs) + self.image + self.more_images}:")
                 runs.append([])
             runs[-1].append(self.documents[place])
         first, *others = ["\n".join(run) for run in runs]
@@ -149,7 +149,7 @@ class WriteReply:
         tokens: Tokens of the reply.
         finished: True if it ended with the end token.
         score: Geometric mean probability of the reply's tokens and the end token; None if unknown.
-        shared: Length of the prompt's prefix that all steps about the picture share, so that it is computed once; None
+        shared: Length of the prompt's prefix that all steps about the image share, so that it is computed once; None
             if unknown: behind a server.
         refused: Reason of a server's refusal.
     """
@@ -236,16 +236,16 @@ class JudgeEachReply:
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """Search the knowledge bases with several texts, each with the question's picture if the base has pictures.
+    """Search the knowledge bases with several texts, each with the question's image if the base has images.
 
-    An empty text stands for the picture alone, which only a base with pictures supports.
+    An empty text stands for the image alone, which only a base with images supports.
 
     Attributes:
         iteration: Iteration of the trajectory, from 0.
         queries: The texts.
         tops: By knowledge base to search: the number of passages for each query.
         question: Text that selects passages inside the entries found; "" to use the query.
-        boxes: For each query the part of the picture to search with, None for the whole; () for whole ones.
+        boxes: For each query the part of the image to search with, None for the whole; () for whole ones.
     """
 
     iteration: int
@@ -300,7 +300,7 @@ class LikenReply:
 
 @dataclass(frozen=True)
 class RerankRequest:
-    """Score passages by the reranker, which may read the question's picture.
+    """Score passages by the reranker, which may read the question's image.
 
     Attributes:
         iteration: Iteration of the trajectory, from 0.

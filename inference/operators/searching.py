@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from PIL import Image
 
 from reflectune.core.config import setting
-from reflectune.core.images import Pictures, first_picture
+from reflectune.core.images import Images, first_image
 from reflectune.core.types import Entry, Passage
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.operators.pair_pictures import PairPictures
+from reflectune.inference.operators.pair_images import PairImages
 from reflectune.inference.operators.requests import Box, RerankReply, RerankRequest, SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
-from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
+from reflectune.retrieval.rerankers.base import ImageReranker, Reranker
 from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
@@ -48,11 +48,11 @@ class FusionSettings(SummarySettings):
 
 
 class SearchSettings(FusionSettings):
-    """Weights of searches with a picture and a text."""
+    """Weights of searches with an image and a text."""
 
     text_weight: float = setting(
         0.5,
-        "MI-RAG, PMSR, WikiSeeker, MM-R2: λ, weight of the text in a pair's score; the rest is the picture's",
+        "MI-RAG, PMSR, WikiSeeker, MM-R2: λ, weight of the text in a pair's score; the rest is the image's",
         ge=0,
         le=1,
     )
@@ -72,19 +72,19 @@ class KnowledgeBases:
         embed: Unit vectors of texts.
         too_long: Finds queries that the encoder of a base doesn't read whole.
         embed_too_long: Finds texts that `embed` doesn't read whole.
-        pictures: Pictures of pairs, if they are shown.
+        images: Images of pairs, if they are shown.
     """
 
     joint: JointSearch
     embed: Embed
     too_long: TooLong = none_too_long
     embed_too_long: TooLong = none_too_long
-    pictures: PairPictures | None = None
+    images: PairImages | None = None
 
-    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions, with all queries in one call to each base.
 
-        A passage found by a picture alone gets its entry's score: it was compared with no text.
+        A passage found by an image alone gets its entry's score: it was compared with no text.
         """
         queries = [query for image, request in searches for query in _queries(image, request)]
         tops = {
@@ -94,19 +94,19 @@ class KnowledgeBases:
         query_hits = iter(self.joint.search(queries, tops))
         return [
             dataclasses.replace(
-                self._pictured(_retrieved(request, list(itertools.islice(query_hits, len(request.queries))))),
+                self._with_images(_retrieved(request, list(itertools.islice(query_hits, len(request.queries))))),
                 cut=sum(self.too_long(request.queries)),
             )
             for _, request in searches
         ]
 
-    def _pictured(self, found: SearchReply) -> SearchReply:
-        """Return a reply with the paths of the pairs' pictures."""
-        if (pictures := self.pictures) is None:
+    def _with_images(self, found: SearchReply) -> SearchReply:
+        """Return a reply with the paths of the pairs' images."""
+        if (images := self.images) is None:
             return found
         hits = tuple(
             {
-                base: tuple(dataclasses.replace(hit, picture=pictures.path_of(hit.passage.entry_id)) for hit in by_base)
+                base: tuple(dataclasses.replace(hit, image=images.path_of(hit.passage.entry_id)) for hit in by_base)
                 if base == PAIRS
                 else by_base
                 for base, by_base in of_query.items()
@@ -135,34 +135,34 @@ def knowledge_bases(
     top_n: int,
     lead: Lead,
     tool: SearchTool | None = None,
-    pictures: PairPictures | None = None,
+    images: PairImages | None = None,
 ) -> KnowledgeBases:
     """Build the bases of a config's indexes.
 
     Pairs are ranked by λ · sim(query, title) + (1 - λ) · sim(image, image), equation 7 of PMSR, and MI-RAG's mean at
-    λ = 1/2. A picture without a text is searched by itself at any λ. Titles serve as the pairs' texts, since every
+    λ = 1/2. An image without a text is searched by itself at any λ. Titles serve as the pairs' texts, since every
     index of entries holds them; `summary_share: 1` uses the summaries, as PMSR does.
 
     Args:
-        entries: Finds entries for a picture and a text, or lists them for a picture; None without.
+        entries: Finds entries for an image and a text, or lists them for an image; None without.
         texts: Finds passages for a text; None without an index of passages.
         pair_text: Text of a pair.
-        search: Weights of picture and text; None to rank pairs by the picture alone: equation 3 of mR²AG, as in
+        search: Weights of image and text; None to rank pairs by the image alone: equation 3 of mR²AG, as in
             pipelines that retrieve once.
         on_failure: Behaviour if a base fails.
         top_n: Number of entries whose passages `pair_text: passages` searches.
         lead: Text before each passage.
         tool: A search tool, added as the base `web`.
-        pictures: Pictures of the pairs, if they are shown.
+        images: Images of the pairs, if they are shown.
     """
     searchers: list[Searcher] = [] if texts is None else [Texts("texts", texts)]
     if entries is not None:
         weights: Weights | None = None
-        finder: EntryRetriever | RankedRetriever | _OrByPicture = entries
+        finder: EntryRetriever | RankedRetriever | _OrByImage = entries
         if search is not None and not isinstance(entries, RankedRetriever):
             weights = equation_7(search.text_weight).with_summaries(search.summary_share).fused(search.fusion)
             entries.check(weights)
-            finder = _OrByPicture(entries) if search.text_weight == 1 else entries
+            finder = _OrByImage(entries) if search.text_weight == 1 else entries
         searchers.append(_pairs(finder, knowledge, pair_text, weights, top_n, lead))
     searchers += [Pages(tool)] if tool is not None else []
     indexed = None if isinstance(entries, RankedRetriever) else entries
@@ -174,11 +174,11 @@ def knowledge_bases(
     def too_long(queries: Sequence[str]) -> list[bool]:
         return [any(cut) for cut in zip(*(base.too_long(queries) for base in read_by), strict=True)]
 
-    return KnowledgeBases(joint, encodes.embed, too_long, encodes.too_long, pictures)
+    return KnowledgeBases(joint, encodes.embed, too_long, encodes.too_long, images)
 
 
 def _pairs(
-    entries: EntryRetriever | RankedRetriever | _OrByPicture,
+    entries: EntryRetriever | RankedRetriever | _OrByImage,
     knowledge: KnowledgeBase,
     text: PairText,
     weights: Weights | None,
@@ -200,8 +200,8 @@ def _pairs(
 
 
 @dataclass(frozen=True)
-class _OrByPicture:
-    """Find entries as `entries` does; at λ = 1 find a picture without a text by the picture.
+class _OrByImage:
+    """Find entries as `entries` does; at λ = 1 find an image without a text by the image.
 
     At λ < 1 `entries` does so itself: a missing part of a query is left out, and the rest is scaled up.
     """
@@ -231,10 +231,10 @@ def _by_kind(
     search: Callable[[Sequence[Query], Weights | None], list[list[Found]]],
     weights: Weights | None,
 ) -> list[list[Found]]:
-    """Search with the queries that have a text by `weights`, and with the others by the picture."""
-    texts, pictures = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
-    by_text, by_picture = iter(search(texts, weights)), iter(search(pictures, equation_7(0.0)))
-    return [next(by_text if query.has_text else by_picture) for query in queries]
+    """Search with the queries that have a text by `weights`, and with the others by the image."""
+    texts, images = ([query for query in queries if query.has_text is has_text] for has_text in (True, False))
+    by_text, by_image = iter(search(texts, weights)), iter(search(images, equation_7(0.0)))
+    return [next(by_text if query.has_text else by_image) for query in queries]
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class EntryDocuments:
     on_failure: OnFailure = "stop"
     too_long: TooLong = none_too_long
 
-    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
         """Run the searches of several questions: one document an entry, best entry first.
 
         Entries without text are skipped.
@@ -274,7 +274,7 @@ class EntryDocuments:
                 SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: reason}) for _, request in searches
             ]
 
-    def _search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+    def _search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
         rows = [
             (query, top, request.question or query.text)
             for image, request in searches
@@ -317,9 +317,9 @@ def _scored(hit: PassageHit, text: str) -> PassageHit:
     return hit if text.strip() else dataclasses.replace(hit, score=hit.parts.get("entry", hit.score))
 
 
-def _queries(image: Pictures, request: SearchRequest) -> list[Query]:
-    """Build the queries of a search: its texts with the question's first picture, or with parts of it."""
-    first = first_picture(image)
+def _queries(image: Images, request: SearchRequest) -> list[Query]:
+    """Build the queries of a search: its texts with the question's first image, or with parts of it."""
+    first = first_image(image)
     boxes = request.boxes or (None,) * len(request.queries)
     return [
         Query(None if first is None else cropped(first, box), text, request.question)
@@ -328,7 +328,7 @@ def _queries(image: Pictures, request: SearchRequest) -> list[Query]:
 
 
 def cropped(image: Image.Image, box: Box | None) -> Image.Image:
-    """Return a part of a picture, of at least one pixel; the whole picture without a box."""
+    """Return a part of an image, of at least one pixel; the whole image without a box."""
     if box is None:
         return image
     (left, top, right, bottom), (width, height) = box, image.size
@@ -338,17 +338,17 @@ def cropped(image: Image.Image, box: Box | None) -> Image.Image:
     )
 
 
-def reranked(asked: Sequence[tuple[Pictures, RerankRequest]], reranker: Reranker) -> list[RerankReply]:
+def reranked(asked: Sequence[tuple[Images, RerankRequest]], reranker: Reranker) -> list[RerankReply]:
     """Return a reranker's scores of passages, in the order of the requests.
 
-    One that reads pictures scores by the first one and the text alone, without the similarity of the passage's entry.
+    One that reads images scores by the first one and the text alone, without the similarity of the passage's entry.
     """
     requests = [request for _, request in asked]
     queries, passages = [request.query for request in requests], [request.passages for request in requests]
-    images = [first for pictures, _ in asked if (first := first_picture(pictures)) is not None]
-    if isinstance(reranker, PictureReranker) and len(images) == len(asked):
+    images = [first for shown, _ in asked if (first := first_image(shown)) is not None]
+    if isinstance(reranker, ImageReranker) and len(images) == len(asked):
         entry_scores = [dict.fromkeys((passage.entry_id for passage in of_query), 0.0) for of_query in passages]
-        ranked = reranker.rank_pictured(queries, images, passages, entry_scores)
+        ranked = reranker.rank_with_images(queries, images, passages, entry_scores)
     else:
         ranked = reranker.rank(queries, passages)
     scores = [{hit.passage: hit.score for hit in hits} for hits in ranked]

@@ -110,8 +110,8 @@ class StepLog:
         self.steps.append(step)
 
     def _count_written(self, request: WriteRequest, reply: WriteReply) -> None:
-        """Count a final reply that is not as it should be, and the documents' pictures that it was written from."""
-        self._count("pictures_shown", len(request.prompt.shown_pictures(reply.shown)))
+        """Count a final reply that is not as it should be, and the documents' images that it was written from."""
+        self._count("images_shown", len(request.prompt.shown_images(reply.shown)))
         unread = unreadable(request, reply)
         self.tokens["replies_cut"] += not reply.finished and not reply.refused
         self.tokens["replies_unread"] += unread and not reply.refused

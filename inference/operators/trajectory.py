@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reflectune.core.errors import UnusableInput
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.course import Course
@@ -42,14 +42,14 @@ from reflectune.inference.operators.step_log import StepLog
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace, publish
 
-SearchFunction = Callable[[Sequence[tuple[Pictures, SearchRequest]]], Sequence[SearchReply]]
-"""Function from pictures and searches to their results."""
+SearchFunction = Callable[[Sequence[tuple[Images, SearchRequest]]], Sequence[SearchReply]]
+"""Function from images and searches to their results."""
 Embed = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 """Unit vectors of texts: (texts, dimensions)."""
 TooLong = Callable[[Sequence[str]], list[bool]]
 """True for each text that is longer than an encoder reads."""
-RerankFunction = Callable[[Sequence[tuple[Pictures, RerankRequest]]], Sequence[RerankReply]]
-"""Function from pictures and texts with passages to the reranker's scores."""
+RerankFunction = Callable[[Sequence[tuple[Images, RerankRequest]]], Sequence[RerankReply]]
+"""Function from images and texts with passages to the reranker's scores."""
 _WAITING: Final = 0.25
 """Share of requests that wait for a thread, so that none is idle during a search."""
 
@@ -57,15 +57,15 @@ _WAITING: Final = 0.25
 class Model(Protocol):
     """A model on this machine that executes steps in batches."""
 
-    def write(self, prompts: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[tuple[Images, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Generate a reply to each prompt."""
         ...
 
-    def judge(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         """Compute P(yes) and P(no) of each prompt."""
         ...
 
-    def judge_each(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Compute P(yes) and P(no) of each prompt with each of its documents alone."""
         ...
 
@@ -147,7 +147,7 @@ class TrajectoryPipeline:
     Args:
         start: Starts a question's trajectory.
         tools: Models and functions that execute steps.
-        takes_texts: True if it also answers questions without a picture.
+        takes_texts: True if it also answers questions without an image.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ class TrajectoryPipeline:
             self.name, lambda question: guide(question, begin(question)), self.tools, takes_texts=self.takes_texts
         )
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
         ended = {course.place: course for course in self._ended(zip(questions, images, strict=True))}
         return [_trace(self.name, ended[place]) for place in range(len(questions))]
 
     def stream(
-        self, asked: Iterable[tuple[Question, Pictures]], failed: Callable[[Question, UnusableInput], Trace]
+        self, asked: Iterable[tuple[Question, Images]], failed: Callable[[Question, UnusableInput], Trace]
     ) -> Iterator[Trace]:
         """Yield the trace of each question when it ends. Questions are taken as they begin.
 
@@ -188,7 +188,7 @@ class TrajectoryPipeline:
             error = course.outcome if isinstance(course.outcome, UnusableInput) else None
             yield failed(course.question, error) if error else _trace(self.name, course)
 
-    def _ended(self, asked: Iterable[tuple[Question, Pictures]]) -> Iterator[Course]:
+    def _ended(self, asked: Iterable[tuple[Question, Images]]) -> Iterator[Course]:
         """Yield trajectories as they end."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
@@ -215,7 +215,7 @@ class TrajectoryPipeline:
                 changed = dict.fromkeys(course for course, *_ in received)
                 publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
 
-    def _begun(self, place: int, asked: tuple[Question, Pictures]) -> Course:
+    def _begun(self, place: int, asked: tuple[Question, Images]) -> Course:
         """Begin the trajectory of a question."""
         question, image = asked
         shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
@@ -255,7 +255,7 @@ class TrajectoryPipeline:
             course.due.remove(place)
         return [(course, place, reply, seconds) for (course, place), reply in zip(chosen, replies, strict=True)]
 
-    def _replies(self, images: Sequence[Pictures], requests: Sequence[Any]) -> Sequence[StepReply]:
+    def _replies(self, images: Sequence[Images], requests: Sequence[Any]) -> Sequence[StepReply]:
         first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]
@@ -305,9 +305,9 @@ def _largest_group(courses: Sequence[Course]) -> list[tuple[Course, int]]:
 def _kind(request: StepRequest) -> tuple[object, ...]:
     """Return the attributes that requests of one batch have in common."""
     if isinstance(request, WriteRequest):
-        return (WriteRequest, request.model, request.max_tokens, request.prompt.picture)
+        return (WriteRequest, request.model, request.max_tokens, request.prompt.image)
     if isinstance(request, YesNoRequest):
-        return (type(request), request.model, request.yes, request.no, request.prompt.picture)
+        return (type(request), request.model, request.yes, request.no, request.prompt.image)
     return (type(request),)
 
 

@@ -54,10 +54,10 @@ def write(
     max_tokens: int,
     model: ModelName = "reader",
     system: str = "",
-    picture: bool = True,
+    image: bool = True,
     keeps_thoughts: bool = False,
     form: Form = "free",
-    pictures: Mapping[int, str] = MappingProxyType({}),
+    images: Mapping[int, str] = MappingProxyType({}),
     rounds: Sequence[tuple[str, str]] = (),
     sizes: Sequence[int] = (),
     earlier: Sequence[tuple[str, str]] = (),
@@ -71,10 +71,10 @@ def write(
         documents: Contents of `{documents}`; the leading ones that fit.
         max_tokens: Maximum length of the reply.
         system: System prompt.
-        picture: True to show the question's picture.
+        image: True to show the question's image.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
         form: Form of the reply.
-        pictures: Paths of documents' pictures, by place; see `Prompt`.
+        images: Paths of documents' images, by place; see `Prompt`.
         rounds: Earlier replies and their tools' results; see `Prompt`.
         sizes: Numbers of documents that are cut in proportion; see `Prompt`.
         earlier: Turns before the prompt; see `Prompt`.
@@ -84,9 +84,9 @@ def write(
         texts,
         tuple(documents),
         system,
-        picture,
+        image,
         form,
-        pictures,
+        images,
         tuple(rounds),
         tuple(sizes),
         earlier=tuple(earlier),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.reader import Reader
@@ -27,7 +27,7 @@ class Pipeline(Protocol):
 
         Args:
             questions: The questions.
-            images: An image of each, or `Pictures` if its recipe `takes_pictures`.
+            images: An image of each, or `Images` if its recipe `takes_images`.
         """
         ...
 
@@ -69,7 +69,7 @@ def answer_with_context(
     name: str,
     reader: Reader,
     questions: Sequence[Question],
-    images: Sequence[Pictures],
+    images: Sequence[Images],
     *,
     hits: Sequence[Sequence[Hit]],
     passages: Sequence[Sequence[Passage]],

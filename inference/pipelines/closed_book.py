@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every, needed
@@ -24,7 +24,7 @@ class ClosedBook:
     def __init__(self, name: str, reader: Reader) -> None:
         self.name, self._reader = name, reader
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("answer"):
@@ -57,6 +57,6 @@ RECIPES = baseline(
         title="Closed book",
         form="closed_book",
         reads="none",
-        takes_pictures=True,
+        takes_images=True,
     ),
 )

@@ -149,7 +149,7 @@ def _part_weights(title_weight: float, summary_share: float) -> Mapping[str, flo
 
 
 def can_weigh(trace: Trace) -> bool:
-    """Return True if the entries have the similarities of their pictures and titles."""
+    """Return True if the entries have the similarities of their images and titles."""
     return bool(trace.hits) and {"image", "title"} <= trace.hits[0].parts.keys()
 
 

@@ -3,8 +3,8 @@
 After a trajectory's detailed answer a further step, `extract`, requests a short one with the prompt of figure A12. Its
 context is the detailed answer, then the reasoning records. Its examples are the three training questions whose words
 are most similar, each with its first accepted answer. In the paper an example's context is the records of its own
-trajectory, and its picture is shown. Here it is the passages that state the answer, since records would cost a
-trajectory of every training question, and a prompt shows one picture, the question's.
+trajectory, and its image is shown. Here it is the passages that state the answer, since records would cost a
+trajectory of every training question, and a prompt shows one image, the question's.
 """
 
 from __future__ import annotations

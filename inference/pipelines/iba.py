@@ -1,7 +1,7 @@
 """IBA, identify before answer (arXiv 2606.23881, ACL 2026 findings): identify the entity, then rank its sections.
 
-The picture finds entries. From their names alone the model picks three, with probabilities. All passages of the three
-are ranked by α · ID + β · V + γ · T: the entity's probability, the picture's similarity to its entry, and the score of
+The image finds entries. From their names alone the model picks three, with probabilities. All passages of the three
+are ranked by α · ID + β · V + γ · T: the entity's probability, the image's similarity to its entry, and the score of
 a text reranker. The question is answered from the best ones. Nothing is trained.
 
 Published: 20 names (`top_n: 20`), 3 picks, options by letter, the sum and its weights (1, 0.5 and 0.5 for T, V and ID
@@ -62,7 +62,7 @@ class IbaSettings(PickingSettings, CandidateSettings, DepthSettings, TrajectoryS
     """Settings of IBA."""
 
     identification_weight: float = setting(0.5, "IBA: α, of the entity's probability", ge=0)
-    similarity_weight: float = setting(0.5, "IBA: β, of the picture's similarity to the entry", ge=0)
+    similarity_weight: float = setting(0.5, "IBA: β, of the image's similarity to the entry", ge=0)
     rerank_weight: float = setting(1.0, "IBA: γ, of the reranker's score, scaled to [0, 1]", ge=0)
 
 
@@ -138,7 +138,7 @@ def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:
 
 
 def similarities(found: SearchReply) -> dict[str, float]:
-    """Return V: each entry's similarity to the picture."""
+    """Return V: each entry's similarity to the image."""
     hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
     return {hit.passage.entry_id: hit.score for hit in hits}
 

@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.gate_model import GateModel
 from reflectune.inference.operators.models import LocalModel, ServedModel
-from reflectune.inference.operators.pair_pictures import PairPictures, PairPictureSettings
+from reflectune.inference.operators.pair_images import PairImages, PairImageSettings
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
@@ -73,7 +73,7 @@ def answer_instruction(question: Question, *, detailed: bool) -> str:
 
 
 def expand(question: str, record: str) -> str:
-    """Return an expanded query, [Q; r]: the question and the latest record, or at first the picture's description."""
+    """Return an expanded query, [Q; r]: the question and the latest record, or at first the image's description."""
     return f"Question: {question}\n{record}\n"
 
 
@@ -82,11 +82,11 @@ def is_expanded(query: str, question: str) -> bool:
     return query.startswith(f"Question: {question}\n")
 
 
-def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
-    """Return the part of a question's picture to search with in addition to the whole, if any.
+def part_of_image(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
+    """Return the part of a question's image to search with in addition to the whole, if any.
 
     Args:
-        crop: Share of the picture's width and height, about its centre; 0 for none.
+        crop: Share of the image's width and height, about its centre; 0 for none.
         box_field: Field of the question's `meta` with a box, which takes precedence over the centre; "" for none.
 
     Raises:
@@ -96,7 +96,7 @@ def part_of_picture(question: Question, crop: float, box_field: str) -> tuple[Bo
         if (box := parsing.box(value)) is None:
             raise UnusableInput(
                 f"question {question.id}: `{box_field}` is `{value}`, not a box: give left, top, right and bottom as "
-                "shares of the picture from 0 to 1"
+                "shares of the image from 0 to 1"
             )
         return (box,)
     edge = (1 - crop) / 2
@@ -114,7 +114,7 @@ def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
 
 
 def searched(question: Question, budgets: Budgets) -> Budgets:
-    """Return the budgets of the bases that a question can be searched in: without a picture those of texts.
+    """Return the budgets of the bases that a question can be searched in: without an image those of texts.
 
     Raises:
         UserError: There are none.
@@ -143,11 +143,11 @@ def entry_retriever(name: str, parts: PipelineParts) -> EntryRetriever:
     return entries
 
 
-def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> Mapping[ModelName, Model | ServedModel]:
+def reading_models(parts: PipelineParts, shown: PairImages | None = None) -> Mapping[ModelName, Model | ServedModel]:
     """Return the models of a pipeline: the reader, the answerer, which is often the same, and the gate if there is one.
 
     Args:
-        shown: Pictures of pairs, if the reader is shown them.
+        shown: Images of pairs, if the reader is shown them.
     """
     served = ServedModel(needed(parts.remote), shown, parts.use.step_models) if parts.use.is_served else None
     reader: Model | ServedModel = (
@@ -163,11 +163,11 @@ def reading_models(parts: PipelineParts, shown: PairPictures | None = None) -> M
     return models
 
 
-def _shown(settings: Settings, parts: PipelineParts) -> PairPictures | None:
-    """Return the pictures of pairs, if the settings show them."""
-    if not isinstance(settings, PairPictureSettings) or not settings.pair_pictures:
+def _shown(settings: Settings, parts: PipelineParts) -> PairImages | None:
+    """Return the images of pairs, if the settings show them."""
+    if not isinstance(settings, PairImageSettings) or not settings.pair_images:
         return None
-    return PairPictures(parts.knowledge, settings.pair_pixels)
+    return PairImages(parts.knowledge, settings.pair_pixels)
 
 
 def search_tool(parts: PipelineParts) -> SearchTool:
@@ -214,13 +214,13 @@ def iterative_recipe(
 ) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of an iterative pipeline, which reads with the base model, without training.
 
-    Pairs are searched by the picture alone unless the settings are `SearchSettings`.
+    Pairs are searched by the image alone unless the settings are `SearchSettings`.
 
     Args:
         make: Builds its trajectory.
         requires: Parts that it requires in addition to models.
         pair_text: Text of a pair.
-        takes_texts: True if it also answers questions without a picture, from the index of passages alone.
+        takes_texts: True if it also answers questions without an image, from the index of passages alone.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
     """
 
@@ -238,7 +238,7 @@ def iterative_recipe(
             top_n=settings.top_n if isinstance(settings, DepthSettings) else 0,
             lead=settings.lead,
             tool=search_tool(parts) if recipe.needs("pages") else None,
-            pictures=shown,
+            images=shown,
         )
         models = reading_models(parts, shown)
         tools = Tools(
@@ -265,7 +265,7 @@ def iterative_recipe(
         form=name,
         trajectory=make,
         takes_texts=takes_texts,
-        takes_pictures=True,
+        takes_images=True,
         has_own_depth=has_own_depth,
     )
     return {name: recipe}

@@ -1,6 +1,6 @@
 """MI-RAG (arXiv 2509.00798, algorithm 1): search, reason and search again N times; answer from all records.
 
-Iteration 0 searches with the question and a description of the picture. Each further one searches with the question and
+Iteration 0 searches with the question and a description of the image. Each further one searches with the question and
 the last reasoning record (query expansion) and with two follow-up questions written from all records, in a text and a
 multimodal knowledge base, and writes a record of the new information. The answer is read from the records alone.
 """
@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.pair_pictures import PairPictureSettings, pictures_of
+from reflectune.inference.operators.pair_images import PairImageSettings, images_of
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import SearchReply, WriteReply
 from reflectune.inference.operators.searching import SearchSettings
@@ -87,7 +87,7 @@ Relevant Knowledge: {documents}
 """The prompts of the paper's figure A11. `ANSWER` goes on with how an answer is asked for."""
 REASON_TEXTS = REASON.replace("image, description and knowledge", "knowledge").replace("image and question", "question")
 ANSWER_TEXTS = ANSWER.replace("information and image", "information")
-"""The same for a question without a picture."""
+"""The same for a question without an image."""
 REPEATS = "queries repeat"
 """End of a trajectory whose queries repeat (PMSR)."""
 
@@ -112,7 +112,7 @@ class DetailedSettings(ExtractionSettings, TrajectorySettings):
 
 
 class RecordSettings(
-    RelevanceGateSettings, NoiseSettings, PairPictureSettings, PairSettings, SearchSettings, DetailedSettings
+    RelevanceGateSettings, NoiseSettings, PairImageSettings, PairSettings, SearchSettings, DetailedSettings
 ):
     """Settings of pipelines that write reasoning records."""
 
@@ -184,7 +184,7 @@ class RecordTrajectory(ABC):
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        self.settings.check_picture(question)
+        self.settings.check_image(question)
         so_far = Findings()
         ended = f"after {self.settings.iterations} iterations"
         answer: WriteReply | None = None
@@ -222,8 +222,8 @@ class RecordTrajectory(ABC):
             passages = yield from relevant(iteration, question, passages, so_far.judged, self.settings.gate_filter)
             so_far.passages |= {passage.id: passage for passage in passages}
             opening = [] if iteration else description
-            pictures = pictures_of(found, passages, self.settings.pair_pictures)
-            shifted = {len(opening) + place: path for place, path in pictures.items()}
+            images = images_of(found, passages, self.settings.pair_images)
+            shifted = {len(opening) + place: path for place, path in images.items()}
             documents, sizes = [*opening, *texts_of(passages)], [len(opening), *sizes_of(found, passages)]
             record = yield from self._reason(iteration, question, documents, shifted, sizes)
             records += [record] if record.strip() else []
@@ -235,7 +235,7 @@ class RecordTrajectory(ABC):
         return ended, answer
 
     def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
-        """Write the first query and the picture's description: [Q; description]; without a picture the question."""
+        """Write the first query and the image's description: [Q; description]; without an image the question."""
         if not question.image:
             return [question.text], []
         slots = {"question": question.text}
@@ -278,7 +278,7 @@ class RecordTrajectory(ABC):
         iteration: int,
         question: Question,
         documents: Sequence[str],
-        pictures: Mapping[int, str],
+        images: Mapping[int, str],
         sizes: Sequence[int],
     ) -> Steps[str]:
         """Reason over the results: write a record of what is new."""
@@ -292,7 +292,7 @@ class RecordTrajectory(ABC):
             documents=documents,
             max_tokens=longest,
             form="text",
-            pictures=pictures,
+            images=images,
             sizes=sizes,
         )
         return reply.text

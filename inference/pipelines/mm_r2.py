@@ -1,10 +1,10 @@
 """MM-R2 (arXiv 2607.22643), from the abstract: state the intent, select units, search inside them.
 
-The model writes an intent state: the need, the referent in the picture, and constraints. It selects units of a
+The model writes an intent state: the need, the referent in the image, and constraints. It selects units of a
 knowledge map, and writes a query that is searched inside those units alone. The results are answered from.
 
 From the abstract: the three steps, their order, the state's three parts. All else is ours: a unit is a section of an
-entry, and the map has the sections of the entries that are similar to the picture and the referent's name; at most
+entry, and the map has the sections of the entries that are similar to the image and the referent's name; at most
 three units are selected; one query for all of them, by which the text reranker ranks their passages; one round, though
 the authors' trajectories may take several; all prompts; the treatment of unreadable replies; and nothing is trained.
 """

@@ -219,7 +219,7 @@ def mrag_recipe(
         title=title,
         form=name,
         trajectory=make,
-        takes_pictures=True,
+        takes_images=True,
     )
     return {name: recipe}
 

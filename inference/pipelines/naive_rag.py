@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from reflectune.core.images import Pictures, first_pictures
+from reflectune.core.images import Images, first_images
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock, answer_with_context
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
@@ -36,9 +36,9 @@ class NaiveRAG:
         self.name = name
         self._reader, self._retriever, self._contexts, self._form = reader, retriever, contexts, form
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
-        clock, searched = Clock(), first_pictures(images)
+        clock, searched = Clock(), first_images(images)
         with clock.step("retrieve"):
             hits = self._retriever.search(searched, self._contexts.top_n)
         with clock.step("rank"):
@@ -76,7 +76,7 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
         title=f"Naive RAG, {_READ[form]}",
         form="naive_rag",
         reads=form,
-        takes_pictures=True,
+        takes_images=True,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
 
-from reflectune.core.images import Pictures, first_pictures
+from reflectune.core.images import Images, first_images
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -55,7 +55,7 @@ class Oracle:
         self.name = name
         self._reader, self._knowledge, self._given, self._lead = reader, knowledge, given, lead
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order. A question needs entity ids (`article`) or evidence (`passage`)."""
         passages = [self._gold(question) for question in questions]
         hits: list[tuple[()]] = [()] * len(questions)
@@ -93,12 +93,12 @@ class OracleAmongOthers:
         self.name, self._reader, self._retriever, self._knowledge = name, reader, retriever, knowledge
         self._top_n, self._lead = top_n, lead
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question with an entry, in order."""
         clock = Clock()
         gold = [gold_entries(question) for question in questions]
         with clock.step("retrieve"):
-            hits = self._hits(first_pictures(images), [len(first) for first in gold])
+            hits = self._hits(first_images(images), [len(first) for first in gold])
         entries = []
         for question, first, row in zip(questions, gold, hits, strict=True):
             others = [hit.entry_id for hit in row if hit.entry_id not in first]
@@ -153,9 +153,9 @@ class WithGoldEntries:
         self.name, self._retriever = name, GoldRetriever()
         self._pipeline = build(self._retriever)
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
-        self._retriever.expect(questions, first_pictures(images))
+        self._retriever.expect(questions, first_images(images))
         return [dataclasses.replace(trace, pipeline=self.name) for trace in self._pipeline.run(questions, images)]
 
 
@@ -190,7 +190,7 @@ def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) 
     return WithGoldEntries(name, lambda gold: NaiveRAG(name, reader, gold, contexts, "passages"))
 
 
-_ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle", takes_pictures=True)
+_ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle", takes_images=True)
 _ARTICLE = _ORACLE(_oracle("article"), LeadSettings, title="Oracle, right article", reads="article")
 _ARTICLES = _ORACLE(
     _among_others, EntrySettings, requires=(ENTRIES,), title="Oracle, right article among {top_n}", reads="articles"

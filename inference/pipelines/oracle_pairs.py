@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Passage, Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
-from reflectune.inference.operators.pair_pictures import PairPictureSettings, pictures_of
+from reflectune.inference.operators.pair_images import PairImageSettings, images_of
 from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
@@ -22,13 +22,13 @@ from reflectune.inference.pipelines.recipe import with_evidence
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX
 
 
-class OraclePairsSettings(PairPictureSettings, PairSettings, SearchSettings, DetailedSettings):
+class OraclePairsSettings(PairImageSettings, PairSettings, SearchSettings, DetailedSettings):
     """Settings of answers from the gold section and pairs."""
 
 
 @dataclass(frozen=True)
 class OraclePairs:
-    """Answers one question from its gold section and `pair_passages` pairs, found by its picture and text.
+    """Answers one question from its gold section and `pair_passages` pairs, found by its image and text.
 
     A pair of the gold section itself is left out.
 
@@ -48,7 +48,7 @@ class OraclePairs:
             found = yield from search(0, [question.text], {"pairs": [self.settings.pair_passages]})
         known = {passage.id for passage in sections}
         pairs = [passage for passage in merge(found) if passage.id not in known]
-        pictures = pictures_of(found, pairs, self.settings.pair_pictures)
+        images = images_of(found, pairs, self.settings.pair_images)
         reply = yield from write(
             "answer",
             0,
@@ -57,7 +57,7 @@ class OraclePairs:
             documents=texts_of([*sections, *pairs]),
             max_tokens=self.settings.answer_tokens,
             model="answerer",
-            pictures={len(sections) + place: path for place, path in pictures.items()},
+            images={len(sections) + place: path for place, path in images.items()},
         )
         ended = f"with {len(pairs)} pairs"
         return TrajectoryResult(reply.text, ended, reply.score, (*sections, *pairs))

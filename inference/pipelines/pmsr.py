@@ -1,6 +1,6 @@
 """PMSR: search by the last record and by the whole trajectory, record new information, stop when queries repeat.
 
-Iteration 0 is MI-RAG's: a description of the picture expands the question, and the results become the first record.
+Iteration 0 is MI-RAG's: a description of the image expands the question, and the results become the first record.
 Iteration t searches with [Q; r_{t-1}] (the record's scope, equation 4) and with a query that the model writes from all
 records (the trajectory's scope, equation 5), each with half of the budget. A record is written from the new results,
 without earlier records (equation 8). The trajectory ends when the similarity of a query to an earlier one reaches τ
@@ -35,7 +35,7 @@ What the knowledge lacks to answer the question.
 ## Output
 Question: the question.
 """
-"""The trajectory's query. The paper's figure A2 is a picture; these words follow its description in A.2."""
+"""The trajectory's query. The paper's figure A2 is an image; these words follow its description in A.2."""
 
 
 class PmsrFixedSettings(RecordSettings):

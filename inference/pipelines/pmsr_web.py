@@ -1,6 +1,6 @@
 """PMSR over a search tool (its appendices B and C): search, condense, summarise; the rest is PMSR.
 
-Iteration 0 searches the multimodal knowledge base with the picture alone. Iteration t searches with the last record,
+Iteration 0 searches the multimodal knowledge base with the image alone. Iteration t searches with the last record,
 condensed to a short query if it is long (equation C.11, figure A5), and with the trajectory's query. Each page found is
 summarised for the query that found it (figure A6), and the record is written from these summaries and the pairs. The
 search tool is a local knowledge base unless a server is named: by default nothing is sent over a network.
@@ -40,7 +40,7 @@ single paragraph:
 Title: {title}
 Content: {documents}
 """
-"""Figures A5 and A6; the model sees no picture with either."""
+"""Figures A5 and A6; the model sees no image with either."""
 
 _PIECE = 1_000
 """Characters of a piece of a page: the leading pieces that fit the model's context are read."""
@@ -62,7 +62,7 @@ class PmsrWeb(Pmsr):
     settings: PmsrWebSettings
 
     def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
-        """Return the query of the picture alone, without a description."""
+        """Return the query of the image alone, without a description."""
         yield from ()
         return [""], []
 
@@ -80,7 +80,7 @@ class PmsrWeb(Pmsr):
         return [(yield from self._condense(iteration, question, query)) or question.text]
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
-        """Return True if queries repeat earlier ones; the picture's is none."""
+        """Return True if queries repeat earlier ones; the image's is none."""
         earlier[:] = filter(None, earlier)
         return (yield from super()._repeats(iteration, question, queries, earlier))
 
@@ -96,7 +96,7 @@ class PmsrWeb(Pmsr):
     def _condense(self, iteration: int, question: Question, query: str) -> Steps[str]:
         """Write a short query for the search tool; "" if the reply has none."""
         slots, longest = {"question": question.text, "query": query}, self.settings.max_record_tokens
-        short = yield from write("rewrite", iteration, CONDENSE, slots, max_tokens=longest, picture=False, form="text")
+        short = yield from write("rewrite", iteration, CONDENSE, slots, max_tokens=longest, image=False, form="text")
         return condensed(short.text)
 
     def _summaries(
@@ -116,7 +116,7 @@ class PmsrWeb(Pmsr):
                     {"question": question.text, "query": query, "title": page.title},
                     documents=pieces(page.text),
                     max_tokens=self.settings.max_record_tokens,
-                    picture=False,
+                    image=False,
                     form="text",
                 )
                 for query, page in pages.values()

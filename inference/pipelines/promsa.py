@@ -1,4 +1,4 @@
-"""ProMSA (arXiv 2606.27974, ECCV 2026): an agent that searches by picture, searches by text, or answers, turn by turn.
+"""ProMSA (arXiv 2606.27974, ECCV 2026): an agent that searches by image, searches by text, or answers, turn by turn.
 
 Each reply is a thought and one action: `image_search`, `text_search` with a query, or an answer, which ends the
 trajectory. A search returns passages of entries that it has not returned before. Tools' results are the user's next

@@ -1,14 +1,14 @@
 """ReAG (arXiv 2511.22715, CVPR 2026): a critic judges every passage of the entries found, and selects those to read.
 
-Entries are searched with the whole picture (coarse) and optionally with a part of it (fine); an entry has its higher
-similarity, and the best `top_n` are opened. The critic reads each of their passages with picture and question, and
+Entries are searched with the whole image (coarse) and optionally with a part of it (fine); an entry has its higher
+similarity, and the best `top_n` are opened. The critic reads each of their passages with image and question, and
 keeps those with P(Yes) above a threshold in the full softmax. If it keeps none, the question is answered without.
 
 Published: these prompts, the threshold 0.1, `top_n: 20`, and the answer if nothing is kept. The prompts are word for
 word only where the released weights, the critic's and the reader's, were trained with them. Ours: the part of the
-picture is its centre or a box from the data set, since the authors' detector isn't available; passages are split as
+image is its centre or a box from the data set, since the authors' detector isn't available; passages are split as
 everywhere here; without `think`, a short answer is requested in the words of all pipelines; and `<think>` isn't
-prefilled. The critic's prompts share their picture and question, which are read once.
+prefilled. The critic's prompts share their image and question, which are read once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from reflectune.inference.pipelines.iterative import (
     TrajectorySettings,
     answer_instruction,
     iterative_recipe,
-    part_of_picture,
+    part_of_image,
 )
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
@@ -93,7 +93,7 @@ class ReagSettings(CandidateSettings, DepthSettings, TrajectorySettings):
         0.1, "ReAG: keep a passage if P(Yes) in the full softmax is above this; 0.1 in the paper", ge=0, le=1
     )
     crop: float = setting(
-        0.0, "ReAG: also search with the picture's centre, this share of its width and height; 0: don't", ge=0, le=1
+        0.0, "ReAG: also search with the image's centre, this share of its width and height; 0: don't", ge=0, le=1
     )
     box_field: str = setting(
         "", "ReAG: field of a question's `meta` with a box to search with: left, top, right, bottom as shares of 1"
@@ -112,7 +112,7 @@ class ReAG:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         settings, asked = self.settings, {"question": question.text}
-        boxes = (None, *part_of_picture(question, settings.crop, settings.box_field))
+        boxes = (None, *part_of_image(question, settings.crop, settings.box_field))
         tops = {"pairs": [settings.candidates] * len(boxes)}
         found = yield from search(0, [""] * len(boxes), tops, boxes=boxes)
         passages, kept = best_entries(found, settings.top_n), []

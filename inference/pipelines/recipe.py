@@ -98,7 +98,7 @@ class PipelineParts:
         remote: A model behind a server, for iterative pipelines; None for none.
         use: The roles of these models.
         budget: Limits of a question and of the run.
-        batch_questions: Questions answered together, whose pictures stay cached.
+        batch_questions: Questions answered together, whose images stay cached.
         earlier: Traces of the run's earlier pipelines: by pipeline, then by question id.
     """
 
@@ -146,8 +146,8 @@ class Recipe(Generic[PipelineSettings]):
         may_use_base: True if the base model answers after the tuned model's reflection under some settings.
         choices: Choices of a sweep's grid points in addition to its settings; empty if it can't be swept.
         trajectory: Builds its trajectory of steps; None if it is none.
-        takes_texts: True if it also answers questions without a picture; with an index of passages it needs no entries.
-        takes_pictures: True if its prompts show all pictures of a question; others refuse a question with several.
+        takes_texts: True if it also answers questions without an image; with an index of passages it needs no entries.
+        takes_images: True if its prompts show all images of a question; others refuse a question with several.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
         reads: The contexts that it reads, which select its reader of several plain models: `none`, or a form of
             `ContextBuilder`; "" if its model is never a plain one.
@@ -169,7 +169,7 @@ class Recipe(Generic[PipelineSettings]):
     choices: tuple[str, ...] = ()
     trajectory: Callable[[PipelineSettings, PipelineParts], Trajectory] | None = None
     takes_texts: bool = False
-    takes_pictures: bool = False
+    takes_images: bool = False
     has_own_depth: bool = False
     reads: str = ""
     answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None

@@ -1,7 +1,7 @@
 """Relevance gate of mR²AG (arXiv 2411.15041) inside iterative pipelines: which passages a record reads, when to stop.
 
 A model that was taught by lessons has no relevance token. A second checkpoint, `model`, which was tuned to reflect turn
-by turn, judges with the question's picture: each passage before a record is written, and each record after it.
+by turn, judges with the question's image: each passage before a record is written, and each record after it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
-from reflectune.formats.questions import check_one_picture
+from reflectune.formats.questions import check_one_image
 from reflectune.inference.operators.requests import JudgeReply
 from reflectune.inference.operators.vocabulary import Steps, relevance, texts_of
 
@@ -43,14 +43,14 @@ class RelevanceGateSettings(Settings):
         """True if `model` judges."""
         return self.gate_filter > 0 or self.gate_stop > 0
 
-    def check_picture(self, question: Question) -> None:
-        """Check that a question has one picture if it is to be judged.
+    def check_image(self, question: Question) -> None:
+        """Check that a question has one image if it is to be judged.
 
         Raises:
             UnusableInput: It has none, or several.
         """
         if self.has_gate:
-            check_one_picture(question, "the relevance gate (`gate_filter`, `gate_stop`)")
+            check_one_image(question, "the relevance gate (`gate_filter`, `gate_stop`)")
         if self.has_gate and not question.image:
             raise UnusableInput(
                 f"question {question.id} has no image, and the relevance gate reads questions with one; leave out "

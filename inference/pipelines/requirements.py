@@ -93,7 +93,7 @@ def _no_server(config: Any, names: str) -> Iterable[str]:
         yield from config.llm_problems()
 
 
-def _reads_pictures(key: str = "", value: str = "") -> Callable[[Any, str], Iterable[str]]:
+def _reads_images(key: str = "", value: str = "") -> Callable[[Any, str], Iterable[str]]:
     """Return a check that the reranker reads texts alone, if the key has this value."""
 
     def missing(config: Any, names: str) -> Iterable[str]:
@@ -117,13 +117,13 @@ BASE_MODEL: Final = Requirement("base_model", _lacking("`base_model` is needed b
 ENTRIES: Final = Requirement(
     "entries", _lacking("`index` is needed by {}, or `ranked_entities`", "finds_entries"), (RetrieverConfig,)
 )
-"""Entries found by pictures: an index, or ranked entities."""
+"""Entries found by images: an index, or ranked entities."""
 ENTRY_INDEX: Final = Requirement("entries", _no_index, (RetrieverConfig,))
-"""An index of entries that is searched with pictures and texts."""
+"""An index of entries that is searched with images and texts."""
 LISTED_ENTRIES: Final = Requirement("entries", _no_lists, (RetrieverConfig, TextIndexSettings))
-"""An index of entries, or entries ranked for each picture and an index of passages."""
+"""An index of entries, or entries ranked for each image and an index of passages."""
 ANY_INDEX: Final = Requirement("entries", _nothing_to_search, (RetrieverConfig, TextIndexSettings))
-"""An index of entries, or of passages, perhaps with entries ranked for each picture."""
+"""An index of entries, or of passages, perhaps with entries ranked for each image."""
 TEXTS: Final = Requirement(
     "texts",
     _lacking("`text_index` is needed by {}: build one with `reflectune build_index --rows passages`", "text_index"),
@@ -142,11 +142,11 @@ PROBES: Final = Requirement("probes", _none)
 """Passages of the data set for a diagnosis."""
 RERANKER: Final = Requirement("reranker", _none, (RerankerConfig,))
 """A reranker of passages; BM25 by default."""
-TEXT_RERANKER: Final = Requirement("reranker", _reads_pictures(), (RerankerConfig,))
+TEXT_RERANKER: Final = Requirement("reranker", _reads_images(), (RerankerConfig,))
 """A reranker that is given texts alone."""
-DOCUMENT_RERANKER: Final = Requirement("reranker", _reads_pictures("documents_by", "reranker"), (RerankerConfig,))
+DOCUMENT_RERANKER: Final = Requirement("reranker", _reads_images("documents_by", "reranker"), (RerankerConfig,))
 """The same, needed with `documents_by: reranker`."""
-UNIT_RERANKER: Final = Requirement("reranker", _reads_pictures("unit", "passage"), (RerankerConfig,))
+UNIT_RERANKER: Final = Requirement("reranker", _reads_images("unit", "passage"), (RerankerConfig,))
 """The same, needed with `unit: passage`."""
 REMOTE: Final = Requirement("remote", _no_server, (RoleSettings, RemoteConfig))
 """A server's model, needed if `reader` or `answerer` is `server`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from reflectune.core.images import Pictures, first_pictures
+from reflectune.core.images import Images, first_images
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
@@ -31,11 +31,11 @@ class Retrieval:
         """Bind the retriever; `top_n` entries are recorded."""
         self._retriever, self._top_n = retriever, top_n
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace with hits per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
-            hits_by_image = self._retriever.search(first_pictures(images), self._top_n)
+            hits_by_image = self._retriever.search(first_images(images), self._top_n)
         return [
             Trace(question.id, self.name, retrieved=True, hits=tuple(hits), seconds=clock.share(len(questions)))
             for question, hits in zip(questions, hits_by_image, strict=True)
@@ -98,6 +98,6 @@ def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relev
 
 
 RECIPES = {
-    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,), takes_pictures=True),
+    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,), takes_images=True),
     "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, reads_gold=True, requires=(PROBES,)),
 }

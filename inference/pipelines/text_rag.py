@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock, answer_with_context
@@ -33,7 +33,7 @@ class TextRAG:
         self.name = name
         self._reader, self._retriever, self._passages = reader, retriever, passages
 
-    def run(self, questions: Sequence[Question], images: Sequence[Pictures]) -> list[Trace]:
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
@@ -79,7 +79,7 @@ _RECIPE = Recipe(
     title="Text RAG, {passages} passages",
     form="text_rag",
     has_own_depth=True,
-    takes_pictures=True,
+    takes_images=True,
 )
 RECIPES = {
     "text_rag": _RECIPE,

@@ -1,6 +1,6 @@
 """WikiSeeker (arXiv 2604.05818, ACL 2026 findings): a refiner writes the query, an inspector routes the answer.
 
-The refiner writes a query from picture and question. It is searched together with the picture, in one vector of both:
+The refiner writes a query from image and question. It is searched together with the image, in one vector of both:
 concat((1 - λ) · image, λ · text), which ranks as equation 7 of PMSR does. The inspector reads the results. If it
 passes, a second model answers from text alone; if it fails, the vision-language model answers from its own knowledge.
 
@@ -81,7 +81,7 @@ class WikiSeeker:
                 documents=texts_of(passages),
                 max_tokens=self.settings.max_new_tokens,
                 model="answerer",
-                picture=False,
+                image=False,
             )
             return TrajectoryResult(answer.text, PASSED, answer.score, tuple(passages[: answer.shown]))
         template = f"{{question}} {answer_prompt(question.answer_style, documents=False)}"

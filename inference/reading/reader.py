@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts
@@ -63,7 +63,7 @@ class Usage:
 
     `calls` counts prompts. `read` counts their tokens as separate calls would read them, each prompt from its start;
     `computed` counts a question's shared prefix once. `generated` counts generated tokens. Recomputation after memory
-    shortage and pictures shared between questions are not counted: a question's counts don't depend on its batch.
+    shortage and images shared between questions are not counted: a question's counts don't depend on its batch.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Reader:
         self._max_new_tokens = max_new_tokens
 
     def answer_plainly(
-        self, questions: Sequence[Question], images: Sequence[Pictures], contexts: Sequence[Sequence[Passage]]
+        self, questions: Sequence[Question], images: Sequence[Images], contexts: Sequence[Sequence[Passage]]
     ) -> list[ReaderAnswer]:
         """Answer in one turn from the images, the question and the passages, without reflection.
 
@@ -135,7 +135,7 @@ class Reader:
             for answer, (count, rendered) in zip(answers, fitted, strict=True)
         ]
 
-    def _fit(self, question: Question, image: Pictures, passages: Sequence[Passage]) -> tuple[int, Rendered]:
+    def _fit(self, question: Question, image: Images, passages: Sequence[Passage]) -> tuple[int, Rendered]:
         """Return the number of leading passages that leave room for an answer, and the prompt with them."""
         room = self._engine.max_length - self._max_new_tokens
         return fit_leading(

@@ -34,7 +34,7 @@ REFLECTING = MR2AG.name
 """The pipeline whose stored candidates can be chosen among again."""
 
 QUESTION_SIDE, ENTRY_SIDE = 224, 128
-"""Longest sides of a question's and an entry's picture, in pixels; larger ones are scaled down."""
+"""Longest sides of a question's and an entry's image, in pixels; larger ones are scaled down."""
 
 
 def browser_data(

@@ -21,8 +21,8 @@ function element(tag, name, ...children) {
   return node;
 }
 
-function picture(index, name, alt) {
-  if (index < 0) return element("div", name + " none", "no picture");
+function image(index, name, alt) {
+  if (index < 0) return element("div", name + " none", "no image");
   const node = element("img", name);
   node.src = data.images[index];
   node.alt = alt;
@@ -86,7 +86,7 @@ function row(question, pipeline) {
     element("div", "again"),
     element("div", "meta", about.filter(Boolean).join(" · ")));
   const node = element("details", "question",
-    element("summary", "", picture(question.images[0] ?? -1, "thumb", ""), middle, gateBar(question, pipeline)));
+    element("summary", "", image(question.images[0] ?? -1, "thumb", ""), middle, gateBar(question, pipeline)));
   node.question = question;
   showAgain(node);
   node.addEventListener("toggle", () => {
@@ -98,7 +98,7 @@ function row(question, pipeline) {
 function detail(question, pipeline) {
   const trace = question.traces[pipeline];
   const images = question.images.length ? question.images : [-1];
-  const left = element("div", "side", ...images.map((index) => picture(index, "picture", "the question's image")),
+  const left = element("div", "side", ...images.map((index) => image(index, "image", "the question's image")),
     element("h3", "", "Every pipeline's answer"));
   for (const name of nameOf.keys()) {
     const of = question.traces[name];
@@ -201,7 +201,7 @@ function hits(question, trace) {
   trace.hits.forEach(([index, score], rank) => {
     const entry = data.entries[index];
     const gold = question.entities.includes(entry.id);
-    box.append(element("div", gold ? "hit gold" : "hit", picture(entry.image, "", ""),
+    box.append(element("div", gold ? "hit gold" : "hit", image(entry.image, "", ""),
       element("div", "", rank + 1 + ". " + entry.title, gold ? element("span", "badge gold", "right") : null),
       element("div", "meta", "S_ret " + number(score))));
   });

@@ -22,7 +22,7 @@ def agent_search(
     Args:
         dataset: The data set with its knowledge base.
         settings: The pipeline's settings.
-        retriever: The index of entries, or entries ranked for each picture.
+        retriever: The index of entries, or entries ranked for each image.
         texts: The index of passages; needed without an index of entries.
         device: Device of the encoders.
     """

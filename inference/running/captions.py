@@ -1,4 +1,4 @@
-"""Captions of a knowledge base's pictures by a model: the entries' side C of mRAG (arXiv 2505.24073, §3.1)."""
+"""Captions of a knowledge base's images by a model: the entries' side C of mRAG (arXiv 2505.24073, §3.1)."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ from reflectune.retrieval.indexes.captions import CAPTION_FILE
 NAME: Final = "captions"
 """Name of the traces."""
 CAPTION: Final = "Generate an image caption that provides the essential clues within three sentences."
-"""Figure 5, after its "Given the image", since the picture is first."""
+"""Figure 5, after its "Given the image", since the image is first."""
 
 
 def run(config: CaptionConfig) -> int:
     """Write the captions; an interrupted run resumes.
 
     Returns:
-        The number of pictures left out, under `on_error: skip` or since a budget was spent.
+        The number of images left out, under `on_error: skip` or since a budget was spent.
 
     Raises:
-        UserError: The knowledge base has no pictures, or one can't be used and `on_error` is `stop`.
+        UserError: The knowledge base has no images, or one can't be used and `on_error` is `stop`.
     """
     kb = KnowledgeBase(config.knowledge)
-    pictures = [Question(entry.id, str(kb.image_path(entry)), CAPTION) for entry in kb if entry.images]
-    if not pictures:
-        raise UserError(f"the knowledge base {kb.folder} has no pictures to caption")
+    images = [Question(entry.id, str(kb.image_path(entry)), CAPTION) for entry in kb if entry.images]
+    if not images:
+        raise UserError(f"the knowledge base {kb.folder} has no images to caption")
     if config.dry_run:
         writer = config.llm_model if config.reader == SERVER else config.base_model
-        print(f"would caption {len(pictures):,} of {len(kb):,} entries' pictures with {writer}, into {config.output}")
+        print(f"would caption {len(images):,} of {len(kb):,} entries' images with {writer}, into {config.output}")
         return 0
-    traces = _written(config, kb, pictures)
+    traces = _written(config, kb, images)
     if not launch_state().is_main_process:
         return 0
-    captions = {picture.id: traces[picture.id].answer.strip() for picture in pictures}
+    captions = {image.id: traces[image.id].answer.strip() for image in images}
     path = Path(config.output, CAPTION_FILE)
     rows = [{"entry_id": entry_id, "caption": caption} for entry_id, caption in captions.items() if caption]
     write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    left_out = [picture.id for picture in pictures if traces[picture.id].error or traces[picture.id].limit]
-    print(f"{path}: {len(rows):,} captions of {len(kb):,} entries; {len(left_out):,} pictures were left out")
+    left_out = [image.id for image in images if traces[image.id].error or traces[image.id].limit]
+    print(f"{path}: {len(rows):,} captions of {len(kb):,} entries; {len(left_out):,} images were left out")
     return len(left_out)
 
 
-def _written(config: CaptionConfig, kb: KnowledgeBase, pictures: list[Question]) -> Mapping[str, Trace]:
-    """Run the captioning of all pictures that have no caption yet."""
+def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -> Mapping[str, Trace]:
+    """Run the captioning of all images that have no caption yet."""
     is_served, output = config.reader == SERVER, Path(config.output)
     use = ModelUse(None if is_served else "base_model", is_served=is_served)
     parts = PipelineParts(kb, use=use, batch_questions=config.batch_questions)
@@ -91,7 +91,7 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, pictures: list[Question])
         return run_pipeline(
             NAME,
             lambda: TrajectoryPipeline(NAME, start, Tools(reading_models(ready), budget=ready.budget)),
-            pictures,
+            images,
             image_root=kb.image_root,
             folder=output / "traces",
             fingerprint=fingerprint([kb.fingerprint, CAPTION, config.max_new_tokens, by]),

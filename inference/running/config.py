@@ -235,7 +235,7 @@ class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipe
 class CaptionConfig(
     RunSettings, BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys, RemoteConfig, BudgetSettings
 ):
-    """Caption the first picture of each entry of a knowledge base, and write `captions.jsonl`."""
+    """Caption the first image of each entry of a knowledge base, and write `captions.jsonl`."""
 
     knowledge: str = setting("", "knowledge base folder, e.g. DATASET/knowledge", needed="")
     reader: Literal["base_model", "server"] = setting(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.config import Settings
-from reflectune.core.images import Pictures, each_picture
+from reflectune.core.images import Images, each_image
 from reflectune.core.types import Passage, Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import PassageHit
@@ -47,8 +47,8 @@ from reflectune.retrieval.retrievers.web import WEB
 ASKED: Final = 16
 """Questions whose trajectories are counted."""
 _BYTES_OF_TOKEN: Final = 4
-_PICTURE: Final = 576
-"""Tokens of a picture: LLaVA-1.5's, and Qwen2-VL's of 672 x 672 pixels."""
+_IMAGE_TOKENS: Final = 576
+"""Tokens of an image: LLaVA-1.5's, and Qwen2-VL's of 672 x 672 pixels."""
 _IMAGE: Final = Image.new("RGB", (1, 1))
 _ENTRIES: Final = 1000
 """Entries that stand for the knowledge base."""
@@ -62,7 +62,7 @@ class Cost:
 
     Attributes:
         requests: Number of requests.
-        read: Tokens sent: a token for four bytes of text, and 576 for a picture.
+        read: Tokens sent: a token for four bytes of text, and 576 for an image.
         written: Tokens received, if each reply is as long as it may be.
         judged: Judgements of passages and records by `model` (`gate_filter`, `gate_stop`), not sent to `llm_url`.
     """
@@ -161,7 +161,7 @@ class _Counting:
     def __init__(self, retries: bool) -> None:
         self._retries, self.counts = retries, [0, 0, 0]
 
-    def write(self, prompts: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, prompts: Sequence[tuple[Images, Prompt]], max_tokens: int) -> list[WriteReply]:
         """Reply to each prompt in its form, as long as it may be."""
         replies = []
         for image, prompt in prompts:
@@ -171,26 +171,26 @@ class _Counting:
             replies.append(WriteReply(text, prompt.documents_shown, read[0], max_tokens))
         return replies
 
-    def judge(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         """Judge documents as relevant, and responses and records as wrong: then a trajectory goes on."""
         judged = [(_likely(prompt), image, prompt) for image, prompt in prompts]
         return [
             JudgeReply(it, 1 - it, prompt.documents_shown, self._read(image, prompt, 1)) for it, image, prompt in judged
         ]
 
-    def judge_each(self, prompts: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone."""
         return [
             JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.apart()], yes, no)))
             for image, prompt in prompts
         ]
 
-    def _read(self, image: Pictures, prompt: Prompt, written: int) -> int:
-        of_question = [""] * len(each_picture(image)) if prompt.picture else []
-        pictures = len(prompt.shown_pictures(prompt.parts)) + len(of_question)
+    def _read(self, image: Images, prompt: Prompt, written: int) -> int:
+        of_question = [""] * len(each_image(image)) if prompt.image else []
+        images = len(prompt.shown_images(prompt.parts)) + len(of_question)
         parts = [part for turn in conversation(of_question, prompt) for part in _parts(turn["content"])]
         texts = [part["text"] for part in parts if "text" in part]
-        read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _PICTURE * pictures
+        read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _IMAGE_TOKENS * images
         self.counts = [count + more for count, more in zip(self.counts, (1, read, written), strict=True)]
         return read
 
@@ -209,7 +209,7 @@ class _Found:
         self._entries = itertools.cycle(itertools.islice(self.parts.knowledge, _ENTRIES))
         self._pairs, self._pages = self._passages(self.parts.knowledge), itertools.count()
 
-    def search(self, searches: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+    def search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
         """Return as many passages as are requested; of several an entry those of `depth` entries."""
         return [
             SearchReply(
@@ -221,7 +221,7 @@ class _Found:
             for _, request in searches
         ]
 
-    def rerank(self, asked: Sequence[tuple[Pictures, RerankRequest]]) -> list[RerankReply]:
+    def rerank(self, asked: Sequence[tuple[Images, RerankRequest]]) -> list[RerankReply]:
         """Score earlier passages higher."""
         return [RerankReply(tuple(-float(n) for n in range(len(it.passages)))) for _, it in asked]
 

@@ -19,7 +19,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.launching import launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.questions import check_one_picture
+from reflectune.formats.questions import check_one_image
 from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import outgrown
@@ -213,7 +213,7 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
         knowledge: Ids of the knowledge base's entries.
 
     Raises:
-        UserError: A question has several pictures, and a pipeline reads one; or no pipeline takes any question.
+        UserError: A question has several images, and a pipeline reads one; or no pipeline takes any question.
     """
     planned = {}
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
@@ -222,8 +222,8 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
         of_form = [question for question in questions if recipe.takes(question)]
         taken = [q for q in of_form if not recipe.reads_gold or has_gold(q, knowledge)]
         if taken and (recipe.takes_texts or not recipe.needs("entries") or not only_texts):
-            for question in taken if not recipe.takes_pictures and config.on_error == "stop" else ():
-                check_one_picture(question, f"the pipeline {name}")
+            for question in taken if not recipe.takes_images and config.on_error == "stop" else ():
+                check_one_image(question, f"the pipeline {name}")
             settings, use, absent = recipe.settings_of(config), recipe.models(config), len(of_form) - len(taken)
             planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent)
     if not planned.keys() & set(config.forms()):
@@ -352,7 +352,7 @@ def _run(
         on_error=running.on_error,
         form=running.traces,
         reopen=functools.partial(outgrown, now=parts.budget.limits),
-        takes_pictures=pipeline.recipe.takes_pictures,
+        takes_images=pipeline.recipe.takes_images,
     )
 
 

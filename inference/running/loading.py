@@ -113,7 +113,7 @@ def open_plain(models: ModelSettings, name: str) -> Loaded:
     """Load a model without a scheme, normally a base without reflection tokens.
 
     Raises:
-        UserError: It is of the checkpoint's family, and fits pictures differently.
+        UserError: It is of the checkpoint's family, and fits images differently.
     """
     loaded = _load(models, name, None)
     if models.model and Path(models.model).is_dir():
@@ -122,13 +122,13 @@ def open_plain(models: ModelSettings, name: str) -> Loaded:
 
 
 def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
-    """Raise a UserError if two models of a family, which are compared or work together, fit pictures differently."""
+    """Raise a UserError if two models of a family, which are compared or work together, fit images differently."""
     processor = load_processor(checkpoint, base.model.config.model_type)
     if type(processor) is not type(base.processor):
         return
     if images_fingerprint(processor) != images_fingerprint(base.processor):
         raise UserError(
-            f"{checkpoint} was trained on pictures that were fitted with {images_in_words(processor)}, but "
+            f"{checkpoint} was trained on images that were fitted with {images_in_words(processor)}, but "
             f"{base.name} would see them with {images_in_words(base.processor)}; give the first in the config, for both"
         )
 

@@ -127,7 +127,7 @@ def hash_server(config: Settings) -> tuple[Any, ...]:
 
 
 def _endpoint(config: Settings) -> Endpoint:
-    """Return a config's server, with the size of the pictures for it."""
+    """Return a config's server, with the size of the images for it."""
     return dataclasses.replace(RemoteConfig.of(config).endpoint(), max_pixels=ImageKeys.of(config).max_pixels)
 
 

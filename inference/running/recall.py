@@ -1,4 +1,4 @@
-"""Measure retrieval from a config to printed tables: entries by pictures, passages by text."""
+"""Measure retrieval from a config to printed tables: entries by images, passages by text."""
 
 from __future__ import annotations
 

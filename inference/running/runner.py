@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.core.images import Pictures, load_image
+from reflectune.core.images import Images, load_image
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.resumable import Row
 from reflectune.core.types import Question
 from reflectune.core.values import output_of
 from reflectune.formats.dataset import image_roots
-from reflectune.formats.questions import check_one_picture
+from reflectune.formats.questions import check_one_image
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.trace import Trace, to_row
@@ -55,7 +55,7 @@ def run_pipeline(
     on_error: OnError,
     form: TraceForm = "jsonl",
     reopen: Reopen = lambda limit: False,
-    takes_pictures: bool = False,
+    takes_images: bool = False,
 ) -> Mapping[str, Trace]:
     """Answer all unanswered questions; return all traces, by question id.
 
@@ -74,13 +74,13 @@ def run_pipeline(
         on_error: Behaviour for a question whose image or text can't be used.
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
-        takes_pictures: True if the pipeline takes questions with several pictures.
+        takes_images: True if the pipeline takes questions with several images.
 
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
     pipeline, failed = functools.cache(build), functools.partial(_failed, name)
-    reader = "" if takes_pictures else f"the pipeline {name}"
+    reader = "" if takes_images else f"the pipeline {name}"
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
@@ -108,12 +108,12 @@ def run_pipeline(
 def _streamed(
     name: str, built: Pipeline, asked: Iterable[Question], image_root: Path, on_error: OnError
 ) -> Iterator[Trace]:
-    """Yield the traces of a served pipeline as its trajectories end, those of unusable pictures last."""
+    """Yield the traces of a served pipeline as its trajectories end, those of unusable images last."""
     if not isinstance(built, TrajectoryPipeline):
         raise ValueError(f"{name} has no trajectories")
     errors: dict[str, str] = {}
 
-    def opened() -> Iterator[tuple[Question, Pictures]]:
+    def opened() -> Iterator[tuple[Question, Images]]:
         for question in asked:
             if _is_text(question, built):
                 yield question, None
@@ -127,7 +127,7 @@ def _streamed(
 
 
 def _is_text(question: Question, built: Pipeline) -> bool:
-    """Return True for a question without a picture that a pipeline answers."""
+    """Return True for a question without an image that a pipeline answers."""
     takes_texts = isinstance(built, TrajectoryPipeline) and built.takes_texts
     return takes_texts and bool(question.text.strip()) and not question.image
 
@@ -186,7 +186,7 @@ def open_questions(
         questions: The questions.
         image_root: The data set's folder.
         on_error: Behaviour for a bad question.
-        reader: Name of what reads one picture a question, for the error; "" if it reads several.
+        reader: Name of what reads one image a question, for the error; "" if it reads several.
 
     Returns:
         The good questions, the image of each or a tuple of several, and the error of each bad question, by id.
@@ -199,7 +199,7 @@ def open_questions(
     for question in questions:
         try:
             if reader:
-                check_one_picture(question, reader)
+                check_one_image(question, reader)
             images.append(_open(question, roots))
             good.append(question)
         except UserError as error:
@@ -209,7 +209,7 @@ def open_questions(
     return good, images, errors
 
 
-def _open(question: Question, roots: Roots) -> Pictures:
+def _open(question: Question, roots: Roots) -> Images:
     if not question.text.strip():
         raise UserError(f"question {question.id} has no text; fix or remove the row, or set on_error: skip")
     if not question.image:

@@ -122,7 +122,7 @@ def _reflection(traces: Traces, reflection: Mapping[str, Any] | None) -> list[st
 
 
 def _nothing_found(traces: Traces) -> list[str]:
-    """Return the number of questions whose pictures have no entry, e.g. pictures that ranked entities don't list."""
+    """Return the number of questions whose images have no entry, e.g. images that ranked entities don't list."""
     searched = [trace for trace in traces.get("retrieval", {}).values() if trace.retrieved]
     count = sum(not trace.hits for trace in searched)
     return [f"For {count} of {len(searched)} questions no entry was found."] if count else []

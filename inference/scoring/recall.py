@@ -35,7 +35,7 @@ Search = Callable[[Sequence[Query], int], Sequence[Sequence[Hit]]]
 TextSearch = Callable[[Sequence[str], int], Sequence[Sequence[PassageHit]]]
 """Find at most `n` passages for each text, best first."""
 _Asked = tuple[str, str]
-"""A picture's path and a text to search with, "" if unused."""
+"""An image's path and a text to search with, "" if unused."""
 
 _BATCH = 16
 _TEXTS = 256
@@ -56,10 +56,10 @@ def measure_entries(
 
     Args:
         dataset: The data set of the questions.
-        questions: Questions. Those without a picture, or a gold entry in the knowledge base, are left out and counted.
+        questions: Questions. Those without an image, or a gold entry in the knowledge base, are left out and counted.
         searches: Searches by name.
         depths: k of recall@k. The reciprocal rank is of the deepest, and 0 beyond.
-        with_texts: Search with each question's picture and text; else with its picture alone.
+        with_texts: Search with each question's image and text; else with its image alone.
         exact: Exact searches by the same names, to measure the overlap of approximate ones.
         progress: Show a progress bar over queries.
 
@@ -69,12 +69,12 @@ def measure_entries(
         score.
 
     Raises:
-        UserError: No question names an entry of the knowledge base, a picture is bad, or a text is missing.
+        UserError: No question names an entry of the knowledge base, an image is bad, or a text is missing.
     """
     known = [q for q in questions if q.image and any(entry in dataset.knowledge for entry in q.entity_ids)]
     if not known:
         raise UserError(
-            f"no question of {dataset.root} has a picture and names an entry of its knowledge base; there is nothing "
+            f"no question of {dataset.root} has an image and names an entry of its knowledge base; there is nothing "
             "to recall"
         )
     everything = {(name, False): search for name, search in searches.items()}
@@ -217,7 +217,7 @@ def entry_tables(figures: Figures, searched_by: str) -> Iterator[str]:
     for split, record in figures.items():
         first = next(iter(record["searches"].values()))
         counted = first["mrr"]["n"] if first["mrr"] else 0
-        notes = f"; {record['left_out']:,} without a picture or a gold entry left out" if record["left_out"] else ""
+        notes = f"; {record['left_out']:,} without an image or a gold entry left out" if record["left_out"] else ""
         notes += f"; for {record['nothing_found']:,} nothing is found" if record["nothing_found"] else ""
         yield f"{split}: {counted:,} questions, intervals over {record['resampled']}{notes}"
         yield from _table(searched_by, record["searches"], ("article_recall@", "mrr"))

@@ -197,7 +197,7 @@ def _has_own_query(search: Step, question: Question, trace: Trace) -> bool:
     """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
 
     A condensed question, of `pmsr_web`, is a reply of the same iteration to a prompt without documents. Only a first
-    query can be. A search with the picture alone has no query.
+    query can be. A search with the image alone has no query.
     """
     if not any(search.queries):
         return False

@@ -1,1 +1,1 @@
-"""A server that answers questions about pictures and searches a knowledge base."""
+"""A server that answers questions about images and searches a knowledge base."""

@@ -23,7 +23,7 @@ _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
 BODY_SECONDS: Final = 60
 """Seconds in which a body must come."""
 _LARGE: Final = 8
-"""Requests whose large pictures are decoded at a time; others wait with their files' bytes."""
+"""Requests whose large images are decoded at a time; others wait with their files' bytes."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Load:
     Attributes:
         running: Requests under way on the routes of `WORK`.
         is_draining: True to refuse requests, since the server ends.
-        large: Held for each request with large pictures that are decoded.
+        large: Held for each request with large images that are decoded.
     """
 
     running: int = 0
@@ -55,7 +55,7 @@ class Admission:
         self._app, self._settings, self._load, self._metrics = app, settings, load, metrics
         self._token = settings.token
         texts = 4 * settings.most_characters * settings.most_queries
-        self._most_bytes = settings.most_picture_mb * 10**6 * 4 // 3 + texts  # a picture in Base64, and queries
+        self._most_bytes = settings.most_image_mb * 10**6 * 4 // 3 + texts  # an image in Base64, and queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""

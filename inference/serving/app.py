@@ -23,8 +23,8 @@ from reflectune.inference.serving.admission import Admission, Load
 from reflectune.inference.serving.bodies import AnswerBody, ChatBody, SearchBody, check_text, parse
 from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.events import Event
+from reflectune.inference.serving.images import count_pixels, from_data_url
 from reflectune.inference.serving.metrics import ServerMetrics
-from reflectune.inference.serving.pictures import count_pixels, from_data_url
 from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.replies import chunk_stream, completion, event_stream, found_entries, found_passages
 from reflectune.inference.serving.service import AnswerService
@@ -36,7 +36,7 @@ _TOP: Final = 3
 _PART: Final = 8 << 20
 """Bytes of a form's text; a longer question than is allowed is refused with its length."""
 LARGE: Final = 4_000_000
-"""Pixels of a request from which its pictures count as large."""
+"""Pixels of a request from which its images count as large."""
 Result = TypeVar("Result")
 
 
@@ -74,8 +74,8 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
 def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
     @app.post("/answer")
     async def answer(request: Request) -> StreamingResponse:
-        body, picture = await _question_of(request)
-        _, events = await _ask(service, settings, load, body, picture)
+        body, image = await _question_of(request)
+        _, events = await _ask(service, settings, load, body, image)
         return _stream(event_stream(events))
 
 
@@ -110,28 +110,26 @@ def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings, 
         if body.queries:
             passages = await _in_thread(service.search_texts, body.queries, top)
             return found_passages(await _result(request, passages), scores=scores)
-        pictures = [from_data_url(url) for url in body.images]
-        entries = await _decoded(
-            pictures, settings, load, lambda images: service.search_images(images, top, body.exclude)
-        )
+        files = [from_data_url(url) for url in body.images]
+        entries = await _decoded(files, settings, load, lambda images: service.search_images(images, top, body.exclude))
         results = await _result(request, entries)
         return await run_in_threadpool(found_entries, results, service.dataset.knowledge, scores=scores)
 
 
 async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
-    """Return a question and the bytes of its picture, from a form or from JSON with a data URL."""
+    """Return a question and the bytes of its image, from a form or from JSON with a data URL."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         body = await run_in_threadpool(parse, AnswerBody, await request.body())
         return body, from_data_url(body.image)
     async with request.form(max_files=1, max_fields=3, max_part_size=_PART) as form:
-        picture, question, pipeline = form.get("image"), form.get("question"), form.get("pipeline", "")
-        if not isinstance(picture, UploadFile) or not isinstance(question, str) or not isinstance(pipeline, str):
+        image, question, pipeline = form.get("image"), form.get("question"), form.get("pipeline", "")
+        if not isinstance(image, UploadFile) or not isinstance(question, str) or not isinstance(pipeline, str):
             raise RequestProblem(400, "the form needs a file `image` and a text `question`, and may have a `pipeline`")
-        return AnswerBody(image="", question=question, pipeline=pipeline), await picture.read()
+        return AnswerBody(image="", question=question, pipeline=pipeline), await image.read()
 
 
 async def _ask(
-    service: AnswerService, settings: ServerSettings, load: Load, body: AnswerBody, picture: bytes
+    service: AnswerService, settings: ServerSettings, load: Load, body: AnswerBody, image: bytes
 ) -> tuple[Future[Trace], AsyncIterator[Event]]:
     """Enqueue a question; return its trace to come, and its events."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
@@ -142,27 +140,27 @@ async def _ask(
     await _in_thread(service.pipeline_named, body.pipeline)
     check_text("the question", body.question, settings)
     future = await _decoded(
-        [picture], settings, load, lambda images: service.submit(body.question, images[0], body.pipeline, pass_on)
+        [image], settings, load, lambda images: service.submit(body.question, images[0], body.pipeline, pass_on)
     )
     future.add_done_callback(lambda _: pass_on(None))
     return future, _until_done(future, events)
 
 
 async def _decoded(
-    pictures: Sequence[bytes],
+    images: Sequence[bytes],
     settings: ServerSettings,
     load: Load,
     enqueue: Callable[[list[Image.Image]], Future[Result]],
 ) -> Future[Result]:
-    """Decode pictures and enqueue their request. Large ones are decoded when few others are, until their result."""
+    """Decode images and enqueue their request. Large ones are decoded when few others are, until their result."""
     loop = asyncio.get_running_loop()
-    pixels = await _in_thread(lambda: sum(count_pixels(picture, settings) for picture in pictures))
+    pixels = await _in_thread(lambda: sum(count_pixels(image, settings) for image in images))
     if pixels > settings.most_megapixels * 10**6:
-        raise RequestProblem(413, f"the pictures have more than {settings.most_megapixels} million pixels")
+        raise RequestProblem(413, f"the images have more than {settings.most_megapixels} million pixels")
     slot = load.large if pixels > LARGE else asyncio.Semaphore()
     await slot.acquire()
     try:
-        future = await _in_thread(lambda: enqueue([*map(open_image, pictures)]))
+        future = await _in_thread(lambda: enqueue([*map(open_image, images)]))
     except BaseException:
         slot.release()
         raise

@@ -1,4 +1,4 @@
-"""Bodies of requests, checked: a question with its picture, a conversation of OpenAI's API, a search."""
+"""Bodies of requests, checked: a question with its image, a conversation of OpenAI's API, a search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class AnswerBody(BaseModel):
-    """A question about a picture; `image` is a data URL, and `pipeline` one of the server's."""
+    """A question about an image; `image` is a data URL, and `pipeline` one of the server's."""
 
     image: str
     question: str
@@ -51,11 +51,11 @@ class ChatBody(BaseModel):
         """Return the question of a conversation.
 
         Args:
-            last_message: Read the last message alone, with the latest picture, in place of refusing a system prompt
+            last_message: Read the last message alone, with the latest image, in place of refusing a system prompt
                 and earlier rounds.
 
         Raises:
-            RequestProblem: It is not one message of the user with one picture, or several answers are requested.
+            RequestProblem: It is not one message of the user with one image, or several answers are requested.
         """
         if self.n not in (None, 1):
             raise RequestProblem(400, "`n`: one answer is given; leave `n` out")
@@ -64,17 +64,17 @@ class ChatBody(BaseModel):
             problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
             raise RequestProblem(400, f"`messages`: {problem} (the server's `last_message` reads the last one)")
         *_, parts = rounds = [message.parts() for message in self.messages if message.role == "user"]
-        pictured = [row for it in rounds if (row := [part.image_url.url for part in it if part.image_url])]
-        pictures = pictured[-1] if pictured else []
-        if len(pictures) != 1:
-            raise RequestProblem(400, f"`messages`: one picture is needed, as `image_url`; found {len(pictures)}")
+        with_images = [row for it in rounds if (row := [part.image_url.url for part in it if part.image_url])]
+        images = with_images[-1] if with_images else []
+        if len(images) != 1:
+            raise RequestProblem(400, f"`messages`: one image is needed, as `image_url`; found {len(images)}")
         return AnswerBody(
-            image=pictures[0], question="\n".join(part.text for part in parts if part.text), pipeline=self.model
+            image=images[0], question="\n".join(part.text for part in parts if part.text), pipeline=self.model
         )
 
 
 class SearchBody(BaseModel):
-    """A search in Search-R1's shape for texts, or for pictures as data URLs without some entries."""
+    """A search in Search-R1's shape for texts, or for images as data URLs without some entries."""
 
     queries: list[str] = []
     images: list[str] = []

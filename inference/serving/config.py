@@ -24,11 +24,11 @@ class ServerSettings(Settings):
     )
     page: bool = setting(True, "serve the page at / if gradio is installed")
     last_message: bool = setting(
-        False, "chat completions: read the last message and picture; system prompts and earlier rounds are ignored"
+        False, "chat completions: read the last message and image; system prompts and earlier rounds are ignored"
     )
     most_requests: int = setting(64, "maximum concurrent requests; others are refused with 429", ge=1)
-    most_picture_mb: int = setting(10, "maximum size of a picture's file, in MB", ge=1)
-    most_megapixels: int = setting(32, "maximum megapixels of a picture", ge=1)
+    most_image_mb: int = setting(10, "maximum size of an image's file, in MB", ge=1)
+    most_megapixels: int = setting(32, "maximum megapixels of an image", ge=1)
     most_characters: int = setting(2000, "maximum characters of a question or query", ge=1)
     most_queries: int = setting(512, "maximum queries of one /retrieve, and documents for each", ge=1)
 
@@ -57,7 +57,7 @@ class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
 
     @cross_check
     def served_problems(self) -> Iterator[str]:
-        """Yield the pipelines that need more than a picture and a question."""
+        """Yield the pipelines that need more than an image and a question."""
         asked = Question(id="", image="", text="")
         for name, recipe in self.recipes().items():
             if not recipe.takes(asked) or not recipe.form:

@@ -1,4 +1,4 @@
-"""The page: ask about a picture, see each decision, and move its thresholds without asking the model again."""
+"""The page: ask about an image, see each decision, and move its thresholds without asking the model again."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ def mount_page(app: FastAPI, service: AnswerService) -> FastAPI:
         footer_links=[],
         run_history=False,
         show_error=False,
-        max_file_size=f"{service.config.most_picture_mb}mb",
+        max_file_size=f"{service.config.most_image_mb}mb",
         ssr_mode=False,
         mcp_server=False,
     )
 
 
-def picture_input() -> gr.Image:
-    """Return the input of a picture. Its value is the bytes of the file, which only `open_image` decodes."""
-    picture = gr.Image(label="Picture", sources=["upload", "clipboard", "webcam"], height=250)
+def image_input() -> gr.Image:
+    """Return the input of an image. Its value is the bytes of the file, which only `open_image` decodes."""
+    image = gr.Image(label="Image", sources=["upload", "clipboard", "webcam"], height=250)
 
     def content(payload: Any) -> Any:
         return Path(payload.path).read_bytes() if payload and payload.path else b""
 
-    setattr(picture, "preprocess", content)  # noqa: B010  # gradio writes a stub next to the module of a subclass
-    return picture
+    setattr(image, "preprocess", content)  # noqa: B010  # gradio writes a stub next to the module of a subclass
+    return image
 
 
 def allow_uploads_alone(page: gr.Blocks) -> None:
@@ -90,7 +90,7 @@ def allow_uploads_alone(page: gr.Blocks) -> None:
 
 async def _move(move: Callable[[Any], Awaitable[Any]], path: Any) -> Any:
     if is_http_url_like(str(path)):
-        raise gr.Error("addresses are not opened; upload the picture", print_exception=False)
+        raise gr.Error("addresses are not opened; upload the image", print_exception=False)
     return await move(path)
 
 
@@ -104,8 +104,8 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
         gr.HTML(part("title", name=title_of(questions.scheme)), **bare)
         with gr.Row():
             with gr.Column(scale=2, min_width=280):
-                picture = picture_input()
-                question = gr.Textbox(label="Question", placeholder="Ask about the picture", lines=1)
+                image = image_input()
+                question = gr.Textbox(label="Question", placeholder="Ask about the image", lines=1)
                 ask = gr.Button("Ask", variant="primary")
                 buttons = gr.HTML(part("examples", examples=events.shown_examples()), js_on_load=script, **bare)
             with gr.Column(scale=5, min_width=320):
@@ -120,11 +120,11 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
         shown, values = [answer, evidence, status, panel, asked, without], [*sliders.values()]
         asking: dict[str, Any] = {
             "fn": events.ask,
-            "inputs": [picture, question, *values],
+            "inputs": [image, question, *values],
             "outputs": shown,
             "concurrency_limit": questions.service.config.batch_questions,
         }
-        picked = buttons.example(events.pick, None, [picture, question])
+        picked = buttons.example(events.pick, None, [image, question])
         for trigger in (ask.click, question.submit, picked.then):
             trigger(**asking, show_progress="minimal").then(None, js=_LINK_JS)
         again: dict[str, Any] = {"inputs": [asked, without, *values], "outputs": shown, "queue": False}
@@ -179,7 +179,7 @@ class PageEvents:
         return self.decide(asked, (), *values) if asked else [gr.skip()] * 6
 
     def pick(self, event: gr.EventData) -> tuple[Any, str]:
-        """Return the picture and the text of an example."""
+        """Return the image and the text of an example."""
         example = self._examples[event.index % len(self._examples)]
         return self._image(example), example.text
 
@@ -223,7 +223,7 @@ def _sliders(questions: PageQuestions) -> dict[str, gr.Slider]:
 
 
 def find_examples(dataset: Dataset) -> list[Question]:
-    """Return the first two questions of each kind, to look up and to answer by looking, about readable pictures."""
+    """Return the first two questions of each kind, to look up and to answer by looking, about readable images."""
     names = sorted(splits(dataset.root), key=lambda name: (not name.startswith("val"), name))
     found: dict[tuple[bool, str], Question] = {}
     for question in islice((question for name in names[:2] for question in dataset.stream(name)), 5000):

@@ -23,7 +23,7 @@ from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.report.data import data_uri
-from reflectune.inference.serving.pictures import read_picture
+from reflectune.inference.serving.images import read_image
 from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.serving.views import AskedQuestion
 from reflectune.inference.trace import Trace
@@ -35,7 +35,7 @@ ENTRIES: Final = 10
 KEPT: Final = 200
 """Questions that permalinks lead to: those asked last."""
 SIDE: Final = 256
-"""Pixels of the longer side of a small picture."""
+"""Pixels of the longer side of a small image."""
 _BUILT: Final = 64
 """Pipelines of other settings that stay built."""
 
@@ -69,7 +69,7 @@ class PageQuestions:
 
         Args:
             question: The question.
-            image: The picture's file.
+            image: The image's file.
             controls: Settings to search and to read by; None for those of the service.
 
         Yields:
@@ -77,23 +77,23 @@ class PageQuestions:
 
         Raises:
             UserError: The question can't be used.
-            RequestProblem: The picture can't be used.
+            RequestProblem: The image can't be used.
         """
         service, weights = self.service, RetrieverConfig.of(self.service.config)
         title_weight, update = self._asked_by(controls)
         if not image:
-            raise UserError("a picture is needed; drop, paste or photograph one")
+            raise UserError("an image is needed; drop, paste or photograph one")
         if len(question) > (most := service.config.most_characters):
             raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
-        picture = read_picture(image, service.config)
+        decoded = read_image(image, service.config)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        opened = service.submit(question, picture, self._opened(title_weight, update), events.put)
+        opened = service.submit(question, decoded, self._opened(title_weight, update), events.put)
         opened.add_done_callback(lambda _: events.put(None))
-        others = {self.plain(name): service.submit(question, picture, name) for name in self.others()}
-        closed, trace = service.submit(question, picture, self._closed), Trace("", self.name)
+        others = {self.plain(name): service.submit(question, decoded, name) for name in self.others()}
+        closed, trace = service.submit(question, decoded, self._closed), Trace("", self.name)
         futures = [opened, closed, *others.values()]
         alternatives = Alternatives(trace, trace, self.scheme, title_weight, weights.summary_share)
-        asked = AskedQuestion("", question, data_uri(picture, SIDE), alternatives)
+        asked = AskedQuestion("", question, data_uri(decoded, SIDE), alternatives)
         try:
             while (event := events.get()) is not None:
                 if event.name == "gate":
@@ -154,7 +154,7 @@ class PageQuestions:
         return self.service.build(self.name, make)
 
     def _with(self, asked: AskedQuestion, opened: Trace, closed: Trace | None = None) -> AskedQuestion:
-        """Add a question's traces, and titles and pictures of its entries."""
+        """Add a question's traces, and titles and images of its entries."""
         alternatives = dataclasses.replace(asked.alternatives, opened=opened, closed=closed or opened)
         entries = {hit.entry_id: self._entry(hit.entry_id) for hit in opened.hits}
         return dataclasses.replace(asked, alternatives=alternatives, entries=entries)
@@ -163,9 +163,9 @@ class PageQuestions:
         knowledge, roots = self.service.dataset.knowledge, self.service.dataset.image_roots
         entry = knowledge.get(entry_id)
         try:
-            picture = (
+            image = (
                 load_image(knowledge.image_path(entry), root=(knowledge.image_root, *roots)) if entry.images else None
             )
         except UserError:
-            picture = None
-        return entry.title, data_uri(picture, SIDE) if picture else ""
+            image = None
+        return entry.title, data_uri(image, SIDE) if image else ""

@@ -39,7 +39,7 @@ _SEED: Final = 0
 _PAUSE: Final = 0.01
 """Seconds in which the clients of a batch of several may ask again. A client alone never waits."""
 _KEPT_BATCHES: Final = 64
-"""Batches of pictures whose vectors stay cached: pictures of a server rarely come again in the same batch."""
+"""Batches of images whose vectors stay cached: images of a server rarely come again in the same batch."""
 
 
 @dataclass(eq=False)
@@ -80,8 +80,8 @@ class AnswerService:
 
     Example:
         >>> with AnswerService(config) as service:
-        ...     trace = service.answer("What does it eat?", picture)
-        ...     later = service.submit("What does it eat?", picture, "closed_book", on_event=print)
+        ...     trace = service.answer("What does it eat?", image)
+        ...     later = service.submit("What does it eat?", image, "closed_book", on_event=print)
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -143,7 +143,7 @@ class AnswerService:
 
         Args:
             question: The question.
-            image: The picture, or its file's bytes.
+            image: The image, or its file's bytes.
             pipeline: A name for `pipeline_named`, or a pipeline of `build`.
             on_event: Called on the worker's thread with each event except `done`, which the result stands for.
 
@@ -151,15 +151,15 @@ class AnswerService:
             The trace to come. Cancelling it takes the question out of the queue.
 
         Raises:
-            UserError: The pipeline is not served, the picture can't be read, or the question is empty.
+            UserError: The pipeline is not served, the image can't be read, or the question is empty.
         """
         chosen = self._built[self.pipeline_named(pipeline)] if isinstance(pipeline, str) else pipeline
         number = next(self._numbers)
         asked = Question(id=f"question_{number}", image="", text=question)
         if not question.strip():
             raise UnusableInput("the question is empty; ask one")
-        picture = open_image(image) if isinstance(image, bytes) else image
-        return self._put(_Task(Future(), chosen, asked, picture, on_event))
+        decoded = open_image(image) if isinstance(image, bytes) else image
+        return self._put(_Task(Future(), chosen, asked, decoded, on_event))
 
     def answer(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Trace:
         """Answer a question, after those that wait. See `submit`.
@@ -182,7 +182,7 @@ class AnswerService:
     def search_images(
         self, images: Sequence[Image.Image], top: int, excluded: Sequence[str] = ()
     ) -> Future[list[list[Hit]]]:
-        """Find the `top` best entries of each picture, without the excluded entries.
+        """Find the `top` best entries of each image, without the excluded entries.
 
         Raises:
             UserError: `index` was not given.

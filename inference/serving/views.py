@@ -24,10 +24,10 @@ class AskedQuestion:
     Attributes:
         id: Its permalink; "" while it is being answered.
         question: The question.
-        image: The picture, small, as a data URI.
+        image: The image, small, as a data URI.
         alternatives: Its traces with the gate open and closed.
         others: Traces of the pipelines to compare with, by plain name.
-        entries: Title and picture of each retrieved entry, by id; the picture is a data URI or "".
+        entries: Title and image of each retrieved entry, by id; the image is a data URI or "".
     """
 
     id: str

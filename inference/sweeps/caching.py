@@ -1,7 +1,7 @@
 """Cache forward passes, searches, rankings and rendered prompts, so that every grid point after the first reuses them.
 
 `CachingEngine` replaces `PrefixEngine` below the readers, so readers and pipelines run unchanged. Its keys are token
-ids and pictures, which determine the result.
+ids and images, which determine the result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.formats.hits import Hit
 from reflectune.models.loading import Loaded
@@ -285,7 +285,7 @@ class CachingRenderer(Renderer):
         return self._once(super().question_prefix, question, image)
 
     def plain(
-        self, question: str, image: Pictures, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+        self, question: str, image: Images, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
         """Return `Renderer.plain`, cached."""
         return self._once(super().plain, question, image, tuple(passages), style)

@@ -21,7 +21,7 @@ from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, Cachi
 from reflectune.inference.sweeps.points import GridSettings, Point
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.rerankers.base import PictureReranker, Reranker
+from reflectune.retrieval.rerankers.base import ImageReranker, Reranker
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -63,9 +63,9 @@ class GridRunner:
         ]
         if not taken:
             return {}
-        taken_questions, pictures = [q for q, _ in taken], [image for _, image in taken]
-        self._gold.expect(taken_questions, pictures)
-        traces = self._pipelines[point.run_key].run(taken_questions, pictures)
+        taken_questions, taken_images = [q for q, _ in taken], [image for _, image in taken]
+        self._gold.expect(taken_questions, taken_images)
+        traces = self._pipelines[point.run_key].run(taken_questions, taken_images)
         role = self._recipe(point).model
         if not find_recipe(self._pipeline).may_use_base and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
@@ -154,5 +154,5 @@ class GridRunner:
         """Return the reranker; the first call loads it."""
         if self._reranker is None:
             opened = open_reranker(RerankerConfig.of(self._config), device=self._config.device)
-            self._reranker = opened if isinstance(opened, PictureReranker) else CachingReranker(opened)
+            self._reranker = opened if isinstance(opened, ImageReranker) else CachingReranker(opened)
         return self._reranker

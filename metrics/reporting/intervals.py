@@ -40,7 +40,7 @@ class Estimate:
 
 
 def entities(questions: Iterable[Question]) -> list[str]:
-    """Return each question's cluster: its first gold entity, the one pictured, or its own id without an entity."""
+    """Return each question's cluster: its first gold entity, the one depicted, or its own id without an entity."""
     return [question.entity_ids[0] if question.entity_ids else question.id for question in questions]
 
 

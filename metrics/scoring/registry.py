@@ -91,14 +91,14 @@ def has_truth(question: Question, metric: Metric) -> bool:
 def is_scored(question: Question, metric: Metric) -> bool:
     """Return True if the official score has the question: not known as visual, and with the metric's references.
 
-    InfoSeek's halves have no two-hop questions, E-VQA's score has the first picture of a row, and A-OKVQA's direct
+    InfoSeek's halves have no two-hop questions, E-VQA's score has the first image of a row, and A-OKVQA's direct
     answers are not scored where its `difficult_direct_answer` is true.
     """
     if question.is_knowledge_based is False and metric != "rouge_l":  # which compares free replies to visual questions
         return False
     if metric == "infoseek" and is_two_hop(question):
         return False
-    if "row_picture" in question.meta or (metric == "vqa" and question.meta.get("difficult_direct_answer") == "true"):
+    if "row_image" in question.meta or (metric == "vqa" and question.meta.get("difficult_direct_answer") == "true"):
         return False
     return has_truth(question, metric)
 

@@ -171,7 +171,7 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
         said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
         if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
             in_several[int(said)] = question
-        if "row_picture" not in question.meta:  # a further picture of a row, which isn't scored
+        if "row_image" not in question.meta:  # a further image of a row, which isn't scored
             by_text[question.text, question.answers].append(question)
         splits_by_text[question.text, question.answers].add(question.split)
 

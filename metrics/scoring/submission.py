@@ -109,7 +109,7 @@ def submission_rows(
     """Return one row a question, in the questions' order.
 
     E-VQA's rows have the arguments of the official function `evaluate_example` next to the id, with commas between the
-    items of a list. If a data set has several pictures of one E-VQA row, the first counts.
+    items of a list. If a data set has several images of one E-VQA row, the first counts.
 
     Args:
         layout: Official program.

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reflectune.models.attention.pictures import read_pictures_once
-from reflectune.models.attention.positions import Positions, picture_numbers
+from reflectune.models.attention.images import read_images_once
+from reflectune.models.attention.positions import Positions, image_numbers
 from reflectune.models.attention.shared import share_prefixes
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.attention.tree_mask import STRIDE
@@ -37,7 +37,7 @@ class TreeCollator:
 
     Args:
         model: The model, possibly wrapped. Its attention is replaced by one that computes the same and can read trees,
-            and its vision tower reads a picture of several trees once.
+            and its vision tower reads an image of several trees once.
 
     Raises:
         UserError: The model's attention can't read a tree.
@@ -45,7 +45,7 @@ class TreeCollator:
 
     def __init__(self, model: nn.Module) -> None:
         share_prefixes(model)
-        read_pictures_once(model)
+        read_images_once(model)
         read_windows_at_once(model)
         self._positions = Positions(model)
 
@@ -64,7 +64,7 @@ class TreeCollator:
         ids, labels, segments, *positions = torch.from_numpy(np.concatenate(rows, axis=1)[:, None])
         marks = [segments]
         if self._positions.is_two_way:
-            marks.append(picture_numbers(ids == self._positions.image_token_id))
+            marks.append(image_numbers(ids == self._positions.image_token_id))
         batch = {
             "input_ids": ids,
             "labels": labels,
@@ -146,7 +146,7 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier |
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Concatenate the vision tensors of several questions along their first dimension.
 
-    Pictures of different numbers of tiles (LLaVA-NeXT) are padded with empty tiles, as its processor does.
+    Images of different numbers of tiles (LLaVA-NeXT) are padded with empty tiles, as its processor does.
     """
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _concatenated([part[name] for part in parts if name in part]) for name in names}

@@ -44,18 +44,18 @@ def bucket(tokens: int) -> int:
 
 
 def bounds_of(
-    segments: Sequence[PackedSegment], past: int = 0, width: int = 0, pictures: Sequence[Span] = ()
+    segments: Sequence[PackedSegment], past: int = 0, width: int = 0, images: Sequence[Span] = ()
 ) -> np.ndarray:
     """Return the key ranges that each query of a packed row sees, int32 of shape (2 · (`SEEN` + 1), queries).
 
     Rows 2d and 2d + 1 hold the first key and the end of range d; the last range is the query's own segment up to
-    itself, or up to the end of its picture. Padding, up to whole blocks, sees itself.
+    itself, or up to the end of its image. Padding, up to whole blocks, sees itself.
 
     Args:
         segments: Segments in the order of the row.
         past: Number of keys before the row's first token.
         width: Tokens of the padded row; 0 for as few as possible.
-        pictures: Ranges of the row's tokens that see all of their range.
+        images: Ranges of the row's tokens that see all of their range.
     """
     counts = [count for count, _ in segments]
     total = sum(counts)
@@ -67,7 +67,7 @@ def bounds_of(
     bounds[: 2 * SEEN, :total] = spans.repeat(counts, 0).T
     bounds[-2:] = keys, keys + 1
     bounds[-2, :total] = np.repeat(past + np.cumsum(counts) - counts, counts)
-    for first, end in pictures:
+    for first, end in images:
         bounds[-1, first:end] = past + end
     return bounds
 
@@ -119,8 +119,8 @@ def in_blocks(batch: Mapping[str, Any], device: torch.device | str, *, backward:
     width = bucket(len(codes))
     padding = (0, width - len(codes))
     filled = {name: F.pad(batch[name], padding, value=value) for name, value in PADDING.items() if name in batch}
-    pictures = runs_of(numbers[0] >= 0) if numbers else ()
-    mask = block_mask(tree_segments(codes), device=device, width=width, pictures=pictures, backward=backward)
+    images = runs_of(numbers[0] >= 0) if numbers else ()
+    mask = block_mask(tree_segments(codes), device=device, width=width, images=images, backward=backward)
     return {**batch, **filled, "packed_mask": mask}
 
 
@@ -136,7 +136,7 @@ def block_mask(
     device: torch.device | str = "cpu",
     *,
     width: int = 0,
-    pictures: Sequence[Span] = (),
+    images: Sequence[Span] = (),
     backward: bool = False,
 ) -> BlockMask:
     """Return the mask of a packed row for FlexAttention.
@@ -146,11 +146,11 @@ def block_mask(
         past: Number of keys before the row's first token, a multiple of `BLOCK`.
         device: Device of the mask.
         width: Tokens of the padded row, a multiple of `BLOCK`; 0 for as few as possible.
-        pictures: Ranges of the row's tokens that see all of their range.
+        images: Ranges of the row's tokens that see all of their range.
         backward: Add the indices that a backward pass needs.
     """
-    bounds = bounds_of(segments, past, width, pictures)
-    some, whole = _visible_blocks(segments, bounds, past, pictures)
+    bounds = bounds_of(segments, past, width, images)
+    some, whole = _visible_blocks(segments, bounds, past, images)
     limits = moved(torch.from_numpy(bounds), device)
     partial, full = ([moved(tensor, device) for tensor in _listed(blocks)] for blocks in (some & ~whole, whole))
 
@@ -175,15 +175,15 @@ def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
 
 
 def _visible_blocks(
-    segments: Sequence[PackedSegment], bounds: np.ndarray, past: int, pictures: Sequence[Span]
+    segments: Sequence[PackedSegment], bounds: np.ndarray, past: int, images: Sequence[Span]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of blocks with a visible pair of tokens, and those of visible pairs only: (queries, keys).
 
-    A piece is the part of a segment in one block of queries, in a picture or between pictures. Its first query sees the
+    A piece is the part of a segment in one block of queries, in an image or between images. Its first query sees the
     fewest keys, its last the most.
     """
     ends = np.cumsum([count for count, _ in segments])
-    cuts = np.unique([*ends, *np.ravel(pictures).astype(int), *range(0, len(bounds.T) + 1, BLOCK)])
+    cuts = np.unique([*ends, *np.ravel(images).astype(int), *range(0, len(bounds.T) + 1, BLOCK)])
     first, last, is_padding = cuts[:-1], cuts[1:] - 1, cuts[:-1] >= ends[-1]
     edges = np.arange(0, past + len(bounds.T) + 1, BLOCK)
 

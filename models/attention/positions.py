@@ -1,4 +1,4 @@
-"""Position ids of a prefix with an image, 1-D or the three indices of M-RoPE, and the places of its pictures."""
+"""Position ids of a prefix with an image, 1-D or the three indices of M-RoPE, and the places of its images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reflectune.models.attention.recurrence import SLIDING
 
 TWO_WAY = frozenset({"gemma3"})
-"""Types of models whose pictures' tokens see all of their picture, in every layer."""
+"""Types of models whose images' tokens see all of their image, in every layer."""
 
 
 def inner_model(model: Any) -> Any:
@@ -40,14 +40,14 @@ def sliding_window(config: Any) -> int:
     return (getattr(config, "sliding_window", None) or 0) if kinds is None or SLIDING in kinds else 0
 
 
-def picture_numbers(is_picture: Tensor) -> Tensor:
-    """Number the runs of pictures' tokens in each row, from 0; -1 for other tokens.
+def image_numbers(is_image: Tensor) -> Tensor:
+    """Number the runs of images' tokens in each row, from 0; -1 for other tokens.
 
     Args:
-        is_picture: Bool of shape (rows, tokens).
+        is_image: Bool of shape (rows, tokens).
     """
-    begins = is_picture & ~F.pad(is_picture, (1, -1))
-    return torch.where(is_picture, begins.cumsum(1) - 1, -1)
+    begins = is_image & ~F.pad(is_image, (1, -1))
+    return torch.where(is_image, begins.cumsum(1) - 1, -1)
 
 
 class Positions:
@@ -58,9 +58,9 @@ class Positions:
 
     Attributes:
         is_3d: True under M-RoPE.
-        is_two_way: True if a picture's tokens see all of it.
-        types_key: Argument by which the model learns which tokens are a picture's; "" if it doesn't need to.
-        image_token_id: Id of a picture's tokens.
+        is_two_way: True if an image's tokens see all of it.
+        types_key: Argument by which the model learns which tokens are an image's; "" if it doesn't need to.
+        image_token_id: Id of an image's tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -76,7 +76,7 @@ class Positions:
         """Return the model's argument `types_key`, or no argument if it needs none.
 
         Args:
-            ids: Token ids of any shape. The argument has their shape: 1 for a picture's token, else 0.
+            ids: Token ids of any shape. The argument has their shape: 1 for an image's token, else 0.
         """
         return {self.types_key: (ids == self.image_token_id).int()} if self.types_key else {}
 

@@ -64,7 +64,7 @@ def _why_not_shared(whole: Any, config: Any) -> str:
         return f"no {others.pop()} shares a prefix exactly"
     typed = "token_type_ids" in signature(whole.model.forward).parameters and whole.config.model_type not in TWO_WAY
     if typed or getattr(config, "use_bidirectional_attention", None):
-        return "tokens see those after them, and not only a picture's"  # as in PaliGemma and Gemma-4
+        return "tokens see those after them, and not only an image's"  # as in PaliGemma and Gemma-4
     if getattr(config, "num_kv_shared_layers", 0):
         return "layers read the keys and values of others"
     if LINEAR in kinds:

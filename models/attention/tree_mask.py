@@ -29,15 +29,15 @@ class TreeLayout:
     """Token indices of a batch's trees, into its flattened tokens.
 
     Attributes:
-        plain: Trees without branches and two-way pictures, which are ordinary causal rows: (trees, most tokens).
+        plain: Trees without branches and two-way images, which are ordinary causal rows: (trees, most tokens).
         trees: The other trees, shape (trees, most tokens).
         prefixes: Prefixes of the N trees with branches, shape (N, P).
         tails: Their branches, shape (N, R).
         segments: Segment ids of `trees`, -1 for padding.
-        pictures: Numbers of the two-way pictures in `trees`, whose tokens see all of it; -1 for other tokens.
+        images: Numbers of the two-way images in `trees`, whose tokens see all of it; -1 for other tokens.
         rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
         row_segments: Segment id of each of `rows`, shape (M,), in ascending order.
-        reversed_pictures: Tokens of the two-way pictures, last first, shape (pictures, most tokens).
+        reversed_images: Tokens of the two-way images, last first, shape (images, most tokens).
         none: Index after the last token, used as padding.
         masks: Results of `dense`, by dtype.
     """
@@ -47,10 +47,10 @@ class TreeLayout:
     prefixes: Tensor
     tails: Tensor
     segments: Tensor
-    pictures: Tensor
+    images: Tensor
     rows: Tensor
     row_segments: Tensor
-    reversed_pictures: Tensor
+    reversed_images: Tensor
     none: int
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
@@ -58,12 +58,12 @@ class TreeLayout:
     def of(cls, segments: Tensor) -> TreeLayout:
         """Build the layout from the segments of `tree_attention`."""
         flat, *numbers = segments[:, 0].transpose(0, 1).flatten(1)
-        pictures = numbers[0] if numbers else torch.full_like(flat, -1)
+        images = numbers[0] if numbers else torch.full_like(flat, -1)
         order = torch.arange(len(flat), device=flat.device)
         tree, in_prefix = flat // STRIDE, flat % STRIDE == 0
         tail = (flat >= 0) & ~in_prefix
         branching = torch.isin(tree, tree[tail])
-        is_masked = branching | torch.isin(tree, tree[pictures >= 0])
+        is_masked = branching | torch.isin(tree, tree[images >= 0])
 
         def by(values: Tensor, selected: Tensor, *, backwards: bool = False) -> Tensor:
             """Return the selected tokens' indices, one row for each distinct value of `values` among them."""
@@ -83,10 +83,10 @@ class TreeLayout:
             prefixes=by(tree, branching & in_prefix),
             tails=by(tree, tail),
             segments=at(flat, trees),
-            pictures=at(pictures, trees),
+            images=at(images, trees),
             rows=by(flat, flat >= 0),
             row_segments=flat[flat >= 0].unique(),
-            reversed_pictures=by(pictures, pictures >= 0, backwards=True),
+            reversed_images=by(images, images >= 0, backwards=True),
             none=len(flat),
         )
 
@@ -107,8 +107,8 @@ class TreeLayout:
 
     @property
     def ahead(self) -> tuple[Tensor, Tensor]:
-        """Queries in pictures, and the keys after them: query i sees keys 0 … i. Each (pictures, max tokens - 1)."""
-        return self.reversed_pictures[:, 1:], self.reversed_pictures[:, :-1]
+        """Queries in images, and the keys after them: query i sees keys 0 … i. Each (images, max tokens - 1)."""
+        return self.reversed_images[:, 1:], self.reversed_images[:, :-1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return masks of `trees`, 0 or -inf, to be added to scores: (N, 1, L, L).
@@ -117,7 +117,7 @@ class TreeLayout:
         scores' dtype, and again one whose rows begin at multiples of eight, as kernels need.
         """
         if dtype not in self.masks:
-            seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1), self.pictures)
+            seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1), self.images)
             length = seen.shape[-1]
             bias = torch.zeros(*seen.shape[:-1], length + -length % 8, dtype=dtype, device=seen.device)
             self.masks[dtype] = bias[..., :length].masked_fill_(~seen, -torch.inf)
@@ -171,7 +171,7 @@ def tree_attention(
         values: Shape of `keys`.
         segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its branch
             k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch. Shape (B, 1, 2, L) if
-            tokens of a picture see all of it: the picture's number comes second, -1 for other tokens.
+            tokens of an image see all of it: the image's number comes second, -1 for other tokens.
         scale: Factor of the scores.
         dropout: Dropout of the attention weights. Above 0 the dense mask is used on every device.
 
@@ -194,12 +194,12 @@ def tree_attention(
     return output[:-1].view(rows, length, heads, size)
 
 
-def tree_mask(segments: Tensor, pictures: Tensor | None = None) -> Tensor:
+def tree_mask(segments: Tensor, images: Tensor | None = None) -> Tensor:
     """Return the attention mask of trees.
 
     Args:
         segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
-        pictures: Numbers of pictures whose tokens see all of their picture, -1 for other tokens; shape of `segments`.
+        images: Numbers of images whose tokens see all of their image, -1 for other tokens; shape of `segments`.
             None: there are none.
 
     Returns:
@@ -209,8 +209,8 @@ def tree_mask(segments: Tensor, pictures: Tensor | None = None) -> Tensor:
     same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     real = segments[:, None, :] >= 0
     seen = (same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device)
-    if pictures is not None:
-        seen |= (pictures[:, None, :] >= 0) & (pictures[:, None, :] == pictures[:, :, None])
+    if images is not None:
+        seen |= (images[:, None, :] >= 0) & (images[:, None, :] == images[:, :, None])
     return seen[:, None]
 
 

@@ -1,7 +1,7 @@
-"""Attention of Qwen's vision towers: pictures and windows of equal length are read as one batch.
+"""Attention of Qwen's vision towers: images and windows of equal length are read as one batch.
 
 transformers (5.23) calls sdpa for each of them, and synchronizes the device in each layer to know their lengths: 2,244
-calls and 100 waits for a picture of 1,280 tokens in Qwen2.5-VL.
+calls and 100 waits for an image of 1,280 tokens in Qwen2.5-VL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Features of pictures on disk: one file each, written atomically."""
+"""Features of images on disk: one file each, written atomically."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.models.attention.pictures import FEATURES, content_key
+from reflectune.models.attention.images import FEATURES, content_key
 
 _NAME = "features"
 
 
 class FeatureCache:
-    """Read and write features of pictures, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
+    """Read and write features of images, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
 
-    A picture's key hashes the processor's output: the same picture in two files is stored once, a changed one again.
+    An image's key hashes the processor's output: the same image in two files is stored once, a changed one again.
 
     Args:
         folder: Root folder; several caches may share it.
@@ -33,7 +33,7 @@ class FeatureCache:
         return self._path(key).is_file()
 
     def get(self, key: str) -> Tensor:
-        """Return the features of a picture.
+        """Return the features of an image.
 
         Raises:
             UserError: They are missing, or the file is damaged.
@@ -43,14 +43,14 @@ class FeatureCache:
             return safetensors.torch.load_file(path)[_NAME]
         except FileNotFoundError as error:
             raise UserError(
-                f"the features of its picture are not in {self.folder}: it changed after the run began, or the file "
+                f"the features of its image are not in {self.folder}: it changed after the run began, or the file "
                 "was deleted; run the same command again to compute it"
             ) from error
         except (SafetensorError, KeyError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error
 
     def put(self, key: str, features: Tensor) -> int:
-        """Write the features of a picture atomically.
+        """Write the features of an image atomically.
 
         Returns:
             Size in bytes.
@@ -60,14 +60,14 @@ class FeatureCache:
         return kept.nbytes
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the processor's output for a picture, with features in place of pixels."""
+        """Return the processor's output for an image, with features in place of pixels."""
         others = {name: value for name, value in vision.items() if name != "pixel_values"}
-        return {**others, FEATURES: self.get(picture_key(vision))}
+        return {**others, FEATURES: self.get(image_key(vision))}
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.safetensors"
 
 
-def picture_key(vision: Mapping[str, Tensor]) -> str:
-    """Return the key of a picture from the processor's output."""
+def image_key(vision: Mapping[str, Tensor]) -> str:
+    """Return the key of an image from the processor's output."""
     return content_key(vision).hex()

@@ -11,7 +11,7 @@ class FeatureKeys(Settings):
 
     cache_features: OutputFolder = setting(
         "",
-        "folder for the features of a frozen vision tower, which then reads each picture once; shared by runs",
+        "folder for the features of a frozen vision tower, which then reads each image once; shared by runs",
         hashed=False,
     )
 

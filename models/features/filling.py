@@ -15,15 +15,15 @@ from reflectune.core.images import load_image
 from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
 from reflectune.core.progress import progress_bar
-from reflectune.models.features.cache import FeatureCache, picture_key
-from reflectune.models.features.tower import move_tower, read_features, read_picture, tower_fingerprint
+from reflectune.models.features.cache import FeatureCache, image_key
+from reflectune.models.features.tower import move_tower, read_features, read_image, tower_fingerprint
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.image_fitting import images_fingerprint
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture whose features are needed.
+class Image:
+    """An image whose features are needed.
 
     Attributes:
         path: Path as in the data.
@@ -52,7 +52,7 @@ def open_cache(folder: str, loaded: Loaded, *, autocast: str) -> FeatureCache:
 def fill(
     cache: FeatureCache,
     loaded: Loaded,
-    pictures: Sequence[Picture],
+    images: Sequence[Image],
     *,
     device: torch.device,
     autocast: str,
@@ -61,11 +61,11 @@ def fill(
 ) -> None:
     """Compute the features that a cache lacks, in all processes.
 
-    Each picture is read by itself: its features depend neither on the others nor on the number of processes.
+    Each image is read by itself: its features depend neither on the others nor on the number of processes.
 
     Args:
         loaded: The model; its tower is moved to the device.
-        pictures: Pictures, each once.
+        images: Images, each once.
         device: Device of the tower.
         autocast: Precision of forward passes.
         processes: Processes of the launch.
@@ -77,27 +77,27 @@ def fill(
     move_tower(loaded.model, device)
     made: list[int] = []
 
-    mine = pictures[processes.index :: processes.count]
-    with progress_bar(mine, desc="features", unit="picture", disable=processes.index > 0) as bar:
-        for picture in bar:
-            vision = _vision(loaded, picture)
-            if (key := picture_key(vision)) not in cache:
+    mine = images[processes.index :: processes.count]
+    with progress_bar(mine, desc="features", unit="image", disable=processes.index > 0) as bar:
+        for image in bar:
+            vision = _vision(loaded, image)
+            if (key := image_key(vision)) not in cache:
                 made.append(cache.put(key, _read(loaded, vision, device, autocast)))
     processes.wait()
-    for picture in pictures[: processes.count] if processes.count > 1 else ():  # the first ones of each process
-        if picture_key(_vision(loaded, picture)) not in cache:
+    for image in images[: processes.count] if processes.count > 1 else ():  # the first ones of each process
+        if image_key(_vision(loaded, image)) not in cache:
             raise UserError(
-                f"process {processes.index} doesn't find the features of {picture.path} in {cache.folder}; "
+                f"process {processes.index} doesn't find the features of {image.path} in {cache.folder}; "
                 "`cache_features` must lie on a file system that all machines of the launch share"
             )
     size = f", {sum(made) / len(made) / 2**20:.2f} MiB each" if made else ""
     read = f"{len(made):,} read now{' by the first process' if processes.count > 1 else ''}{size}"
     free = shutil.disk_usage(cache.folder).free / 2**30 if cache.folder.exists() else 0.0
-    say(f"features of {len(pictures):,} pictures: {read}; in {cache.folder}, {free:,.1f} GiB free")
+    say(f"features of {len(images):,} images: {read}; in {cache.folder}, {free:,.1f} GiB free")
 
 
-def _vision(loaded: Loaded, picture: Picture) -> dict[str, Tensor]:
-    return loaded.renderer.vision(load_image(picture.path, root=picture.roots, needed_by=picture.needed_by))
+def _vision(loaded: Loaded, image: Image) -> dict[str, Tensor]:
+    return loaded.renderer.vision(load_image(image.path, root=image.roots, needed_by=image.needed_by))
 
 
 def use_cache(cache: FeatureCache, loaded: Loaded) -> None:
@@ -111,6 +111,6 @@ def _read(loaded: Loaded, vision: dict[str, Tensor], device: torch.device, autoc
     loaded.model.eval()
     try:
         with torch.autocast(device.type, torch.bfloat16, enabled=autocast == "bfloat16"):
-            return read_picture(loaded.model, vision)
+            return read_image(loaded.model, vision)
     finally:
         loaded.model.train(training)

@@ -1,4 +1,4 @@
-"""Vision towers by family: compute the features of a picture, and let a model read them in place of pixels.
+"""Vision towers by family: compute the features of an image, and let a model read them in place of pixels.
 
 LLaVA-1.5: the projector's input, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL,
 Qwen2.5-VL and Qwen3.5, whose projector (the merger) is part of the tower: the merger's output.
@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.models.attention.pictures import FEATURES
+from reflectune.models.attention.images import FEATURES
 from reflectune.models.attention.positions import inner_model
 
 _BEFORE_PROJECTOR: Final = ("llava",)
@@ -64,15 +64,15 @@ def tower_fingerprint(model: nn.Module) -> str:
 
 
 def move_tower(model: nn.Module, device: torch.device) -> None:
-    """Move tower and projector, which `read_picture` computes with, to a device."""
+    """Move tower and projector, which `read_image` computes with, to a device."""
     tower_of(model).to(device)
     if projector := getattr(inner_model(model).model, "multi_modal_projector", None):
         projector.to(device)
 
 
 @torch.no_grad()
-def read_picture(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
-    """Return the features of one picture: (1, tokens, width) for LLaVA, (tokens, width) for Qwen.
+def read_image(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
+    """Return the features of one image: (1, tokens, width) for LLaVA, (tokens, width) for Qwen.
 
     Args:
         model: The model; see `move_tower`.
@@ -93,7 +93,7 @@ def read_picture(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
 
 
 def read_features(model: nn.Module) -> None:
-    """Let a model accept concatenated `tower_features`, as `read_picture` returns them, in place of `pixel_values`.
+    """Let a model accept concatenated `tower_features`, as `read_image` returns them, in place of `pixel_values`.
 
     Its computation is unchanged without them.
     """
@@ -108,9 +108,9 @@ def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     features = kwargs.pop(FEATURES)
     if hasattr(module, "multi_modal_projector"):
         projector = module.multi_modal_projector
-        pictures = list(projector(features.to(next(projector.parameters()).dtype)))  # of each (tokens, size)
+        images = list(projector(features.to(next(projector.parameters()).dtype)))  # of each (tokens, size)
     else:
         merge = module.config.vision_config.spatial_merge_size
-        pictures = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
-    output = BaseModelOutputWithPooling(pooler_output=pictures)  # type: ignore[arg-type]  # a list of them
+        images = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
+    output = BaseModelOutputWithPooling(pooler_output=images)  # type: ignore[arg-type]  # a list of them
     return args, {**kwargs, "mm_encoder_outputs": {"image": output}}

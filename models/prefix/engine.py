@@ -19,7 +19,7 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.positions import longest_sequence, sliding_window
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
-from reflectune.models.prefix.forward import KEPT, Forward, find_budget, picture_bytes, within_budget
+from reflectune.models.prefix.forward import KEPT, Forward, find_budget, image_bytes, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.packed import packed_for
 from reflectune.models.prefix.packed_rows import Spot, TreePart
@@ -40,7 +40,7 @@ class PrefixEngine:
         token_budget: Most tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
             many tokens of branches are kept; other branches are read again if they are decoded from.
         keep_images: Most image prefixes to keep from call to call, in a share of the free memory, least recently used
-            first out. With 0, questions of one call still share a picture.
+            first out. With 0, questions of one call still share an image.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -50,7 +50,7 @@ class PrefixEngine:
         self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
     ) -> None:
         self._forward = Forward(loaded.model)
-        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images, picture_bytes(loaded.model))
+        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images, image_bytes(loaded.model))
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)
@@ -66,7 +66,7 @@ class PrefixEngine:
 
     @torch.no_grad()
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
-        """Read images and prefixes, each once; pictures that several prefixes begin with are read once.
+        """Read images and prefixes, each once; images that several prefixes begin with are read once.
 
         Raises:
             UserError: A prefix is longer than the model's context.

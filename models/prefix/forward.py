@@ -31,8 +31,8 @@ KEPT = 4
 """Budgets of tokens whose keys and values may be kept."""
 _TRIAL = 1_024
 _SHARE = 0.7
-"""Share of the free memory to use; the rest is for pictures and fragmentation."""
-_OF_PICTURES = 0.15
+"""Share of the free memory to use; the rest is for images and fragmentation."""
+_OF_IMAGES = 0.15
 """Share of the free memory that cached image prefixes may take."""
 
 
@@ -75,7 +75,7 @@ class Forward:
         return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
 
     def vision_inputs(self, prefixes: Sequence[Rendered], ids: Tensor) -> dict[str, Tensor]:
-        """Return the model's inputs for the pictures of prefixes that are read together, as tokens `ids`."""
+        """Return the model's inputs for the images of prefixes that are read together, as tokens `ids`."""
         device, dtype = self.device, self.model.dtype
         vision = {
             name: value.to(device).to(dtype) if value.is_floating_point() else value.to(device)
@@ -84,7 +84,7 @@ class Forward:
         return vision | self.positions.types(ids)
 
     def language_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that the model gives to its language model, with pictures among the embeddings."""
+        """Return the arguments that the model gives to its language model, with images among the embeddings."""
         inner = self.model.model
 
         def stop(_: Any, __: Any, given: dict[str, Any]) -> None:
@@ -222,11 +222,11 @@ def find_budget(forward: Forward) -> int:
     )
 
 
-def picture_bytes(model: PreTrainedModel) -> int:
+def image_bytes(model: PreTrainedModel) -> int:
     """Return the bytes that cached image prefixes may take: a share of the memory that is free now."""
     gpus = gpus_of(model)
     free = sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus) if gpus else psutil.virtual_memory().available
-    return int(_OF_PICTURES * free)
+    return int(_OF_IMAGES * free)
 
 
 def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:

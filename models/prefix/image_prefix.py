@@ -1,4 +1,4 @@
-"""Image prefixes: the beginning that questions about the same pictures share, up to just after the last picture."""
+"""Image prefixes: the beginning that questions about the same images share, up to just after the last image."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from reflectune.models.attention.pictures import content_key
+from reflectune.models.attention.images import content_key
 from reflectune.models.prefix.rows import Level, Rows
 from reflectune.models.rendering.renderer import Rendered
 
 Kept = TypeVar("Kept")
 SAMPLED = 64
-"""Values of a picture that are compared before whole pictures are."""
+"""Values of an image that are compared before whole images are."""
 WORTHWHILE = 512
-"""Fewest tokens to save that are worth another forward pass: more than a small picture, as many as LLaVA-1.5's."""
+"""Fewest tokens to save that are worth another forward pass: more than a small image, as many as LLaVA-1.5's."""
 
 
 def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
-    """Split a prefix after the token that follows its last picture.
+    """Split a prefix after the token that follows its last image.
 
-    That token belongs to the first part: positions continue from a text token, and M-RoPE advances by a picture's size.
+    That token belongs to the first part: positions continue from a text token, and M-RoPE advances by an image's size.
 
     Returns:
-        The image prefix and the ids that follow it; None without a picture, if fewer than two tokens follow it, or if
-        it has pictures that no other prompt shares.
+        The image prefix and the ids that follow it; None without an image, if fewer than two tokens follow it, or if
+        it has images that no other prompt shares.
     """
-    if prefix.own_pictures or image_token_id not in prefix.ids:
+    if prefix.own_images or image_token_id not in prefix.ids:
         return None
     end = len(prefix.ids) - prefix.ids[::-1].index(image_token_id) + 1
     if end >= len(prefix.ids):
@@ -40,14 +40,14 @@ def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered,
 
 
 def key_of(image_prefix: Rendered) -> str:
-    """Return a hash that two image prefixes share if their tokens and pictures are equal."""
+    """Return a hash that two image prefixes share if their tokens and images are equal."""
     return hashlib.blake2b(
         str(image_prefix.ids).encode() + content_key(image_prefix.vision), digest_size=16
     ).hexdigest()
 
 
 def sample_of(image_prefix: Rendered) -> tuple[Any, ...]:
-    """Return values that equal image prefixes share and others hardly: a hash of whole pictures takes milliseconds."""
+    """Return values that equal image prefixes share and others hardly: a hash of whole images takes milliseconds."""
     rows = (tensor.flatten()[:: tensor.numel() // SAMPLED + 1].tolist() for tensor in image_prefix.vision.values())
     return (*image_prefix.ids, *itertools.chain.from_iterable(rows))
 
@@ -55,12 +55,12 @@ def sample_of(image_prefix: Rendered) -> tuple[Any, ...]:
 def shared_image_prefixes(
     prefixes: Sequence[Rendered], image_token_id: int, kept: bool
 ) -> dict[int, tuple[str, Rendered, list[int]]]:
-    """Return (key, image prefix, suffix) by question, for prefixes whose pictures others read, now or later.
+    """Return (key, image prefix, suffix) by question, for prefixes whose images others read, now or later.
 
     Args:
         prefixes: Questions' prefixes.
-        image_token_id: Id of a picture's tokens.
-        kept: Share every picture, since image prefixes are cached for later calls.
+        image_token_id: Id of an image's tokens.
+        kept: Share every image, since image prefixes are cached for later calls.
     """
     found = {q: parts for q, prefix in enumerate(prefixes) if (parts := split_after_images(prefix, image_token_id))}
     if not kept:

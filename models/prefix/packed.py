@@ -218,7 +218,7 @@ class PackedReader:
                 raise
 
     def _laid_out(self, parts: Sequence[TreePart]) -> LaidOut:
-        """Put parts into one row, and read its pictures."""
+        """Put parts into one row, and read its images."""
         parents = {id(part.parent): part.parent for part in parts if part.parent is not None}
         spans, past = ranges_of([spot.length for spot in parents.values()])
         seen_by, row = dict(zip(parents, spans, strict=True)), PackedRow([], past)
@@ -237,13 +237,13 @@ class PackedReader:
                 seen = prefix.seen
             continued += [end] * len(part.branches)
             found.append((prefix, [row.add(own, seen, self._positions(end, len(own))) for own in part.branches]))
-        pictures = [part.prefix for part in parts if part.prefix is not None and part.prefix.vision]
+        images = [part.prefix for part in parts if part.prefix is not None and part.prefix.vision]
         laid_out = LaidOut(
             found,
             row,
             list(parents.values()),
-            block_mask(row.segments, row.past, self.forward.device, pictures=self._two_way(row)),
-            self._inputs(row, pictures),
+            block_mask(row.segments, row.past, self.forward.device, images=self._two_way(row)),
+            self._inputs(row, images),
         )
         if not self.forward.state_tokens:
             return laid_out
@@ -251,7 +251,7 @@ class PackedReader:
         return replace(laid_out, recurrence=recurrence_of(row, continued, self.forward.device), firsts=firsts)
 
     def _two_way(self, row: PackedRow) -> list[Span]:
-        """Return the ranges of pictures in a row whose tokens see all of their picture."""
+        """Return the ranges of images in a row whose tokens see all of their image."""
         positions = self.forward.positions
         return runs_of(np.array(row.ids) == positions.image_token_id) if positions.is_two_way else []
 
@@ -260,7 +260,7 @@ class PackedReader:
         positions = (end.next_position if end else 0) + np.arange(count)
         return positions[None].repeat(3 if self.forward.positions.is_3d else 1, 0)
 
-    def _inputs(self, row: PackedRow, pictures: Sequence[Rendered]) -> dict[str, Any]:
+    def _inputs(self, row: PackedRow, images: Sequence[Rendered]) -> dict[str, Any]:
         """Return the language model's arguments for a row.
 
         On a GPU they are computed in a stream of higher priority: copies and synchronizations don't wait for the row
@@ -270,7 +270,7 @@ class PackedReader:
         positions = F.pad(torch.from_numpy(np.concatenate(row.positions, 1)), (0, missing))[:, None]
         with self._ahead_of_time() as used_by:
             ids = F.pad(torch.tensor(row.ids), (0, missing))[None].to(forward.device)
-            given = forward.vision_inputs(pictures, ids) if pictures else {}
+            given = forward.vision_inputs(images, ids) if images else {}
             places = (positions if forward.positions.is_3d else positions[0]).to(forward.device)
             inputs = forward.language_inputs({"input_ids": ids, "position_ids": places, **given})
             for tensor in (*inputs.values(), *(inputs.get("deepstack_visual_embeds") or ())):

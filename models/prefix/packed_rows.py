@@ -152,7 +152,7 @@ class OpenedTrees:
 
     Attributes:
         prefixes: Images and prefixes.
-        shared: Key, image prefix and suffix of questions whose picture is shared.
+        shared: Key, image prefix and suffix of questions whose image is shared.
         spots: Ends of the prefixes that have been read, by question.
     """
 

@@ -16,11 +16,11 @@ from reflectune.models.loading import (
     INFO_FILE,
     SAVED,
     Loaded,
-    fit_pictures,
     is_released,
     own_scheme,
     read_info,
     resolve,
+    set_image_fit,
     shapes_file,
 )
 from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
@@ -58,7 +58,7 @@ def load_without_weights(
         network.generation_config = GenerationConfig.from_pretrained(shapes.parent)
     if tuned is None and wanted is not None and is_released(network, processor, wanted):
         tuned = wanted
-    fit_pictures(processor, network, images, model, is_tuned=tuned is not None)
+    set_image_fit(processor, network, images, model, is_tuned=tuned is not None)
     renderer = Renderer(tuned, processor)
     is_ours = isinstance(source, Path) and (source / INFO_FILE).is_file()
     weights = read_info(source).get(SAVED, "") if is_ours else read_json(shapes, "the model's shapes")

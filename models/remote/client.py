@@ -17,7 +17,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.models.remote.context import ServerContext
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import url_key
+from reflectune.models.remote.images import url_key
 from reflectune.models.remote.replies import ReplyFile
 from reflectune.models.remote.transport import Refused, Transport
 
@@ -114,7 +114,7 @@ class RemoteModel(Closing):
         """Return the replies to conversations, in their order. Equal ones are sent once, by whatever thread.
 
         Conversations with a common beginning are sent one after the other, so that a server with a prefix cache (vLLM)
-        reads a picture and a question once for all their passages.
+        reads an image and a question once for all their passages.
 
         Args:
             conversations: The conversations.
@@ -289,25 +289,25 @@ def is_many(count: int, total: int) -> bool:
 
 def request_key(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
     """Return the key of a reply in the file: a hash of the URL and the whole request."""
-    return fingerprint([endpoint.shown_url, {**body, "messages": [*map(_without_pictures, body["messages"])]}])
+    return fingerprint([endpoint.shown_url, {**body, "messages": [*map(_without_images, body["messages"])]}])
 
 
-def _without_pictures(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with hashes of its pictures: each picture is hashed once for all messages about it."""
+def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with hashes of its images: each image is hashed once for all messages about it."""
     content = message["content"]
     if isinstance(content, list):
         content = [
-            {"picture": url_key(part["image_url"]["url"])} if part.get("type") == "image_url" else part
+            {"image": url_key(part["image_url"]["url"])} if part.get("type") == "image_url" else part
             for part in content
         ]
     return {**message, "content": content}
 
 
 def beginning(messages: Messages) -> list[str]:
-    """Return a sort key for conversations: the parts of their messages, pictures by a hash."""
+    """Return a sort key for conversations: the parts of their messages, images by a hash."""
     parts: list[str] = []
     for message in messages:
-        content = _without_pictures(message)["content"]
+        content = _without_images(message)["content"]
         listed = content if isinstance(content, list) else [{"type": "text", "text": content}]
         parts.append(str(message["role"]))
         parts += [str(part["text"]) if part.get("type") == "text" else fingerprint([part]) for part in listed]

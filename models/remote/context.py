@@ -13,14 +13,14 @@ from typing import Any, Final
 from reflectune.core.errors import UserError
 from reflectune.core.images import read_header
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import url_key
+from reflectune.models.remote.images import url_key
 from reflectune.models.remote.transport import Refused, Transport
 
 _BYTES_OF_TOKEN: Final = 3
 _PIXELS_OF_TOKEN: Final = 28 * 28
-_LEAST_PICTURE: Final = 576
+_LEAST_IMAGE: Final = 576
 _PLACE: Final = 4
-"""Most tokens of a picture where a server counts its place alone."""
+"""Most tokens of an image where a server counts its place alone."""
 _TEMPLATE: Final = 64
 """Most tokens that a chat template adds."""
 
@@ -29,7 +29,7 @@ class ServerContext:
     """The context of a server's model.
 
     Prompts are counted by vLLM's `/tokenize`, or by a rule: a token for three bytes of text and for 28 x 28 pixels, at
-    least 576 for a picture.
+    least 576 for an image.
 
     Args:
         endpoint: The server and the model.
@@ -37,7 +37,7 @@ class ServerContext:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._pictures: dict[str, int] = {}
+        self._images: dict[str, int] = {}
         url = endpoint.url.strip().rstrip("/")
         self._root = url.removesuffix("/v1")  # where vLLM has /tokenize
         self._models = url.removeprefix(self._root) + "/models"
@@ -60,34 +60,34 @@ class ServerContext:
 
     def at_most(self, messages: Sequence[dict[str, Any]]) -> int:
         """Return an upper bound of the tokens of a conversation, without sending its texts."""
-        texts, pictures = self._parts(messages)
-        return _bytes(texts) + _TEMPLATE + pictures
+        texts, images = self._parts(messages)
+        return _bytes(texts) + _TEMPLATE + images
 
     def count(self, messages: Sequence[dict[str, Any]]) -> int:
-        """Return the tokens of a conversation. Each picture is counted alone, once."""
-        texts, pictures = self._parts(messages)
-        return self._count(texts) + pictures
+        """Return the tokens of a conversation. Each image is counted alone, once."""
+        texts, images = self._parts(messages)
+        return self._count(texts) + images
 
     def _parts(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-        """Return a conversation without its pictures, and their tokens."""
-        texts, pictures = [], 0
+        """Return a conversation without its images, and their tokens."""
+        texts, images = [], 0
         for message in messages:
             if isinstance(content := message["content"], list):
-                pictures += sum(self._picture(it["image_url"]["url"]) for it in content if it["type"] == "image_url")
+                images += sum(self._image(it["image_url"]["url"]) for it in content if it["type"] == "image_url")
                 content = [part for part in content if part["type"] != "image_url"]
             texts.append({**message, "content": content})
-        return texts, pictures
+        return texts, images
 
-    def _picture(self, url: str) -> int:
-        if (key := url_key(url)) not in self._pictures:
+    def _image(self, url: str) -> int:
+        if (key := url_key(url)) not in self._images:
             text = {"type": "text", "text": "What is it?"}
             shown = {"type": "image_url", "image_url": {"url": url}}
             both, alone = ([{"role": "user", "content": content}] for content in ([shown, text], [text]))
             counted = self._count(both) - self._count(alone) if self._tokenizes else 0
             header = read_header(base64.b64decode(url.partition(",")[2]))
-            rule = max(_LEAST_PICTURE, header.width * header.height // _PIXELS_OF_TOKEN)
-            self._pictures[key] = counted if counted > _PLACE else rule
-        return self._pictures[key]
+            rule = max(_LEAST_IMAGE, header.width * header.height // _PIXELS_OF_TOKEN)
+            self._images[key] = counted if counted > _PLACE else rule
+        return self._images[key]
 
     def _count(self, messages: Sequence[dict[str, Any]]) -> int:
         if not self._tokenizes:

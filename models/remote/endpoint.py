@@ -34,7 +34,7 @@ class Endpoint:
         output_price: Price of a million tokens received.
         keys: Prefix of the config keys that name this server, for messages.
         url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
-        max_pixels: Most pixels of a picture that is sent; 0: any.
+        max_pixels: Most pixels of an image that is sent; 0: any.
         guided: True if the server constrains replies to a JSON schema (`response_format`).
         context: Most tokens of a prompt and its reply, where the server doesn't say; 0: unknown.
 

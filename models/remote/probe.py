@@ -9,7 +9,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.models.remote.served_engine import ServedEngine
 from reflectune.models.remote.token_server import TokenServer
 from reflectune.models.rendering.renderer import Rendered
@@ -27,8 +27,8 @@ _TOLERANCE: Final = 1e-3
 def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
     """Return the engine of a checkpoint behind a server that reads and answers as the checkpoint does.
 
-    The server is asked about a known picture: its model's name, the ids of each reflection token and of a rendered
-    question, the picture's tokens, and whether log-probabilities are those of the model, before any processing.
+    The server is asked about a known image: its model's name, the ids of each reflection token and of a rendered
+    question, the image's tokens, and whether log-probabilities are those of the model, before any processing.
 
     Raises:
         UserError: It differs. The message names the difference and the fix.
@@ -46,8 +46,8 @@ def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
     engine = ServedEngine(loaded, server, longest)
     image = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
     prefix = renderer.prefix(_QUESTION, image)
-    picture = {"type": "image_url", "image_url": {"url": PictureUrls(lossless=True).of(image)}}
-    message = {"role": "user", "content": [picture, {"type": "text", "text": _QUESTION}]}
+    part = {"type": "image_url", "image_url": {"url": ImageUrls(lossless=True).of(image)}}
+    message = {"role": "user", "content": [part, {"type": "text", "text": _QUESTION}]}
     if (found := server.tokenize(messages=[message], chat_template_kwargs={"enable_thinking": False})) != prefix.ids:
         raise UserError(
             f"{url} tokenizes a question differently ({len(found)} ids) than {loaded.name} ({len(prefix.ids)}): its "

@@ -1,7 +1,7 @@
 """Engine of a model behind a server: gates and answers as `PrefixEngine` gives them, by token ids over HTTP.
 
 The server's prefix cache takes the place of shared prefixes. A question's requests are sent one after the other, and
-its first one alone, so that the others find its picture and its prefix in the cache.
+its first one alone, so that the others find its image and its prefix in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import check_length, end_tokens
 from reflectune.models.prefix.image_prefix import ImagePrefixCache
 from reflectune.models.prefix.state import Generation
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.models.remote.token_server import TokenReply, TokenRequest, TokenServer, request_after
 from reflectune.models.rendering.renderer import Rendered
 
@@ -82,7 +82,7 @@ class ServedEngine:
         self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0)
         self.server, self.repeated = server, 0
         self.cached: int | None = None
-        self._ends, self._urls = end_tokens(loaded), PictureUrls(lossless=True)
+        self._ends, self._urls = end_tokens(loaded), ImageUrls(lossless=True)
 
     def read(self, prefixes: Sequence[Rendered]) -> ServedPrefixes:
         """Open prefixes. The server reads them with their first request."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import PictureUrls, url_key
+from reflectune.models.remote.images import ImageUrls, url_key
 from reflectune.models.remote.transport import NotServed, Refused, Transport
 from reflectune.models.rendering.renderer import Rendered, Renderer
 
@@ -28,14 +28,14 @@ class TokenRequest:
     """A sequence to continue, greedily unless its sampling says otherwise.
 
     Attributes:
-        ids: Token ids, a picture as one image token.
-        pictures: The pictures' data URLs, in order.
-        length: Length of the sequence with the pictures' tokens, as the checkpoint's processor counts them.
+        ids: Token ids, an image as one image token.
+        images: The images' data URLs, in order.
+        length: Length of the sequence with the images' tokens, as the checkpoint's processor counts them.
         sampling: vLLM's `SamplingParams`.
     """
 
     ids: Sequence[int]
-    pictures: Sequence[str]
+    images: Sequence[str]
     length: int
     sampling: Mapping[str, Any]
 
@@ -62,32 +62,32 @@ class TokenReply:
 
 
 def request_after(
-    prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: PictureUrls, renderer: Renderer
+    prefix: Rendered, branch: Sequence[int], sampling: Mapping[str, Any], urls: ImageUrls, renderer: Renderer
 ) -> TokenRequest:
     """Return the request for a reply after a prefix and token ids that follow it.
 
     Args:
-        prefix: With its pictures.
+        prefix: With its images.
         branch: Token ids.
         sampling: vLLM's `SamplingParams`.
-        urls: Cache of the pictures' data URLs.
+        urls: Cache of the images' data URLs.
         renderer: Of the model's prompts.
     """
     ids = prefix.ids
-    if ranges := [(start, end) for _, start, end in prefix.pictures]:
+    if ranges := [(start, end) for _, start, end in prefix.images]:
         ids = renderer.line_breaks.collapse(ids, ranges, renderer.expansion, renderer.image_token_id)
-    sent = [urls.of(image) for image, *_ in prefix.pictures]
+    sent = [urls.of(image) for image, *_ in prefix.images]
     return TokenRequest([*ids, *branch], sent, len(prefix.ids) + len(branch), sampling)
 
 
 class TokenServer:
-    """A model on a server that takes token ids and pictures.
+    """A model on a server that takes token ids and images.
 
     Args:
         endpoint: The server. Its URL may end with `/v1`; `find` sets its model's name.
 
     Attributes:
-        salt: Keeps the prefixes and pictures cached under a different one apart; "" for the shared cache.
+        salt: Keeps the prefixes and images cached under a different one apart; "" for the shared cache.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -152,8 +152,8 @@ class TokenServer:
         }
         if self.salt:
             body["cache_salt"] = self.salt
-        if request.pictures:
-            parts = [{"type": "image_url", "url": url, "uuid": url_key(url) + self.salt} for url in request.pictures]
+        if request.images:
+            parts = [{"type": "image_url", "url": url, "uuid": url_key(url) + self.salt} for url in request.images]
             body["content_parts"] = parts
         try:
             reply = self._transport.post(body, self._read)
@@ -167,7 +167,7 @@ class TokenServer:
         if len(reply.prompt) != request.length:
             raise UserError(
                 f"{self.endpoint.shown_url} reads {len(reply.prompt)} tokens where the checkpoint's processor makes "
-                f"{request.length}: it preprocesses pictures differently; serve the checkpoint's own processor, with "
+                f"{request.length}: it preprocesses images differently; serve the checkpoint's own processor, with "
                 "the command that `reflectune export` prints"
             )
         return reply

@@ -9,7 +9,7 @@ from typing import Any, Final
 import jinja2
 
 from reflectune.core.errors import UserError
-from reflectune.models.rendering.turns import Gap, PictureSlot, Slot, Turn
+from reflectune.models.rendering.turns import Gap, ImageSlot, Slot, Turn
 from reflectune.models.rendering.untrusted import slot_mark
 
 LLAVA_15: Final = (
@@ -161,11 +161,11 @@ def takes_lists(template: str, tokens: Mapping[str, str]) -> bool:
 
 def _check_texts(template: str, extended: str, messages: Messages, tokens: Mapping[str, str]) -> None:
     """Require that texts are written as before, and lists as the same words after `<image>` and a new line."""
-    pictured = [{**each, "content": f"<image>\n{each['content']}"} for each in messages]
+    with_images = [{**each, "content": f"<image>\n{each['content']}"} for each in messages]
     listed = [{**each, "content": [{"type": "image"}, {"type": "text", "text": each["content"]}]} for each in messages]
     for cue in (False, True):
         try:
-            expected = [_render(template, each, tokens, cue=cue) for each in (messages, pictured)]
+            expected = [_render(template, each, tokens, cue=cue) for each in (messages, with_images)]
         except jinja2.TemplateError:
             if messages[0]["role"] == "system":
                 return  # Gemma's raises on a system prompt
@@ -188,7 +188,7 @@ def _render(template: str, messages: Messages, tokens: Mapping[str, str], *, cue
 def has_system_turn(processor: Any) -> bool:
     """Return True if a chat template has a system turn: some render it as the assistant's, or refuse it.
 
-    Gemma's writes its words into the user's turn, before a picture, and leaves them out without that turn.
+    Gemma's writes its words into the user's turn, before an image, and leaves them out without that turn.
     """
     written = {"system": "", "assistant": ""}
     asked = {"role": "user", "content": [{"type": "text", "text": "Who?"}]}
@@ -201,7 +201,7 @@ def has_system_turn(processor: Any) -> bool:
 
 
 def content(turn: Turn, gap: Callable[[], str], closing: str) -> list[dict[str, str]]:
-    """Return a turn's content for a chat template: texts, with slots marked, and places of pictures.
+    """Return a turn's content for a chat template: texts, with slots marked, and places of images.
 
     Args:
         turn: The turn.
@@ -210,7 +210,7 @@ def content(turn: Turn, gap: Callable[[], str], closing: str) -> list[dict[str, 
     """
     made, text = [{"type": "image"}] if turn.image else [], ""
     for part in turn.parts:
-        if isinstance(part, PictureSlot):
+        if isinstance(part, ImageSlot):
             made += [{"type": "text", "text": text}, {"type": "image"}]
             text = ""
         elif isinstance(part, Gap):

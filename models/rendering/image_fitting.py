@@ -21,19 +21,19 @@ _DECIDES: Final = (
 )
 """Settings of image processors that determine the pixels of the model's input."""
 MOST_PADDED: Final = 1 << 28
-"""Pixels of the largest square that a picture is padded to: 0.8 GB."""
+"""Pixels of the largest square that an image is padded to: 0.8 GB."""
 
 
 def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | None = None, **arguments: Any) -> Any:
-    """Return a processor's output for one picture, as tensors.
+    """Return a processor's output for one image, as tensors.
 
     Args:
-        processor: A processor of pictures, or of pictures and texts.
-        fitted: The picture at the size that the processor needs; None for the picture itself.
+        processor: A processor of images, or of images and texts.
+        fitted: The image at the size that the processor needs; None for the image itself.
         **arguments: Further arguments of the processor.
 
     Raises:
-        BadImage: The processor can't take the picture, or would pad it to a square that exhausts memory.
+        BadImage: The processor can't take the image, or would pad it to a square that exhausts memory.
     """
     name = origin_of(image)
     images = getattr(processor, "image_processor", processor)
@@ -49,7 +49,7 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
 
 
 def fit_images(processor: Any, model_type: str, settings: ImageSettings) -> None:
-    """Set a processor to fit pictures as the settings say; it is saved with them.
+    """Set a processor to fit images as the settings say; it is saved with them.
 
     Raises:
         UserError: The settings are for a different family, leave no size between them, or don't match the processor.
@@ -69,26 +69,26 @@ def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
         )
     if (settings.min_pixels or settings.max_pixels) and model_type not in _QWEN:
         raise UserError(
-            f"`min_pixels` and `max_pixels` are for Qwen's models, and this is a {model_type}, whose pictures have "
+            f"`min_pixels` and `max_pixels` are for Qwen's models, and this is a {model_type}, whose images have "
             "sizes of their own; set both to 0"
         )
 
 
 def use_pillow_padding(processor: Any) -> None:
-    """Use Pillow to scale LLaVA's padded pictures, as in its training, even if torchvision is installed."""
+    """Use Pillow to scale LLaVA's padded images, as in its training, even if torchvision is installed."""
     images: Any = getattr(processor, "image_processor", None)
     if type(images).__name__ == "LlavaImageProcessor":
         processor.image_processor = LlavaImageProcessorPil.from_dict(images.to_dict())
 
 
 def images_fingerprint(processor: Any) -> dict[str, Any]:
-    """Return everything in a processor that determines the model's input of a picture, by name."""
+    """Return everything in a processor that determines the model's input of an image, by name."""
     values = {name: getattr(processor.image_processor, name, None) for name in _DECIDES}
     return {name: _plain(value) for name, value in values.items() if value not in (None, False)}
 
 
 def images_in_words(processor: Any) -> str:
-    """Describe in a line how pictures are fitted."""
+    """Describe in a line how images are fitted."""
     images = processor.image_processor
     if type(processor).__name__ == "LlavaProcessor":
         fit = "pad" if bool(getattr(processor.image_processor, "do_pad", False)) else "crop"
@@ -133,7 +133,7 @@ def _bound_qwen(processor: Any, settings: ImageSettings) -> None:
 
 
 def _pixels(processor: Any) -> tuple[int, int] | None:
-    """Return the fewest and most pixels of a Qwen processor's pictures; None for other families."""
+    """Return the fewest and most pixels of a Qwen processor's images; None for other families."""
     if not hasattr(processor.image_processor, "merge_size"):
         return None
     size = dict(processor.image_processor.size)

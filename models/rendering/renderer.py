@@ -13,7 +13,7 @@ from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.images import Pictures, each_picture
+from reflectune.core.images import Images, each_image
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
@@ -21,7 +21,7 @@ from reflectune.models.rendering.expansion import Expansion, LineBreaks
 from reflectune.models.rendering.turns import (
     ANSWER,
     ANSWER_PROMPTS,
-    PICTURE,
+    IMAGE,
     QUESTION,
     Slot,
     Turn,
@@ -29,7 +29,7 @@ from reflectune.models.rendering.turns import (
     Vocabulary,
     answer_turns,
     documents_text,
-    further_pictures,
+    further_images,
     question_turns,
 )
 from reflectune.models.rendering.untrusted import SafeTokenizer, common_prefix, cut_at_slots, fill_slots, slot_mark
@@ -53,22 +53,22 @@ class Rendered:
         ids: Token ids, with expanded image placeholders.
         labels: `ids` where supervised, else -100.
         vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
-        pictures: The images, each with the range of `ids` that its token was expanded to.
-        own_pictures: True if other prompts don't share the ids up to the last picture.
+        images: The images, each with the range of `ids` that its token was expanded to.
+        own_images: True if other prompts don't share the ids up to the last image.
     """
 
     ids: list[int]
     labels: list[int]
     vision: Mapping[str, Tensor] = field(default_factory=dict)
-    pictures: tuple[tuple[Image.Image, int, int], ...] = ()
-    own_pictures: bool = False
+    images: tuple[tuple[Image.Image, int, int], ...] = ()
+    own_images: bool = False
 
 
 class Features(Protocol):
     """Interface of a cache of features, as a renderer uses it."""
 
     def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the processor's output for a picture, with features in place of pixels."""
+        """Return the processor's output for an image, with features in place of pixels."""
         ...
 
 
@@ -84,8 +84,8 @@ class Renderer:
         processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
 
     Attributes:
-        image_token_id: Id that stands for a picture before it is expanded.
-        features: If set, pictures are rendered as features, which the model must be able to read.
+        image_token_id: Id that stands for an image before it is expanded.
+        features: If set, images are rendered as features, which the model must be able to read.
         keeps_lines: True if `strip` keeps a reply's line breaks.
 
     Raises:
@@ -134,17 +134,17 @@ class Renderer:
         """Return image and question up to the assistant's cue, where the assistant's first token comes next."""
         return self.conversation(question_turns(), {"question": question}, image)
 
-    def conversation(self, turns: Turns, texts: Texts, image: Pictures) -> Rendered:
+    def conversation(self, turns: Turns, texts: Texts, image: Images) -> Rendered:
         """Render a whole conversation about an image; the assistant's cue follows the user's turn.
 
         Args:
             turns: The conversation, from its first turn on.
             texts: Texts of its slots.
-            image: The picture of one of its turns, or several in order; None if no turn has one.
+            image: The image of one of its turns, or several in order; None if no turn has one.
         """
         return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
 
-    def conversations(self, turns: Turns, texts: Sequence[Texts], image: Pictures) -> tuple[Rendered, list[list[int]]]:
+    def conversations(self, turns: Turns, texts: Sequence[Texts], image: Images) -> tuple[Rendered, list[list[int]]]:
         """Return the shared beginning of conversations with different slot texts, and each one's continuation."""
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
         rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
@@ -165,11 +165,11 @@ class Renderer:
         return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
 
     def plain(
-        self, question: str, image: Pictures, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
+        self, question: str, image: Images, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
         """Render one user's turn without reflection: images, question, passages, instruction, the assistant's cue."""
         (turn,) = answer_turns(self._prompts, style, documents=bool(passages))
-        turn = dataclasses.replace(turn, parts=(*further_pictures(len(each_picture(image))), *turn.parts))
+        turn = dataclasses.replace(turn, parts=(*further_images(len(each_image(image))), *turn.parts))
         return self.conversation((turn,), {"question": question, "passage": documents_text(passages)}, image)
 
     def document(self, chunks: Chunks, texts: Texts, image: Image.Image | None = None) -> Rendered:
@@ -178,7 +178,7 @@ class Renderer:
         Args:
             chunks: Trusted text, in which special tokens count, and slots for untrusted text.
             texts: Texts of the slots.
-            image: The picture of the image token in `chunks`, if it has one.
+            image: The image of the image token in `chunks`, if it has one.
         """
         trusted = tuple(part if isinstance(part, Slot) else self._safe.trust(part) for part in chunks)
         ids = self._safe.encode_from_start(fill_slots(trusted, texts))
@@ -280,11 +280,11 @@ class Renderer:
     def _reply_ids(self) -> frozenset[int]:
         return frozenset(self.token_ids[role] for role in self.scheme.replies) if self.scheme else frozenset()
 
-    def _read(self, chunks: Chunks, texts: Texts, image: Pictures) -> Rendered:
+    def _read(self, chunks: Chunks, texts: Texts, image: Images) -> Rendered:
         """Encode a conversation from its beginning."""
         return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
 
-    def _asked(self, ids: list[int], texts: Texts, image: Pictures) -> Rendered:
+    def _asked(self, ids: list[int], texts: Texts, image: Images) -> Rendered:
         """Return a conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
         if not texts["question"].strip():
             raise UnusableInput("a question is empty; give it a text, or leave it out")
@@ -292,9 +292,9 @@ class Renderer:
             return Rendered(ids, [IGNORE] * len(ids))
         if image is None:
             raise UnusableInput(f"the question `{texts['question']}` has no image; every question needs one")
-        images = each_picture(image)
+        images = each_image(image)
         if len(images) != (places := ids.count(self.image_token_id)):
-            raise UnusableInput(f"the question `{texts['question']}` has {len(images)} pictures for {places} places")
+            raise UnusableInput(f"the question `{texts['question']}` has {len(images)} images for {places} places")
         return self._with_images(ids, images)
 
     def _with_images(self, ids: list[int], images: Sequence[Image.Image]) -> Rendered:
@@ -304,22 +304,22 @@ class Renderer:
         made = [self._process(image) for image in images]
         visions = [self.features.swapped(vision) if self.features else vision for _, vision in made]
         places = [place for place, token in enumerate(ids) if token == self.image_token_id]
-        pictures, longer = [], 0
+        placed, longer = [], 0
         for image, place, (expansion, _) in zip(images, places, made, strict=True):
             before, own, after = self.line_breaks.join(ids[: place + longer], expansion, ids[place + longer + 1 :])
             longer += len(before) + len(own) + len(after) - len(ids)
             ids = [*before, *own, *after]
-            pictures.append((image, len(before), len(before) + len(own)))
+            placed.append((image, len(before), len(before) + len(own)))
         vision = visions[0] if len(visions) == 1 else join_vision(visions)
-        return Rendered(ids, [IGNORE] * len(ids), vision, tuple(pictures))
+        return Rendered(ids, [IGNORE] * len(ids), vision, tuple(placed))
 
     @functools.cached_property
     def expansion(self) -> Expansion:
-        """The tokens that a picture's placeholder becomes."""
+        """The tokens that an image's placeholder becomes."""
         return Expansion.of(self._process(Image.new("RGB", (64, 64)))[0])
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
-        """Return the processor's output for a picture, with pixels."""
+        """Return the processor's output for an image, with pixels."""
         return self._process(image)[1]
 
     def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
@@ -356,7 +356,7 @@ class Renderer:
             raise UserError(f"this model's chat template can't take an image and a text ({error}); {ADVICE}") from error
         marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
         lost = [mark for mark in marks if text.count(mark) != 1]
-        shown = sum(turn.image + turn.parts.count(PICTURE) for turn in turns)
+        shown = sum(turn.image + turn.parts.count(IMAGE) for turn in turns)
         if lost or text.count(self.processor.image_token) != shown:
             raise UserError(
                 f"this model's chat template must show every text and image ({self.processor.image_token}) once; "

@@ -28,16 +28,16 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class PictureSlot:
-    """A place for a picture between texts; a chat template may put all pictures of a turn before its texts."""
+class ImageSlot:
+    """A place for an image between texts; a chat template may put all images of a turn before its texts."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of a conversation. Its text parts are joined without separators; `image`: its first picture leads."""
+    """A turn of a conversation. Its text parts are joined without separators; `image`: its first image leads."""
 
     role: Literal["user", "assistant", "system"]
-    parts: tuple[str | Slot | Gap | PictureSlot, ...]
+    parts: tuple[str | Slot | Gap | ImageSlot, ...]
     image: bool = False
 
 
@@ -73,7 +73,7 @@ class Vocabulary(Protocol):
 
 
 GAP: Final = Gap()
-PICTURE: Final = PictureSlot()
+IMAGE: Final = ImageSlot()
 QUESTION: Final = Slot("question")
 ANSWER: Final = Slot("answer")
 
@@ -116,13 +116,13 @@ def asking_turns(prompt: str) -> Turns:
     return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 
-def further_pictures(pictures: int) -> tuple[str | PictureSlot, ...]:
-    """Return the places of a question's second to last picture, each after its label, for the start of its turn.
+def further_images(images: int) -> tuple[str | ImageSlot, ...]:
+    """Return the places of a question's second to last image, each after its label, for the start of its turn.
 
     Args:
-        pictures: Number of the question's pictures, the first one included.
+        images: Number of the question's images, the first one included.
     """
-    return tuple(part for n in range(2, pictures + 1) for part in (f"Picture {n}: ", PICTURE, "\n"))
+    return tuple(part for n in range(2, images + 1) for part in (f"Picture {n}: ", IMAGE, "\n"))
 
 
 def round_turns(rounds: int) -> Turns:

@@ -24,7 +24,7 @@ _HEAD: Final = """
 {%- set parts = [title ~ ":" if title, lead, heading ~ "." if heading, text(given.text)] -%}
 {%- set style, passage = state.answer_style | default("short", true), parts | select | join(" ") -%}
 {%- if state.image is not defined or state.image is string -%}
-{{ raise_exception("`image` in `state` must be the name of a picture in `assets`") }}"""
+{{ raise_exception("`image` in `state` must be the name of an image in `assets`") }}"""
 _TAIL: Final = """
 {%- else -%}
 {{ raise_exception("ask a `noul` question of a `state` with FIRST, or a `choice` question with the `criteria` \

@@ -68,7 +68,7 @@ class PassageScheme(Scheme):
         return (*question_turns(), self.reply("no_retrieve"), Turn("user", (prompt,)))
 
     def conversation_turns(self, follow_ups: int) -> Turns:
-        """Return the turns of an answered question with follow-ups about the same picture, answers included.
+        """Return the turns of an answered question with follow-ups about the same image, answers included.
 
         user: <image> {question}; assistant: [No Retrieval] {answer}; then, for n = 2, 3, … up to `follow_ups` + 1,
         user: {question_n}; assistant: [No Retrieval] {answer_n}. Each reply begins with the token, since the gate is

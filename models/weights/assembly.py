@@ -48,9 +48,9 @@ class Parts:
         vision: Folder or hub id of a CLIP, or of its image tower.
         projector: File of the projector, `mm_projector.bin` or safetensors; None starts an untrained one, scaled.
         tokenizer: Folder or hub id of the tokenizer, if it is not in the language model's folder.
-        chat_template: Jinja; "" uses the tokenizer's, extended to pictures, or LLaVA-1.5's if it has none.
-        image_fit: `pad` pictures to a square, or `crop` their middle.
-        image_size: Side of the pictures in pixels; fewer give fewer image tokens. 0: the tower's own.
+        chat_template: Jinja; "" uses the tokenizer's, extended to images, or LLaVA-1.5's if it has none.
+        image_fit: `pad` images to a square, or `crop` their middle.
+        image_size: Side of the images in pixels; fewer give fewer image tokens. 0: the tower's own.
         dtype: Precision of the weights.
     """
 
@@ -68,7 +68,7 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
     """Return the model of the parts, in evaluation mode, and its processor.
 
     Raises:
-        UserError: A part can't be loaded or lacks weights, they don't fit, or the chat template can't take pictures.
+        UserError: A part can't be loaded or lacks weights, they don't fit, or the chat template can't take images.
     """
     projector = read_projector(parts.projector) if parts.projector is not None else None
     tokenizer = load_part(AutoTokenizer, parts.tokenizer or parts.language, "tokenizer")
@@ -77,7 +77,7 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
     language = load_part(AutoModelForCausalLM, parts.language, "language", dtype=parts.dtype)
     vision = load_part(CLIPVisionModel, parts.vision, "vision", unused=UNUSED_OF_CLIP, dtype=parts.dtype)
     if parts.image_size:
-        shrink_pictures(vision, parts.image_size)
+        shrink_images(vision, parts.image_size)
     known = _rows(language)
     if projector is None:
         projector = untrained_projector(vision, language.get_input_embeddings().weight[:known])
@@ -86,15 +86,15 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
     return model, make_processor(parts, vision, tokenizer, template)
 
 
-def shrink_pictures(vision: PreTrainedModel, image_size: int) -> None:
-    """Set a CLIP tower to a different picture size: its position embeddings are interpolated to the new grid.
+def shrink_images(vision: PreTrainedModel, image_size: int) -> None:
+    """Set a CLIP tower to a different image size: its position embeddings are interpolated to the new grid.
 
     Bicubic, the class token's is kept, as in `interpolate_pos_encoding` of transformers; 224 pixels in patches of 16
     are 196 image tokens, 112 are 49.
 
     Args:
         vision: The tower. Changed in place, its config too.
-        image_size: Side of the pictures in pixels, a multiple of the patch size.
+        image_size: Side of the images in pixels, a multiple of the patch size.
 
     Raises:
         UserError: It is not a multiple.

@@ -41,7 +41,7 @@ _AGREE = {
     "image_processor.merge_size": "vision_config.spatial_merge_size",
     "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
 }
-"""Settings that determine a picture's number of tokens, by their names in a processor and in its model."""
+"""Settings that determine an image's number of tokens, by their names in a processor and in its model."""
 
 
 def load_pretrained(
@@ -139,7 +139,7 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
         else:
             processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
         if not hasattr(processor, "image_processor"):  # AutoProcessor's answer to a class that it doesn't know
-            raise ValueError(f"it is {type(processor).__name__}, which takes no pictures")
+            raise ValueError(f"it is {type(processor).__name__}, which takes no images")
         try_image_processor(processor.image_processor)
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
@@ -151,7 +151,7 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 
 
 def try_image_processor(image_processor: Any) -> None:
-    """Show it a picture: loading looks at no number of its config, and anything may be raised by one that is odd."""
+    """Show it an image: loading looks at no number of its config, and anything may be raised by one that is odd."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
 
 
@@ -240,7 +240,7 @@ def without_load_report() -> Iterator[None]:
 
 
 def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
-    """Make model and processor agree on the number of tokens of a picture.
+    """Make model and processor agree on the number of tokens of an image.
 
     Values that an old processor config of LLaVA lacks are taken from the model.
 
@@ -259,7 +259,7 @@ def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any
         says = _at(processor, name)
         if says is not None and value is not None and says != value:
             raise UserError(
-                f"the processor of {source} has {name} = {short(says)}, and its model needs {short(value)}: pictures "
+                f"the processor of {source} has {name} = {short(says)}, and its model needs {short(value)}: images "
                 "would become another number of tokens; copy or download its files again"
             )
 

@@ -67,7 +67,7 @@ def _read(path: Path) -> Any:
 
 @torch.no_grad()
 def untrained_projector(vision: PreTrainedModel, embeddings: Tensor) -> dict[str, Tensor]:
-    """Return a projector to start stage 1 from, scaled by the tower's features of a few pictures.
+    """Return a projector to start stage 1 from, scaled by the tower's features of a few images.
 
     CLIP's features have a few dimensions that are many times larger than the others, and a small language model's
     embeddings are small. The first layer standardizes each dimension of the features (folded into its weights); the
@@ -96,14 +96,14 @@ def untrained_projector(vision: PreTrainedModel, embeddings: Tensor) -> dict[str
 
 
 def _features(vision: PreTrainedModel) -> Tensor:
-    """Return a tower's features of eight pictures of coloured noise, coarse to fine: shape (patches, width)."""
+    """Return a tower's features of eight images of coloured noise, coarse to fine: shape (patches, width)."""
     side = int(vision.config.image_size)
     random = np.random.default_rng(_SEED)
-    pictures = []
+    images = []
     for cells in (2, 3, 4, 6, 8, 12, 16, 28):
         noise = Image.fromarray(random.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-        pictures.append(np.asarray(noise.resize((side, side), Image.Resampling.BICUBIC)))
-    pixels = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1  # (8, 3, side, side)
+        images.append(np.asarray(noise.resize((side, side), Image.Resampling.BICUBIC)))
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1  # (8, 3, side, side)
     pixels = pixels.to(next(vision.parameters()).dtype)
     hidden = vision(pixel_values=pixels * 1.9, output_hidden_states=True).hidden_states[-2]  # CLIP's pixels: -1.8 … 2.1
     return hidden[:, 1:].float().flatten(0, 1)

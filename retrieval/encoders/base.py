@@ -24,7 +24,7 @@ from reflectune.retrieval.encoders.checkpoints import Checkpoint
 
 Vectors = npt.NDArray[np.float32]
 Prepared = Mapping[str, Tensor]
-"""Model inputs of pictures by name, each of shape (pictures, …)."""
+"""Model inputs of images by name, each of shape (images, …)."""
 
 
 class ImageTextEncoder(Protocol):
@@ -94,10 +94,10 @@ class DecoupledEncoder(ImageTextEncoder, Protocol):
 
 @runtime_checkable
 class MixingEncoder(ImageTextEncoder, Protocol):
-    """An encoder that mixes an entry's picture with its text."""
+    """An encoder that mixes an entry's image with its text."""
 
     def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
-        """Return pictures' vectors mixed with a text each, of length 1, shape (n, dimensions)."""
+        """Return images' vectors mixed with a text each, of length 1, shape (n, dimensions)."""
         ...
 
 
@@ -112,7 +112,7 @@ class PairEncoder(ImageTextEncoder, Protocol):
 
 @runtime_checkable
 class PreparingEncoder(ImageTextEncoder, Protocol):
-    """An encoder that makes pictures ready apart from its model, so that several threads can.
+    """An encoder that makes images ready apart from its model, so that several threads can.
 
     Attributes:
         precision: Of its weights: `float32`, `bfloat16` or `float16`.
@@ -121,20 +121,20 @@ class PreparingEncoder(ImageTextEncoder, Protocol):
     precision: str
 
     def prepare(self, image: Image.Image) -> Any:
-        """Return the model input of a picture: resized, cropped and normalized."""
+        """Return the model input of an image: resized, cropped and normalized."""
         ...
 
     def join(self, prepared: Sequence[Any]) -> Any:
-        """Stack prepared pictures into one batch, in the CPU's memory."""
+        """Stack prepared images into one batch, in the CPU's memory."""
         ...
 
     def encode_prepared(self, joined: Any) -> Vectors:
-        """Return the vectors that `encode_images` gives of the pictures, shape (n, dimensions)."""
+        """Return the vectors that `encode_images` gives of the images, shape (n, dimensions)."""
         ...
 
 
-class PictureModel(ABC):
-    """Picture encoder whose image processor returns tensors of one shape.
+class ImageModel(ABC):
+    """Image encoder whose image processor returns tensors of one shape.
 
     Args:
         name: Name of the encoder.
@@ -159,11 +159,11 @@ class PictureModel(ABC):
         """Return the model's vectors of a batch on its device, shape (n, dimensions), of any length."""
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Return the model input of a picture in fp32."""
+        """Return the model input of an image in fp32."""
         return dict(call_processor(self._processor, image, resized(to_rgb(image), self._processor)))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
-        """Return a batch of one picture or more, floats in the model's dtype; pinned for an accelerator."""
+        """Return a batch of one image or more, floats in the model's dtype; pinned for an accelerator."""
         joined = {name: torch.cat([one[name] for one in prepared]) for name in prepared[0]}
         cast = {name: value.to(self._dtype) if value.is_floating_point() else value for name, value in joined.items()}
         return {name: value.pin_memory() for name, value in cast.items()} if self._device.type == "cuda" else cast
@@ -225,10 +225,10 @@ def load_image_processor(checkpoint: Checkpoint) -> Any:
 
 
 def resized(image: Image.Image, processor: Any) -> Image.Image:
-    """Return a picture resized as by CLIP's or SigLIP's image processor; unchanged for other processors.
+    """Return an image resized as by CLIP's or SigLIP's image processor; unchanged for other processors.
 
     The processor then finds nothing to resize, and makes the same pixels of it, bit by bit. It would have made an array
-    of the whole picture and a picture of that again, which other threads have to wait for.
+    of the whole image and an image of that again, which other threads have to wait for.
 
     Args:
         image: In RGB.

@@ -4,7 +4,7 @@ MI-RAG (arXiv 2509.00798) and PMSR compare images with images and texts with tex
 both cosines, which is the inner product of the concatenated vectors. Weights stay on the query's side. Prefixes,
 pooling and length of the text encoder are those of its card (`presets.py`); queries and entries' texts have one each.
 
-`mixture:IMAGE+TEXT` mixes each entry's picture with its text.
+`mixture:IMAGE+TEXT` mixes each entry's image with its text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.retrieval.encoders.base import (
-    PictureModel,
+    ImageModel,
     Prepared,
     PreparingEncoder,
     Vectors,
@@ -59,9 +59,9 @@ class SideBySideEncoder:
 
 
 class MixtureEncoder(SideBySideEncoder):
-    """Two models side by side, in which an entry's picture is mixed with its text: RA-CM3's (arXiv 2211.12561).
+    """Two models side by side, in which an entry's image is mixed with its text: RA-CM3's (arXiv 2211.12561).
 
-    MI-RAG's large retriever (§6.2, appendix D) compares a question's picture with the mean of both vectors of a pair by
+    MI-RAG's large retriever (§6.2, appendix D) compares a question's image with the mean of both vectors of a pair by
     the image tower, a whole CLIP or SigLIP.
     """
 
@@ -70,7 +70,7 @@ class MixtureEncoder(SideBySideEncoder):
         self._whole = whole
 
     def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
-        """Average pictures' vectors with those of a text each, by the tower: unit length, shape (n, dimensions).
+        """Average images' vectors with those of a text each, by the tower: unit length, shape (n, dimensions).
 
         A text is cut to the tower's length.
         """
@@ -78,7 +78,7 @@ class MixtureEncoder(SideBySideEncoder):
         return mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-12)
 
 
-class ImageTower(PictureModel):
+class ImageTower(ImageModel):
     """The image side of a CLIP, a SigLIP or a model like them: the whole model's, or a checkpoint of the tower alone.
 
     Attributes:
@@ -111,7 +111,7 @@ class ImageTower(PictureModel):
         )
 
     def features(self, inputs: Prepared) -> torch.Tensor:
-        """Compute the vectors of pictures, projected if the model projects them, shape (n, dimensions)."""
+        """Compute the vectors of images, projected if the model projects them, shape (n, dimensions)."""
         return projected(self._compute(**inputs))
 
 

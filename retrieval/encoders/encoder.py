@@ -16,8 +16,8 @@ from reflectune.core.hashing import fingerprint
 from reflectune.models.names import MIXTURE, find_collection, pair_of
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.base import (
+    ImageModel,
     ImageTextEncoder,
-    PictureModel,
     Prepared,
     Vectors,
     load_image_processor,
@@ -50,7 +50,7 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
         name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
             need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
             that was trained to embed; `pair:IMAGE+TEXT`, an image tower and a text encoder; `mixture:IMAGE+TEXT`, the
-            same with entries' pictures mixed with their texts. `catalogue.py` has some.
+            same with entries' images mixed with their texts. `catalogue.py` has some.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 
@@ -74,7 +74,7 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     return _TransformersEncoder(checkpoint, place, precision)
 
 
-class _TransformersEncoder(PictureModel):
+class _TransformersEncoder(ImageModel):
     """A transformers model with `get_image_features` and `get_text_features`."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
@@ -104,7 +104,7 @@ class _TransformersEncoder(PictureModel):
         self.dimensions = self.encode_texts([self.name]).shape[1]
 
     def features(self, inputs: Prepared) -> torch.Tensor:
-        """Return the projected vectors of pictures, shape (n, dimensions)."""
+        """Return the projected vectors of images, shape (n, dimensions)."""
         return projected(self._model.get_image_features(**inputs))
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:

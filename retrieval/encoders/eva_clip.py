@@ -6,7 +6,7 @@ without a norm before its layers, with RMS norms and without biases at queries, 
 projected; and CLIP's text transformer, whose end token is. Published for 8B: patches of 14 pixels, 32 layers of width
 4096 for images, 32 of 1280 for texts, and 1280 dimensions.
 
-Its pictures are made ready as its card's example does: the shortest side to 224 pixels (bicubic), the centre, CLIP's
+Its images are made ready as its card's example does: the shortest side to 224 pixels (bicubic), the centre, CLIP's
 mean and deviation.
 """
 
@@ -27,7 +27,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
-from reflectune.retrieval.encoders.base import PictureModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
+from reflectune.retrieval.encoders.base import ImageModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
 from reflectune.retrieval.encoders.texts import longer_than
 
@@ -169,7 +169,7 @@ class Layers(nn.Module):
 
 
 class ImageEmbeddings(nn.Module):
-    """A picture's patches and the token that stands for it all."""
+    """An image's patches and the token that stands for it all."""
 
     def __init__(self, width: int, image_size: int, patch_size: int, channels: int, bias: bool) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class EvaClip(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(float(config.get("logit_scale_init_value", 2.6592))))
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Return vectors of pictures of shape (batch, channels, side, side): (batch, dimensions), not scaled."""
+        """Return vectors of images of shape (batch, channels, side, side): (batch, dimensions), not scaled."""
         return self.visual_projection(self.vision_model(pixels))
 
     def encode_text(self, ids: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class EvaClip(nn.Module):
         return self.text_projection(self.text_model(ids))
 
 
-class EvaClipEncoder(PictureModel):
+class EvaClipEncoder(ImageModel):
     """EVA-CLIP from its published files.
 
     Args:
@@ -282,7 +282,7 @@ class EvaClipEncoder(PictureModel):
         self.dimensions = int(config["projection_dim"])
 
     def features(self, inputs: Prepared) -> Tensor:
-        """Return the projected vectors of pictures, shape (n, dimensions)."""
+        """Return the projected vectors of images, shape (n, dimensions)."""
         return self._model.encode_image(inputs["pixel_values"])
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:

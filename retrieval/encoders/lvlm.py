@@ -1,18 +1,18 @@
-"""A multimodal language model as an encoder: the state of the last token, of a picture, a text, or both.
+"""A multimodal language model as an encoder: the state of the last token, of an image, a text, or both.
 
 Any family that `models/loading.py` loads can be one; what its prompts are is the training's affair:
 
 - **gme** (Alibaba-NLP/gme-Qwen2-VL-2B-Instruct, arXiv 2412.16855): a chat of Qwen2-VL with an instruction as its
-  system prompt, the picture and the text as the user's turn, and `<|endoftext|>` after the assistant's cue, which is
-  the token whose state is taken; pictures of 256 to 1,280 tokens.
-- **vlm2vec** (TIGER-Lab/VLM2Vec, arXiv 2410.05160): no chat; the image token and a sentence for a picture, the bare
+  system prompt, the image and the text as the user's turn, and `<|endoftext|>` after the assistant's cue, which is
+  the token whose state is taken; images of 256 to 1,280 tokens.
+- **vlm2vec** (TIGER-Lab/VLM2Vec, arXiv 2410.05160): no chat; the image token and a sentence for an image, the bare
   text for a text, and the last token, whatever it is.
 
 - **qwen3_vl** (Qwen/Qwen3-VL-Embedding-2B, arXiv 2601.04720): a chat of Qwen3-VL with an instruction as its system
-  prompt, the picture and the text as the user's turn, and the last token of the assistant's cue; pictures of 4 to 1,800
+  prompt, the image and the text as the user's turn, and the last token of the assistant's cue; images of 4 to 1,800
   tokens.
-- **bge_vl** (BAAI/BGE-VL-MLLM-S1, arXiv 2412.14475): a turn of Mistral and its last token; pictures of 512 × 512. A
-  picture or a text alone has the prompt of a candidate; both together have that of a query, without a task.
+- **bge_vl** (BAAI/BGE-VL-MLLM-S1, arXiv 2412.14475): a turn of Mistral and its last token; images of 512 × 512. An
+  image or a text alone has the prompt of a candidate; both together have that of a query, without a task.
 
 All scale vectors to length 1, and none cuts a text. They are full checkpoints: an adapter has to be merged first.
 """
@@ -54,11 +54,11 @@ class Way:
     """Embedding prompts of a model.
 
     Attributes:
-        image: Prompt of a picture.
+        image: Prompt of an image.
         text: Prompt of a text.
-        both: Prompt of a picture with a text.
-        images: Fitting of pictures.
-        square: Side of the square that a picture is resized to before that; 0 keeps it.
+        both: Prompt of an image with a text.
+        images: Fitting of images.
+        square: Side of the square that an image is resized to before that; 0 keeps it.
     """
 
     image: Chunks
@@ -136,7 +136,7 @@ class LvlmEncoder:
         name: Name as given by the user.
         revision: Always "": the fingerprint covers the files.
         dimensions: Length of a vector.
-        fingerprint: Hash of the model, of its rendering of pictures and texts, and of its precision.
+        fingerprint: Hash of the model, of its rendering of images and texts, and of its precision.
         precision: Precision of the weights, by name.
 
     Raises:
@@ -157,11 +157,11 @@ class LvlmEncoder:
         self.longest = None
 
     def prepare(self, image: Image.Image) -> Rendered:
-        """Return the model input of a picture."""
+        """Return the model input of an image."""
         return self._render(self._way.image, "", image)
 
     def join(self, prepared: Sequence[Rendered]) -> Sequence[Rendered]:
-        """Return the pictures themselves: which of them are read together, their lengths decide."""
+        """Return the images themselves: which of them are read together, their lengths decide."""
         return prepared
 
     def encode_prepared(self, joined: Sequence[Rendered]) -> Vectors:
@@ -169,7 +169,7 @@ class LvlmEncoder:
         return self._encode(joined)
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Return vectors of pictures, of length 1, shape (n, dimensions)."""
+        """Return vectors of images, of length 1, shape (n, dimensions)."""
         return self._encode([self.prepare(image) for image in images])
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
@@ -181,7 +181,7 @@ class LvlmEncoder:
         return [False for _ in texts]
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
-        """Return vectors of pictures with a text each, of length 1, shape (n, dimensions)."""
+        """Return vectors of images with a text each, of length 1, shape (n, dimensions)."""
         pairs = zip(images, texts, strict=True)
         return self._encode([self._render(self._way.both, text, image) for image, text in pairs])
 
@@ -190,10 +190,10 @@ class LvlmEncoder:
             part if isinstance(part, Slot) else part.replace(IMAGE, self._renderer.processor.image_token)
             for part in chunks
         )
-        picture = None if image is None else to_rgb(image)
-        if picture is not None and self._way.square:
-            picture = picture.resize((self._way.square, self._way.square))
-        return self._renderer.document(named, {_TEXT.name: text}, picture)
+        shown = None if image is None else to_rgb(image)
+        if shown is not None and self._way.square:
+            shown = shown.resize((self._way.square, self._way.square))
+        return self._renderer.document(named, {_TEXT.name: text}, shown)
 
     @torch.inference_mode()
     def _encode(self, rendered: Sequence[Rendered]) -> Vectors:

@@ -49,8 +49,8 @@ from reflectune.retrieval.indexes.entry_index import (
     read_manifest,
 )
 from reflectune.retrieval.indexes.growing import reopen_index, starts_with
+from reflectune.retrieval.indexes.images import ImagePlace, encode_images, has_title, places_of
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
-from reflectune.retrieval.indexes.pictures import PicturePlace, encode_pictures, has_title, places_of
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, SectionKnowledge
 from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
@@ -94,9 +94,9 @@ def build_index(
         store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
         summaries: Encode each entry's summary too (`summary_text`), as a field of its own; its caption, if `kb` is a
             `CaptionedKnowledge`.
-        sections: Make a row of each section, with its entry's first picture and its summary (`SectionKnowledge`),
-            instead of one of each picture with the entry's title.
-        leave_out: Pictures to exclude; the manifest stores their number and list.
+        sections: Make a row of each section, with its entry's first image and its summary (`SectionKnowledge`),
+            instead of one of each image with the entry's title.
+        leave_out: Images to exclude; the manifest stores their number and list.
         batch_size: Entries to encode together.
         shard_rows: Entries to write together; a crash loses at most these.
         on_error: `stop` ends at the first bad image. `skip` leaves out bad images and entries without a title, lists
@@ -104,11 +104,11 @@ def build_index(
             title, as one without images.
         verify: Read large files of a finished index whole when checksums are compared.
         progress: Show a progress bar.
-        workers: Threads that read and prepare pictures ahead of the model; 0: none.
+        workers: Threads that read and prepare images ahead of the model; 0: none.
         processes: Processes of the launch; all call this.
 
     Raises:
-        UserError: The folder holds an index of different content, fields, store or excluded pictures; or `on_error` is
+        UserError: The folder holds an index of different content, fields, store or excluded images; or `on_error` is
             `stop` and an image is missing or bad, an entry has no title, or the folder's index was built with `skip`
             and lacks some; or several processes would open a file of Milvus Lite.
     """
@@ -182,7 +182,7 @@ class _Shards:
         """Encode every shard that is not on the disk yet, each in one process; all go on when all are there.
 
         The progress bar's rate counts only these. A shard that was encoded under `stop` has nothing left out, so `skip`
-        goes on with it; `stop` encodes one that has again, since its pictures may be repaired.
+        goes on with it; `stop` encodes one that has again, since its images may be repaired.
         """
         if processes.index == 0:
             choice = self.plan.choice
@@ -234,7 +234,7 @@ class _Shards:
         whole = list(enumerate(entries, start=first))
         batches = [whole[start : start + self.batch_size] for start in range(0, len(whole), self.batch_size)]
         places = [places_of(self.kb, batch, self.batch_size) for batch in batches]
-        with closing(encode_pictures(self.kb, self.encoder, chain.from_iterable(places), self.workers)) as encoded:
+        with closing(encode_images(self.kb, self.encoder, chain.from_iterable(places), self.workers)) as encoded:
             for batch, chunks in zip(batches, places, strict=True):
                 named = [(at, entry) for at, entry in batch if _has_title(self.kb, at, entry, reject)]
                 titles.append(self._encoded([entry.title for _, entry in named]))
@@ -242,14 +242,14 @@ class _Shards:
                     summaries.append(self._encoded([summary_text(entry) for _, entry in named]))
                 titled += [position for position, _ in named]
                 title = {position: entry.title for position, entry in named}
-                for pictures in islice(encoded, len(chunks)):
-                    for place, error in pictures.bad:
+                for chunk in islice(encoded, len(chunks)):
+                    for place, error in chunk.bad:
                         _reject_image(self.kb, place, error, reject)
-                    vectors = pictures.vectors
+                    vectors = chunk.vectors
                     if isinstance(self.encoder, MixingEncoder) and len(vectors):
-                        vectors = self.encoder.mix(vectors, [title[position] for position in pictures.owners])
+                        vectors = self.encoder.mix(vectors, [title[position] for position in chunk.owners])
                     images.append(vectors)
-                    owner += pictures.owners
+                    owner += chunk.owners
                 bar.update(len(batch))
         return {
             "image": np.concatenate(images),
@@ -276,7 +276,7 @@ def _shard_settings(
 def _check_built(
     folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool, sections: bool, captions: str
 ) -> None:
-    """Refuse a finished index of other fields or captions, or that lacks other pictures than are to be left out."""
+    """Refuse a finished index of other fields or captions, or that lacks other images than are to be left out."""
     built = {
         "leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)",
         "summaries": has_summaries(manifest),
@@ -316,7 +316,7 @@ def _rejected_of(path: Path) -> list[BadRow]:
     return [from_json(row) for row in read_json(path, "the unfinished index's rejected rows")]
 
 
-def _reject_image(kb: KnowledgeBase, place: PicturePlace, error: BadImage, reject: Reject) -> None:
+def _reject_image(kb: KnowledgeBase, place: ImagePlace, error: BadImage, reject: Reject) -> None:
     kind = MissingImage if error.is_missing else UnreadableImage
     reject(kind(*kb.place(place.position), place.entry.id, "images", error.problem, error.fix + _ADVICE))
 
@@ -337,7 +337,7 @@ def _assemble(
     shards = folder / UNFINISHED
     rejected = Rejected(folder)
     errors = [error for path in sorted(shards.glob("rejected-*.json")) for error in _rejected_of(path)]
-    rejected.note({str(error): error for error in errors}.values())  # sections have their entry's picture in common
+    rejected.note({str(error): error for error in errors}.values())  # sections have their entry's image in common
     rejected.close()
     numbers = range(len(list(shards.glob("title-*.npy"))))
 
@@ -350,7 +350,7 @@ def _assemble(
 
     record = {**origin_of(kb, encoder), "kb_entries": len(kb), "left_out": dict(rejected.reasons.most_common())}
     if leave_out.fingerprint:
-        record |= {LEFT_OUT_LIST: leave_out.fingerprint, NEAR_DUPLICATES: len(leave_out.pictures)}
+        record |= {LEFT_OUT_LIST: leave_out.fingerprint, NEAR_DUPLICATES: len(leave_out.images)}
     if captions := captions_of(kb):
         record |= {CAPTIONS: captions}
     if isinstance(kb, SectionKnowledge):

@@ -1,4 +1,4 @@
-"""Captions of entries' pictures in place of their summaries: the entries' side C and IC of mRAG (§3.1)."""
+"""Captions of entries' images in place of their summaries: the entries' side C and IC of mRAG (§3.1)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _read(kb: KnowledgeBase, path: str | Path) -> dict[str, str]:
             raise UserError(f'{where}: found {str(row)[:80]}, expected {{"entry_id": …, "caption": …}}')
         if entry_id not in kb:
             raise UserError(
-                f"{where}: the knowledge base {kb.folder} has no entry {entry_id}; give captions of its pictures"
+                f"{where}: the knowledge base {kb.folder} has no entry {entry_id}; give captions of its images"
             )
         captions[entry_id] = caption
     return captions

@@ -23,14 +23,14 @@ class EntryIndexSettings(IndexSettings):
         False, "encode entries' summaries too (else first passages), so that `summary_share` can weigh them"
     )
     captions: InputFile = setting(
-        "", "captions of entries' pictures to encode in place of summaries: `reflectune caption` writes them"
+        "", "captions of entries' images to encode in place of summaries: `reflectune caption` writes them"
     )
-    leave_out: InputFile = setting("", "pictures to leave out: a near_duplicates.jsonl that `test_pictures` wrote")
-    test_pictures: str = setting("", "data set whose pictures' near-duplicates are left out, and listed in `output`")
-    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_pictures`")
+    leave_out: InputFile = setting("", "images to leave out: a near_duplicates.jsonl that `test_images` wrote")
+    test_images: str = setting("", "data set whose images' near-duplicates are left out, and listed in `output`")
+    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_images`")
     distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
     batch_size: int = setting(64, "entries encoded together", ge=1)
-    workers: int = setting(4, "threads in each process that read pictures ahead of the model; 0: none", ge=0, le=256)
+    workers: int = setting(4, "threads in each process that read images ahead of the model; 0: none", ge=0, le=256)
     on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
     verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
 
@@ -41,15 +41,15 @@ class EntryIndexSettings(IndexSettings):
             yield "`captions` take the place of `summaries`; give one of the two"
 
     @cross_check
-    def test_picture_problems(self) -> Iterator[str]:
-        """Yield the problems of `test_pictures` and its splits."""
+    def test_image_problems(self) -> Iterator[str]:
+        """Yield the problems of `test_images` and its splits."""
         from reflectune.formats.dataset import split_issues  # slow to import
 
-        if self.test_pictures and self.leave_out:
-            yield "`leave_out` is a list that `test_pictures` makes; give one of the two"
-        if self.test_pictures and not Path(self.test_pictures, "dataset.json").is_file():
-            yield f"`test_pictures`: {self.test_pictures} has no dataset.json; give a data set's folder"
-        yield from split_issues("test_splits", self.test_pictures, self.test_splits)
+        if self.test_images and self.leave_out:
+            yield "`leave_out` is a list that `test_images` makes; give one of the two"
+        if self.test_images and not Path(self.test_images, "dataset.json").is_file():
+            yield f"`test_images`: {self.test_images} has no dataset.json; give a data set's folder"
+        yield from split_issues("test_splits", self.test_images, self.test_splits)
 
 
 def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
@@ -79,10 +79,10 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
 
     processes = launch_processes()
     kb = KnowledgeBase(config.knowledge)
-    if config.test_pictures and not config.dry_run:
+    if config.test_images and not config.dry_run:
         with processes.main_process_first():
             if not processes.index:
-                dataset = Dataset(Path(config.test_pictures))
+                dataset = Dataset(Path(config.test_images))
                 list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
         config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
@@ -101,10 +101,10 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
             print(f"{problem}; they would be left out")
         kb = SectionKnowledge(kb, leave_out) if sections else kb
         plan = plan_index(kb, encoder, config.store, summaries=summaries)
-        if config.test_pictures:
-            print(f"without the near-duplicates of the pictures of {config.test_pictures}")
-        if leave_out.pictures:
-            print(f"without {len(leave_out.pictures):,} near-duplicates of test pictures, listed in {config.leave_out}")
+        if config.test_images:
+            print(f"without the near-duplicates of the images of {config.test_images}")
+        if leave_out.images:
+            print(f"without {len(leave_out.images):,} near-duplicates of test images, listed in {config.leave_out}")
         print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
         check_room(Path(config.output), plan)
         sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
@@ -139,7 +139,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     print(f"{config.output}: {counts['entries']:,} {content} of {kb.name}")
     print(f"  searched by {counts['store']}{recall_of(counts)}")
     if config.leave_out:
-        print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test pictures, listed in {config.leave_out}")
+        print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test images, listed in {config.leave_out}")
     for reason, count in index.manifest.get("left_out", {}).items():
         print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
     return left_out(index.manifest)

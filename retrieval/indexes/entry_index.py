@@ -34,13 +34,13 @@ from reflectune.retrieval.stores.opening import Choice, open_store
 
 OWNERS: Final = "owners.npy"
 ENTRIES: Final = "entries.npy"
-PICTURELESS: Final = "pictureless.npy"
+WITHOUT_IMAGE: Final = "without_image.npy"
 """Files of positions: of each row its entry; of each entry its place in the knowledge base; the rows without image."""
 PRECISION: Final = "encoder_dtype"
 """The manifest's key for the precision of an encoder's weights; float32 isn't recorded."""
 NEAR_DUPLICATES: Final = "near_duplicates"
 LEFT_OUT_LIST: Final = "near_duplicates_fingerprint"
-"""In the manifest of an index without near-duplicates of test pictures: how many were left out, and by which list."""
+"""In the manifest of an index without near-duplicates of test images: how many were left out, and by which list."""
 AGAIN: Final = "delete the folder and build the index again"
 
 _FIELDS: Final = ({"image", "title"}, {"image", "title", "summary"})
@@ -179,7 +179,7 @@ def files_of(choice: Choice, fields: Sequence[str], by_section: bool = False) ->
     """Return the files of an index that don't change once it is built."""
     pairs = [SECTION_ENTRIES, SECTIONS] if by_section else []
     names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
-    return [OWNERS, ENTRIES, PICTURELESS, *pairs, *names, *([CODES] if choice.kind == "faiss" else [])]
+    return [OWNERS, ENTRIES, WITHOUT_IMAGE, *pairs, *names, *([CODES] if choice.kind == "faiss" else [])]
 
 
 def has_summaries(manifest: Mapping[str, Any]) -> bool:
@@ -206,7 +206,7 @@ def check_captions(index: Index) -> None:
 
 
 def collection_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of an index's server collection: a hash of its vectors, since a path's picture may change."""
+    """Return the name of an index's server collection: a hash of its vectors, since a path's image may change."""
     recorded, endings = manifest[CHECKSUMS], tuple(f".{suffix}" for suffix in SUFFIXES.values())
     hashes = {name: recorded[name].get("sha256") for name in recorded if name.endswith(endings)}
     return f"reflectune_{fingerprint(sorted(hashes.items()))[:16]}"

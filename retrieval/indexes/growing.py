@@ -19,7 +19,7 @@ from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
     OWNERS,
-    PICTURELESS,
+    WITHOUT_IMAGE,
     choice_of,
     collection_of,
     files_of,
@@ -63,21 +63,21 @@ def reopen_index(
     choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, tuple(manifest["fields"])), verify=False)
     store = ExactStore(folder, manifest["fields"], precision=choice.precision)
-    owners, entries, pictureless = (read_positions(folder / name) for name in (OWNERS, ENTRIES, PICTURELESS))
+    owners, entries, without_image = (read_positions(folder / name) for name in (OWNERS, ENTRIES, WITHOUT_IMAGE))
     has_image = np.ones(len(owners), dtype=bool)
-    has_image[pictureless] = False
+    has_image[without_image] = False
     rejected = _rejected(folder, kb)
     for number in range(manifest["kb_entries"] // shard_rows):
         first, last = number * shard_rows, (number + 1) * shard_rows
         begin, end = np.searchsorted(entries, [first, last])
         rows = np.arange(*np.searchsorted(owners, [begin, end]))
         vectors = store.get(rows)
-        pictured = has_image[rows]
+        with_images = has_image[rows]
         titled = np.searchsorted(owners[rows], np.arange(begin, end))  # the first row of each entry
         arrays = {
-            "image": vectors["image"][pictured].astype(choice.precision),
+            "image": vectors["image"][with_images].astype(choice.precision),
             **{name: vectors[name][titled].astype(choice.precision) for name in store.fields if name != "image"},
-            "owner": entries[owners[rows[pictured]]].astype(np.int64),
+            "owner": entries[owners[rows[with_images]]].astype(np.int64),
             "titled": entries[begin:end].astype(np.int64),
         }
         for part, array in arrays.items():

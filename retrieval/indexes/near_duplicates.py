@@ -1,6 +1,6 @@
-"""Pictures of a knowledge base that are test pictures too, by perceptual hashes: found, listed, left out of an index.
+"""Images of a knowledge base that are test images too, by perceptual hashes: found, listed, left out of an index.
 
-As in PMSR (appendix): with a test picture itself among the entries' pictures, retrieval by looks is too easy.
+As in PMSR (appendix): with a test image itself among the entries' images, retrieval by looks is too easy.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
 
 BITS: Final = 64
-"""Bits of a hash: signs of an 8 × 8 block of a picture's cosine transform."""
+"""Bits of a hash: signs of an 8 × 8 block of an image's cosine transform."""
 HASHES: Final = "hashes"
 LIST: Final = "near_duplicates.jsonl"
 
 Hashes = npt.NDArray[np.uint8]
-"""Shape (pictures, BITS / 8)."""
+"""Shape (images, BITS / 8)."""
 
 _ENTRIES: Final = 256
-"""Entries whose pictures are hashed between two writes; a crash loses at most these."""
+"""Entries whose images are hashed between two writes; a crash loses at most these."""
 
 
 @dataclass(frozen=True)
 class NearDuplicate:
-    """A picture of the knowledge base that is nearly a test picture.
+    """An image of the knowledge base that is nearly a test image.
 
     Attributes:
         entry: The id of the entry.
-        image: The picture's path, as the entry has it.
-        of: The path of the test picture that is nearest, as the data set's questions have it.
+        image: The image's path, as the entry has it.
+        of: The path of the test image that is nearest, as the data set's questions have it.
         distance: Bits that differ between the two hashes.
     """
 
@@ -62,20 +62,20 @@ class NearDuplicate:
 
 @dataclass(frozen=True)
 class Omission:
-    """Pictures to leave out of an index.
+    """Images to leave out of an index.
 
     Attributes:
-        pictures: Each as its entry's id and its path in the entry.
+        images: Each as its entry's id and its path in the entry.
         fingerprint: Of the list.
     """
 
-    pictures: frozenset[tuple[str, str]] = frozenset()
+    images: frozenset[tuple[str, str]] = frozenset()
     fingerprint: str = ""
 
     def without(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Return the entries without these pictures; one that has lost all is an entry without a picture."""
+        """Return the entries without these images; one that has lost all is an entry without an image."""
         for entry in entries:
-            kept = tuple(image for image in entry.images if (entry.id, image) not in self.pictures)
+            kept = tuple(image for image in entry.images if (entry.id, image) not in self.images)
             yield entry if kept == entry.images else dataclasses.replace(entry, images=kept)
 
 
@@ -83,9 +83,9 @@ NOTHING: Final = Omission()
 
 
 def perceptual_hash(image: Image.Image) -> str:
-    """Return the hash of a picture's look (ImageHash's `phash`), 16 hexadecimal digits.
+    """Return the hash of an image's look (ImageHash's `phash`), 16 hexadecimal digits.
 
-    It hardly changes when a picture is scaled or compressed. All pictures of one colour have the same.
+    It hardly changes when an image is scaled or compressed. All images of one colour have the same.
     """
     import imagehash  # an extra
 
@@ -93,43 +93,43 @@ def perceptual_hash(image: Image.Image) -> str:
 
 
 def find_near_duplicates(
-    kb: KnowledgeBase, pictures: Sequence[str], image_roots: Roots, folder: Path, *, distance: int = 0
+    kb: KnowledgeBase, images: Sequence[str], image_roots: Roots, folder: Path, *, distance: int = 0
 ) -> tuple[list[NearDuplicate], dict[str, int]]:
-    """Find the pictures of a knowledge base within `distance` of a test picture, in the knowledge base's order.
+    """Find the images of a knowledge base within `distance` of a test image, in the knowledge base's order.
 
-    Hashes are stored in the folder: a run resumes, and different test pictures or distances need no second reading.
+    Hashes are stored in the folder: a run resumes, and different test images or distances need no second reading.
 
     Args:
         kb: The knowledge base.
-        pictures: Paths of the test pictures, as in the data set's questions.
+        images: Paths of the test images, as in the data set's questions.
         image_roots: Folders that these may lie in; relative ones start at the first.
         folder: Folder of the hashes.
         distance: Bits of 64 that may differ; 0: equal hashes, PMSR's rule.
 
     Returns:
-        The near-duplicates, and the numbers of `pictures` in the knowledge base, `unreadable` ones and `test_pictures`.
+        The near-duplicates, and the numbers of `images` in the knowledge base, `unreadable` ones and `test_images`.
 
     Raises:
-        UserError: A test picture is bad, or there is none.
+        UserError: A test image is bad, or there is none.
     """
-    if not pictures:
-        raise UserError("no question has a picture: there is nothing to compare the knowledge base with")
-    with ThreadPoolExecutor() as pool:  # pictures are decoded outside Python's lock
-        tested = list(pool.map(lambda path: perceptual_hash(load_image(path, root=image_roots)), pictures))
+    if not images:
+        raise UserError("no question has an image: there is nothing to compare the knowledge base with")
+    with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
+        tested = list(pool.map(lambda path: perceptual_hash(load_image(path, root=image_roots)), images))
         rows = _hashed(kb, folder, pool)
     index = faiss.IndexBinaryFlat(BITS)
     index.add(_bytes(tested))
     duplicates: list[NearDuplicate] = []
-    counts = {"pictures": 0, "unreadable": 0, "test_pictures": len(pictures)}
+    counts = {"images": 0, "unreadable": 0, "test_images": len(images)}
     for row in rows:
-        hashed = [each for each in row["pictures"] if each[2] is not None]
-        counts["pictures"] += len(row["pictures"])
-        counts["unreadable"] += len(row["pictures"]) - len(hashed)
+        hashed = [each for each in row["images"] if each[2] is not None]
+        counts["images"] += len(row["images"])
+        counts["unreadable"] += len(row["images"]) - len(hashed)
         if not hashed:
             continue
         bits, nearest = index.search(_bytes([each[2] for each in hashed]), 1)
         duplicates += [
-            NearDuplicate(entry, image, pictures[int(place)], int(apart))
+            NearDuplicate(entry, image, images[int(place)], int(apart))
             for (entry, image, _), place, apart in zip(hashed, nearest[:, 0], bits[:, 0], strict=True)
             if apart <= distance
         ]
@@ -139,41 +139,41 @@ def find_near_duplicates(
 def list_near_duplicates(
     kb: KnowledgeBase, dataset: Dataset, splits: Iterable[str], folder: Path, distance: int
 ) -> None:
-    """Write `LIST` into a folder, the near-duplicates of the pictures of a data set's splits, and print how many.
+    """Write `LIST` into a folder, the near-duplicates of the images of a data set's splits, and print how many.
 
     Raises:
         UserError: See `find_near_duplicates`; or the folder has another list, which an index there depends on.
     """
-    pictures = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
-    duplicates, counts = find_near_duplicates(kb, pictures, dataset.image_roots, folder, distance=distance)
+    images = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
+    duplicates, counts = find_near_duplicates(kb, images, dataset.image_roots, folder, distance=distance)
     path, lines = folder / LIST, as_lines(duplicates)
     has_index = any((folder / name).exists() for name in (MANIFEST, UNFINISHED))
     if has_index and path.is_file() and path.read_text(encoding="utf-8") != lines:
         raise UserError(
-            f"{path} lists other near-duplicates than are found now: the knowledge base, the test pictures or "
+            f"{path} lists other near-duplicates than are found now: the knowledge base, the test images or "
             "`distance` changed, and the folder's index depends on the list; build the index in another folder"
         )
     write_atomically(path, lines)
     tested, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
     print(
-        f"{path}: {len(duplicates):,} of {counts['pictures']:,} pictures, of {entries:,} entries, are within "
-        f"{distance} bits of {tested:,} of {counts['test_pictures']:,} test pictures"
+        f"{path}: {len(duplicates):,} of {counts['images']:,} images, of {entries:,} entries, are within "
+        f"{distance} bits of {tested:,} of {counts['test_images']:,} test images"
     )
     if counts["unreadable"]:
-        print(f"  {counts['unreadable']:,} pictures of the knowledge base can't be read and were not compared")
+        print(f"  {counts['unreadable']:,} images of the knowledge base can't be read and were not compared")
 
 
 def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
-    """Return the pictures to leave out of an index, from a list of near-duplicates.
+    """Return the images to leave out of an index, from a list of near-duplicates.
 
     Raises:
-        UserError: The file is missing, a row of it is none, or names a picture that the knowledge base hasn't.
+        UserError: The file is missing, a row of it is none, or names an image that the knowledge base hasn't.
     """
-    pictures: set[tuple[str, str]] = set()
+    images: set[tuple[str, str]] = set()
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} can't be read: {error}; build_index makes it of `test_pictures`") from error
+        raise UserError(f"{path} can't be read: {error}; build_index makes it of `test_images`") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -183,15 +183,15 @@ def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
             raise UserError(f"{path}:{number} lists no near-duplicate ({error}); make the list again") from error
         if row.entry not in kb or row.image not in kb.get(row.entry).images:
             raise UserError(
-                f"{path}:{number}: the knowledge base {kb.name} has no picture {row.image} of entry {row.entry}; the "
+                f"{path}:{number}: the knowledge base {kb.name} has no image {row.image} of entry {row.entry}; the "
                 "list is of a different one, so make it again"
             )
-        pictures.add((row.entry, row.image))
-    return Omission(frozenset(pictures), sha256_of(Path(path))[:16])
+        images.add((row.entry, row.image))
+    return Omission(frozenset(images), sha256_of(Path(path))[:16])
 
 
 def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
-    """Hash the pictures that the log lacks; yield a row for several entries, of `[entry, image, hash or null]`."""
+    """Hash the images that the log lacks; yield a row for several entries, of `[entry, image, hash or null]`."""
     key = fingerprint([kb.fingerprint, BITS, _ENTRIES])
     logs = Logs(folder, f"{HASHES}.{key}.jsonl", key)  # a knowledge base that has grown has a log of its own
     hash_one = partial(_hash_of, root=(kb.image_root, kb.folder.parent))
@@ -200,20 +200,20 @@ def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
         entries = [kb.get(kb.id_at(number)) for number in numbers]
         places = [(entry.id, image) for entry in entries for image in entry.images]
         hashes = pool.map(hash_one, (path for entry in entries for path in kb.image_paths(entry)))
-        return {"pictures": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
+        return {"images": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
 
     rows = run_chunks(range(len(kb)), _ENTRIES, make, logs, desc="hashing")
 
     def read_again(row: Row) -> Row:
         """Hash what could not be read: it may have been replaced since."""
-        found = [(entry, image, bits or hash_one(kb.image_root / image)) for entry, image, bits in row["pictures"]]
-        return {"pictures": found}
+        found = [(entry, image, bits or hash_one(kb.image_root / image)) for entry, image, bits in row["images"]]
+        return {"images": found}
 
     return map(read_again, rows)
 
 
 def _hash_of(path: Path, root: Roots) -> str | None:
-    """Return the hash of a picture; None for one that can't be read, which `build_index` reports."""
+    """Return the hash of an image; None for one that can't be read, which `build_index` reports."""
     try:
         return perceptual_hash(load_image(path, root=root))
     except BadImage:

@@ -1,6 +1,6 @@
-"""A knowledge base as pairs of a picture and a section (MI-RAG, §3.4 and appendix D): one row each of an index.
+"""A knowledge base as pairs of an image and a section (MI-RAG, §3.4 and appendix D): one row each of an index.
 
-A pair's picture is its entry's first one; its text is the section's summary. Gold ids stay those of entries.
+A pair's image is its entry's first one; its text is the section's summary. Gold ids stay those of entries.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SectionKnowledge(KnowledgeBase):
 
     Args:
         kb: The knowledge base.
-        leave_out: Pictures that no section may have.
+        leave_out: Images that no section may have.
 
     Attributes:
         articles: Position of each section's entry in `kb`, shape (sections,).
@@ -69,7 +69,7 @@ class SectionKnowledge(KnowledgeBase):
                 yield dataclasses.replace(entry, title=pair_text(section), images=entry.images[:1])
 
     def image_counts(self) -> Iterator[int]:
-        """Yield 1 for each section of an entry with a picture, else 0."""
+        """Yield 1 for each section of an entry with an image, else 0."""
         counts = list(self._kb.image_counts())
         return (min(counts[article], 1) for article in self.articles)
 

@@ -1,4 +1,4 @@
-"""Speed of encoding on this machine, by a trial of the first pictures, titles or passages; nothing is stored."""
+"""Speed of encoding on this machine, by a trial of the first images, titles or passages; nothing is stored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from reflectune.formats.passages import summary_text
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.indexes.pictures import PicturePlace, encode_pictures, has_title, places_of
+from reflectune.retrieval.indexes.images import ImagePlace, encode_images, has_title, places_of
 from reflectune.retrieval.indexes.text_index import Cutting
 
 _BATCHES = 3
-"""Batches of pictures in a trial; the first one warms up and isn't counted."""
+"""Batches of images in a trial; the first one warms up and isn't counted."""
 _PASSAGES = 256
 
 
@@ -30,7 +30,7 @@ class Part:
     """Encoding work of one kind.
 
     Attributes:
-        what: `pictures`, `titles`, `summaries` or `passages`.
+        what: `images`, `titles`, `summaries` or `passages`.
         count: Number of them.
         rate: Number that one process encodes a second; 0 without any to try.
     """
@@ -59,15 +59,15 @@ def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
 def try_entries(
     kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int, workers: int, summaries: bool = False
 ) -> list[Part]:
-    """Measure how fast a knowledge base's pictures, titles and summaries are encoded by `build_index`.
+    """Measure how fast a knowledge base's images, titles and summaries are encoded by `build_index`.
 
-    Unreadable pictures are left out. The first batch warms up, while the next pictures are read.
+    Unreadable images are left out. The first batch warms up, while the next images are read.
 
     Args:
         kb: The knowledge base.
         encoder: The encoder.
-        batch_size: Entries, and pictures, to encode together.
-        workers: Threads that read pictures.
+        batch_size: Entries, and images, to encode together.
+        workers: Threads that read images.
         summaries: Encode summaries too.
     """
     images = sum(kb.image_counts())
@@ -78,7 +78,7 @@ def try_entries(
     parts = []
     if images:
         batches = list(islice(_batches(kb, batch_size), _BATCHES))
-        parts.append(Part("pictures", images, _picture_rate(kb, encoder, batches, workers)))
+        parts.append(Part("images", images, _image_rate(kb, encoder, batches, workers)))
     for what, some in texts.items() if entries else ():
         parts.append(Part(what, len(kb), _rate(functools.partial(encode_entry_texts, encoder, some), len(some))))
     return parts
@@ -98,22 +98,22 @@ def try_passages(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, rows
     return Part("passages", rows, _rate(lambda: encoder.encode_passages(texts), len(texts)) if texts else 0.0)
 
 
-def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[PicturePlace]]:
-    """Yield the knowledge base's pictures in batches."""
+def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[ImagePlace]]:
+    """Yield the knowledge base's images in batches."""
     entries: Iterator[tuple[int, Entry]] = enumerate(kb)
-    pictures = (place for pair in entries for places in places_of(kb, [pair], 1) for place in places)
-    yield from iter(lambda: list(islice(pictures, batch_size)), [])
+    images = (place for pair in entries for places in places_of(kb, [pair], 1) for place in places)
+    yield from iter(lambda: list(islice(images, batch_size)), [])
 
 
-def _picture_rate(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[PicturePlace]], workers: int
+def _image_rate(
+    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[ImagePlace]], workers: int
 ) -> float:
-    """Return readable pictures encoded per second, without the first of several batches; 0 if none is readable."""
+    """Return readable images encoded per second, without the first of several batches; 0 if none is readable."""
     warm = len(batches) > 1
-    with closing(encode_pictures(kb, encoder, batches if warm else [*batches, *batches], workers)) as encoded:
+    with closing(encode_images(kb, encoder, batches if warm else [*batches, *batches], workers)) as encoded:
         next(encoded)
         start = time.perf_counter()
-        good = sum(len(pictures.owners) for pictures in encoded)
+        good = sum(len(images.owners) for images in encoded)
     return good / (time.perf_counter() - start)
 
 

@@ -19,7 +19,7 @@ from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
     OWNERS,
-    PICTURELESS,
+    WITHOUT_IMAGE,
     check_origin,
     collection_of,
     files_of,
@@ -86,11 +86,11 @@ def write_index(
         vectors = ExactStore(folder, fields, precision=choice.precision)
     owners: list[Positions] = []
     entries: list[Positions] = []
-    pictured: list[npt.NDArray[np.bool_]] = []
+    with_images: list[npt.NDArray[np.bool_]] = []
     first, is_there = 0, len(vectors) == rows
     for block in blocks():
         image, owner, has_image = _rows(block, neutral)
-        pictured.append(has_image)
+        with_images.append(has_image)
         if not is_there:
             texts = {name: np.asarray(array, dtype=np.float32)[owner] for name, array in block.texts.items()}
             vectors.add({"image": image, **texts})
@@ -99,7 +99,7 @@ def write_index(
         first += len(block.titled)
     write_array(folder / OWNERS, np.concatenate(owners).astype(np.int32))
     write_array(folder / ENTRIES, np.concatenate(entries).astype(np.int32))
-    write_array(folder / PICTURELESS, np.flatnonzero(~np.concatenate(pictured)).astype(np.int32))
+    write_array(folder / WITHOUT_IMAGE, np.flatnonzero(~np.concatenate(with_images)).astype(np.int32))
     manifest = {
         **record,
         "fields": dict(fields),
@@ -117,7 +117,7 @@ def write_index(
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):
-        manifest["search"] = store.calibrate(_queries(store, np.concatenate(pictured), encoder))
+        manifest["search"] = store.calibrate(_queries(store, np.concatenate(with_images), encoder))
         manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
 
@@ -185,13 +185,13 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
     return image, owner, has_image
 
 
-def _queries(store: FaissStore, pictured: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
+def _queries(store: FaissStore, with_images: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
     """Return queries like those to come: images of the knowledge base, with field weights from 0 to 1.
 
     An encoder that compares no image with a text takes the images' own titles. If summaries are a field, one query in
     three gives them half of its title's weight, and one all of it.
     """
-    rows = np.flatnonzero(pictured if pictured.any() else ~pictured)
+    rows = np.flatnonzero(with_images if with_images.any() else ~with_images)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))
     drawn = store.get(sample)
     images = titles = drawn["image"]

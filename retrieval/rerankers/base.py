@@ -45,10 +45,10 @@ class Reranker(Protocol):
 
 
 @runtime_checkable
-class PictureReranker(Reranker, Protocol):
-    """Ranks each question's passages by the question and its picture."""
+class ImageReranker(Reranker, Protocol):
+    """Ranks each question's passages by the question and its image."""
 
-    def rank_pictured(
+    def rank_with_images(
         self,
         questions: Sequence[str],
         images: Sequence[Image.Image],
@@ -56,7 +56,7 @@ class PictureReranker(Reranker, Protocol):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """Rank as `rank` does, with a picture of each question, and its entries' retrieval scores by entry id."""
+        """Rank as `rank` does, with an image of each question, and its entries' retrieval scores by entry id."""
         ...
 
 

@@ -15,8 +15,8 @@ from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 Kind = Literal["words", "embedding", "cross_encoder", "encoder", "q_former"]
 DocumentRanking = Literal["words", "reranker"]
 DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
-PICTURED: Final[tuple[Kind, ...]] = ("encoder", "q_former")
-"""Rerankers that read a question with its picture."""
+WITH_IMAGES: Final[tuple[Kind, ...]] = ("encoder", "q_former")
+"""Rerankers that read a question with its image."""
 _TEXT: Final = ("embedding", "cross_encoder")
 _READERS: Final[Mapping[str, tuple[Kind, ...]]] = {
     "reranker_pooling": ("embedding",),
@@ -35,7 +35,7 @@ class RerankerConfig(Settings):
 
     reranker: Kind = setting(
         "words",
-        "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder; by the picture, too: encoder "
+        "reranker of passages: words (BM25), embedding (a text retriever), cross_encoder; by the image, too: encoder "
         "(images and texts), q_former (EchoSight)",
     )
     reranker_model: EncoderName = setting(
@@ -68,9 +68,9 @@ class RerankerConfig(Settings):
         )
 
     def text_issues(self, names: str) -> Iterator[str]:
-        """Yield the problem of a reranker that reads pictures, where `names` rerank by texts alone."""
-        if self.reranker in PICTURED:
-            yield f"`reranker: {self.reranker}` reads pictures, and {names} rerank by texts alone"
+        """Yield the problem of a reranker that reads images, where `names` rerank by texts alone."""
+        if self.reranker in WITH_IMAGES:
+            yield f"`reranker: {self.reranker}` reads images, and {names} rerank by texts alone"
 
     def as_used(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return settings by key for a run's hash, with the similarity and length in use for unset ones."""

@@ -38,7 +38,7 @@ def load_reranker(
 
         return QFormerReranker(Path(model), settings or TextSettings(), find_device(device))
     if kind == "encoder":
-        from reflectune.retrieval.rerankers.pictured import EncoderReranker  # slow to import
+        from reflectune.retrieval.rerankers.encoder import EncoderReranker  # slow to import
 
         return EncoderReranker(model, settings or TextSettings(), device)
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it

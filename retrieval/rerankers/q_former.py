@@ -1,4 +1,4 @@
-"""EchoSight's reranker (arXiv 2407.12735): a Q-Former reads the question with its picture, and passages by themselves.
+"""EchoSight's reranker (arXiv 2407.12735): a Q-Former reads the question with its image, and passages by themselves.
 
 Its published weights are a `torch.save` of the state dict of a BLIP-2 in LAVIS's layout: EVA-CLIP-g, the Q-Former with
 its text branch, and two projections. transformers has the same modules under different names. The outputs of the
@@ -34,7 +34,7 @@ from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, place
 ENTRY_SHARE: Final = 0.5
 """Share of the entry's similarity in a passage's score, the rest is the Q-Former's: α of EchoSight's evaluation."""
 _WIDEST: Final = 1.25
-"""Aspect ratio beyond which a picture is padded."""
+"""Aspect ratio beyond which an image is padded."""
 _MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _WORDS: Final = 512
 _PUNCTUATION, _SPACES = re.compile(r'[.!"()*#:;~]'), re.compile(r"\s{2,}")
@@ -72,7 +72,7 @@ class QFormerReranker:
 
     Example:
         >>> reranker = QFormerReranker(Path("models/echosight"), TextSettings(), torch.device("cpu"))
-        >>> reranker.rank_pictured(["How tall is it?"], [photo], [passages], [{"Q243": 0.4}])[0][0].score
+        >>> reranker.rank_with_images(["How tall is it?"], [photo], [passages], [{"Q243": 0.4}])[0][0].score
         0.53
     """
 
@@ -91,17 +91,17 @@ class QFormerReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Refuse: a question without its picture can't be compared.
+        """Refuse: a question without its image can't be compared.
 
         Raises:
             UserError: Always.
         """
         raise UserError(
-            "`reranker: q_former` reads a question with its picture, which is not given here: it picks the passages of "
+            "`reranker: q_former` reads a question with its image, which is not given here: it picks the passages of "
             "naive_rag and build_plain, and orders those of mrag (`rerank: reranker`); take `words` otherwise"
         )
 
-    def rank_pictured(
+    def rank_with_images(
         self,
         questions: Sequence[str],
         images: Sequence[Image.Image],
@@ -109,7 +109,7 @@ class QFormerReranker:
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """See `PictureReranker.rank_pictured`. Each distinct passage is read once."""
+        """See `ImageReranker.rank_with_images`. Each distinct passage is read once."""
         texts = [[passage_words(one) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:
@@ -129,7 +129,7 @@ class QFormerReranker:
 
     @torch.inference_mode()
     def _encode_question(self, question: str, image: Image.Image) -> Tensor:
-        """Encode a question and its picture as the outputs of the query tokens: unit length, (tokens, dimensions)."""
+        """Encode a question and its image as the outputs of the query tokens: unit length, (tokens, dimensions)."""
         model = self._model
         side = int(model.config.vision_config.image_size)  # type: ignore[arg-type]  # one number in every published one
         pixels = pixel_values(image, side).to(model.device, model.dtype)
@@ -171,7 +171,7 @@ def passage_words(passage: Passage) -> str:
 
 
 def pixel_values(image: Image.Image, side: int) -> Tensor:
-    """Return a picture as EchoSight reads it: padded with black if long, center-cropped, shape (1, 3, side, side)."""
+    """Return an image as EchoSight reads it: padded with black if long, center-cropped, shape (1, 3, side, side)."""
     image = to_rgb(image)
     width, height = image.size
     if max(width, height) / min(width, height) >= _WIDEST:

@@ -80,8 +80,8 @@ class EntryRetriever:
     I_k). If the encoder has a separate space for titles, sim(I, T_k) compares T_k with the encoder's map of I into that
     space. Scores lie in [-1, 1]. Entries with equal scores keep the order of the knowledge base.
 
-    The vectors of a batch of pictures are cached: the next pipeline mostly searches for the same batch. The cache is by
-    batch and not by picture, since an encoder's last digits depend on the batch.
+    The vectors of a batch of images are cached: the next pipeline mostly searches for the same batch. The cache is by
+    batch and not by image, since an encoder's last digits depend on the batch.
 
     Args:
         index: Index of the knowledge base.
@@ -90,7 +90,7 @@ class EntryRetriever:
         summary_share: Share of w that is on an entry's summary instead of its title; above 0 the index needs summaries.
 
     Attributes:
-        most_kept: Most batches of pictures whose vectors are cached; 2^14 of 16 pictures take 800 MB at 768 dimensions.
+        most_kept: Most batches of images whose vectors are cached; 2^14 of 16 images take 800 MB at 768 dimensions.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -119,8 +119,8 @@ class EntryRetriever:
         """Return the `top_n` best entries for each image, each once, best first; all entries if there are fewer.
 
         Args:
-            images: The pictures.
-            top_n: Number of entries a picture, at least 1.
+            images: The images.
+            top_n: Number of entries an image, at least 1.
         """
         weights = equation_3(self._title_weight).with_summaries(self._summary_share)
         return self.search_queries([Query(image) for image in images], top_n, weights=weights)
@@ -170,7 +170,7 @@ class EntryRetriever:
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
-        different = dict(zip(contents, queries, strict=True))  # several questions are asked about one picture
+        different = dict(zip(contents, queries, strict=True))  # several questions are asked about one image
         weights_of: dict[_Content, Mapping[str, float]] = {}
         for content, query in different.items():
             query_weights = weights or usual_weights(query, self._title_weight, self._summary_share)
@@ -197,7 +197,7 @@ class EntryRetriever:
 
         Args:
             weights: Weights of the parts of a score.
-            captions: True if the index's summaries must be captions of pictures.
+            captions: True if the index's summaries must be captions of images.
 
         Raises:
             UserError: See `search_queries`; or the index has no captions.
@@ -213,7 +213,7 @@ class EntryRetriever:
             )
         if isinstance(self._encoder, DecoupledEncoder) and (weights.title or weights.summary or weights.text_image):
             raise UserError(
-                f"the encoder {self._encoder.name} compares images with images and texts with texts only: a picture "
+                f"the encoder {self._encoder.name} compares images with images and texts with texts only: an image "
                 "can't be compared with titles or summaries; set `title_weight: 0`, or search with a text too"
             )
         check_fusion(self._encoder, weights.fusion)
@@ -221,7 +221,7 @@ class EntryRetriever:
     def exactly(self) -> EntryRetriever:
         """Return the retriever with an exact search of an approximate store's rows; itself if its store is exact.
 
-        The two share encoded pictures.
+        The two share encoded images.
         """
         if exact_store(self._index.store) is self._index.store:
             return self
@@ -229,7 +229,7 @@ class EntryRetriever:
         return self._twin(index, title_weight=self._title_weight, summary_share=self._summary_share)
 
     def weighted(self, *, title_weight: float, summary_share: float = 0.0) -> EntryRetriever:
-        """Return the same with other weights of its own. The two share encoded pictures.
+        """Return the same with other weights of its own. The two share encoded images.
 
         Raises:
             UserError: Summaries are to be weighed, and the index has none.
@@ -239,7 +239,7 @@ class EntryRetriever:
         return self._twin(self._index, title_weight=title_weight, summary_share=summary_share)
 
     def _twin(self, index: Index, **weights: float) -> EntryRetriever:
-        """Return a retriever with the same encoder, and the pictures that it encoded."""
+        """Return a retriever with the same encoder, and the images that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
         twin._kept, twin.most_kept = self._kept, self.most_kept
         return twin
@@ -282,12 +282,12 @@ class EntryRetriever:
             by_text.update((text, dict.fromkeys(_TEXT_PARTS, encoded[n])) for n, text in enumerate(texts))
         return {content: {**by_image.get(content.image, {}), **by_text.get(content.text, {})} for content in queries}
 
-    def _encode_images(self, pictures: Mapping[bytes, Image.Image]) -> Vectors:
-        """Return vectors of a batch of pictures, by what tells them apart."""
-        key = tuple(pictures)
+    def _encode_images(self, images: Mapping[bytes, Image.Image]) -> Vectors:
+        """Return vectors of a batch of images, by what tells them apart."""
+        key = tuple(images)
         if (kept := self._kept.get(key)) is not None:
             return kept
-        vectors = self._encoder.encode_images(list(pictures.values()))
+        vectors = self._encoder.encode_images(list(images.values()))
         self._kept[key] = vectors
         if len(self._kept) > self.most_kept:
             self._kept.pop(next(iter(self._kept)))
@@ -342,7 +342,7 @@ class EntryRetriever:
 
 
 class _Content(NamedTuple):
-    """Identity of a query: a hash of the picture's pixels, b"" without one, and the text."""
+    """Identity of a query: a hash of the image's pixels, b"" without one, and the text."""
 
     image: bytes
     text: str

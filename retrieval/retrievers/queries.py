@@ -37,7 +37,7 @@ class Query:
     """Query of a search.
 
     Attributes:
-        image: A picture, or None.
+        image: An image, or None.
         text: A question, a query that was written for it, or a caption; "" for none.
         inside: Text that selects passages inside the entries found; "" for `text`.
 

@@ -1,4 +1,4 @@
-"""Retrieval by rankings that somebody else made, Google Lens for example: a file says which entries a picture shows."""
+"""Retrieval by rankings that somebody else made, Google Lens for example: a file says which entries an image shows."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
 
 @dataclass(frozen=True)
 class Ranking:
-    """Row of the file: the entities found for a picture.
+    """Row of the file: the entities found for an image.
 
     Attributes:
-        image: Path of the picture, as in the data set's questions.
+        image: Path of the image, as in the data set's questions.
         entities: Ids of entries, best first; empty if nothing was found.
         scores: One an entity, never rising; empty: by `ranked_scores`.
     """
@@ -44,13 +44,13 @@ class Ranking:
 
 
 class RankedRetriever:
-    """Return for a picture the entries that a file lists for it.
+    """Return for an image the entries that a file lists for it.
 
-    Pictures are distinguished by their pixels, since a retriever sees no file names: the files of the rankings are
-    read once, when it is opened. Of two rows with one picture the first counts.
+    Images are distinguished by their pixels, since a retriever sees no file names: the files of the rankings are
+    read once, when it is opened. Of two rows with one image the first counts.
 
     Args:
-        rankings: Entries, best first, and their scores or None, by the hash of a picture's pixels (`pixel_hash`).
+        rankings: Entries, best first, and their scores or None, by the hash of an image's pixels (`pixel_hash`).
         kb: Name of the knowledge base of the entries.
         rule: Score of an entry without one.
     """
@@ -91,14 +91,14 @@ class RankedRetriever:
     def search_queries(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
     ) -> list[list[Hit]]:
-        """Return for each query the first entries of its picture; texts and weights don't count.
+        """Return for each query the first entries of its image; texts and weights don't count.
 
         Raises:
-            ValueError: A query has no picture.
+            ValueError: A query has no image.
         """
         images = [query.image for query in queries if query.image is not None]
         if len(images) < len(queries):
-            raise ValueError("ranked entities are listed by picture, and a query has none")
+            raise ValueError("ranked entities are listed by image, and a query has none")
         return self.search(images, top_n)
 
 
@@ -125,10 +125,10 @@ def open_ranked(
         rule: Score of a rank.
 
     Raises:
-        UserError: The file is missing, a row of it is not a ranking, or none of its pictures exists.
+        UserError: The file is missing, a row of it is not a ranking, or none of its images exists.
     """
     rankings = list(read_rankings(path))
-    with ThreadPoolExecutor() as pool:  # pictures are decoded outside Python's lock
+    with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
         hashes = list(pool.map(partial(_hash_of, roots=image_roots), [ranking.image for ranking in rankings]))
     kept: dict[bytes, list[tuple[str, float | None]]] = {}
     unknown = entities = 0
@@ -140,10 +140,10 @@ def open_ranked(
             kept.setdefault(pixels, _scored(ids, ranking.scores))
     absent = [ranking.image for ranking, pixels in zip(rankings, hashes, strict=True) if pixels is None]
     if not kept:
-        message = f"the picture {absent[0]} isn't there, nor are the others" if absent else "it is empty"
+        message = f"the image {absent[0]} isn't there, nor are the others" if absent else "it is empty"
         raise UserError(f"{path}: {message}; its `image`s are paths as in the data set's questions")
-    message = f"{path}: rankings of {len(rankings):,} pictures; left out: {unknown:,} of {entities:,} entities, which "
-    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} pictures that can't be read"
+    message = f"{path}: rankings of {len(rankings):,} images; left out: {unknown:,} of {entities:,} entities, which "
+    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} images that can't be read"
     print(message + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
     return RankedRetriever(kept, knowledge.name, rule)
 
@@ -172,7 +172,7 @@ def _ranking(line: bytes, where: str) -> Ranking:
         raise UserError(f"{where}: {problem}; {fix}") from error
     scores = ranking.scores
     if not ranking.image.strip():
-        raise UserError(f"{where}: `image` is empty; name the picture as the data set's questions do")
+        raise UserError(f"{where}: `image` is empty; name the image as the data set's questions do")
     if scores is not None and len(scores) != len(ranking.entities):
         raise UserError(f"{where}: {len(scores)} scores for {len(ranking.entities)} entities; give each one, or none")
     if scores is not None and not all(map(math.isfinite, scores)):
@@ -183,7 +183,7 @@ def _ranking(line: bytes, where: str) -> Ranking:
 
 
 def _hash_of(image: str, roots: Roots) -> bytes | None:
-    """Return the hash of a picture's pixels, below the first root that has it; None if it can't be read."""
+    """Return the hash of an image's pixels, below the first root that has it; None if it can't be read."""
     for root in [roots] if isinstance(roots, str | Path) else roots:
         with suppress(BadImage):
             return pixel_hash(load_image(Path(root).absolute() / image, root=roots))

@@ -31,7 +31,7 @@ from reflectune.retrieval.retrievers.two_stage import article_of
 def search_address(url: str) -> str:
     """Return a problem if this can't be a search server's address.
 
-    Plain http is for this machine and private networks only: a query holds a user's picture and question.
+    Plain http is for this machine and private networks only: a query holds a user's image and question.
     """
     if not url:
         return ""

@@ -13,7 +13,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "data_builders.convert": "Convert a data set or a knowledge base to a data set folder.",
     },
     "index": {
-        "inference.caption": "Caption the first picture of each entry of a knowledge base.",
+        "inference.caption": "Caption the first image of each entry of a knowledge base.",
         "retrieval.build_index": "Index the images and titles of a knowledge base, or its sections, or its passages.",
         "inference.recall": "Measure how often retrieval finds the right entries and passages.",
     },

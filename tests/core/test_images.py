@@ -97,7 +97,7 @@ def test_unsigned_32_bits_are_brighter_than_half_of_them(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_picture_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
+def test_an_image_that_is_not_finite_is_refused(tmp_path: Path, value: float) -> None:
     Image.fromarray(np.array([[0, value]], np.float32)).save(tmp_path / "bad.tif")
     with pytest.raises(BadImage, match=r"unreadable: .*bad\.tif \(needed by q7\): it holds NaN or infinite values"):
         load_image(tmp_path / "bad.tif", needed_by="q7")
@@ -145,7 +145,7 @@ TURNS |= {5: [[0, 2], [1, 3]], 6: [[2, 0], [3, 1]], 7: [[3, 1], [2, 0]], 8: [[1,
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "webp", "tif"])
 @pytest.mark.parametrize("orientation", TURNS)
-def test_a_picture_stands_upright(tmp_path: Path, orientation: int, ending: str) -> None:
+def test_an_image_stands_upright(tmp_path: Path, orientation: int, ending: str) -> None:
     corners = np.kron(np.array([[0, 1], [2, 3]]) * 80, np.ones((16, 24))).astype(np.uint8)
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -159,7 +159,7 @@ def test_a_picture_stands_upright(tmp_path: Path, orientation: int, ending: str)
     assert not image.info
 
 
-def test_a_turned_picture_of_16_bits_is_turned_and_scaled(tmp_path: Path) -> None:
+def test_a_turned_image_of_16_bits_is_turned_and_scaled(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(np.array([[0, 65535]], np.uint16)).save(tmp_path / "deep.png", exif=exif)
@@ -169,7 +169,7 @@ def test_a_turned_picture_of_16_bits_is_turned_and_scaled(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize("orientation", [b"Exif\0\0II*", b"Exif\0\0MM\0*\0\0\0\xff\0\1", b"nonsense"])
-def test_damaged_exif_leaves_a_picture_as_it_is(tmp_path: Path, orientation: bytes) -> None:
+def test_damaged_exif_leaves_an_image_as_it_is(tmp_path: Path, orientation: bytes) -> None:
     image = Image.effect_noise((48, 32), 50)
     image.save(tmp_path / "plain.png")
     image.save(tmp_path / "damaged.png", exif=orientation)
@@ -207,7 +207,7 @@ def test_a_header_is_read_without_decoding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 65_500), (3, 601), (30_000, 2)])
-def test_a_strip_is_refused_by_name_and_a_narrow_picture_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_a_strip_is_refused_by_name_and_a_narrow_image_is_read(tmp_path: Path, size: tuple[int, int]) -> None:
     Image.new("RGB", size).save(path := tmp_path / "strip.png")
     problem = rf"image too narrow: {{}}{size[0]:,} × {size[1]:,} pixels, with one side more than 200 times the other"
     for read in (load_image, open_image, read_header):
@@ -220,7 +220,7 @@ def test_a_strip_is_refused_by_name_and_a_narrow_picture_is_read(tmp_path: Path,
 
 
 def png(**options: object) -> bytes:
-    """Return a small picture that is stored turned by 180 degrees, by its EXIF."""
+    """Return a small image that is stored turned by 180 degrees, by its EXIF."""
     exif = Image.Exif()
     exif[0x0112] = 3
     file = io.BytesIO()
@@ -269,7 +269,7 @@ def test_a_png_is_read_without_large_texts_and_profiles(options: dict[str, objec
         ("gif", {}, "P", False),
     ],
 )
-def test_a_picture_is_sent_in_its_own_bytes_if_any_server_reads_the_same(
+def test_an_image_is_sent_in_its_own_bytes_if_any_server_reads_the_same(
     tmp_path: Path, ending: str, options: dict[str, object], mode: str, kept: bool
 ) -> None:
     Image.new(mode, (30, 20)).save(path := tmp_path / f"a.{ending}", **options)
@@ -284,7 +284,7 @@ def test_a_picture_is_sent_in_its_own_bytes_if_any_server_reads_the_same(
     assert encode_image(image, 600) == (mime, content)
 
 
-def test_pictures_are_opened_in_one_module() -> None:
+def test_images_are_opened_in_one_module() -> None:
     """No exception: whoever calls Pillow's `open` elsewhere sees other pixels than the rest."""
     root = Path(__file__).parents[2]
     folders = ("core", "models", "metrics", "retrieval", "data_builders", "inference", "train", "benchmarks")

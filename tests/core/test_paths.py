@@ -81,11 +81,11 @@ def test_the_hubs_cache_is_read_through_its_links(tmp_path: Path) -> None:
     snapshot = repository / "snapshots" / "5f3a"
     (repository / "blobs").mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    (repository / "blobs" / "9c1e").write_text("a picture")
+    (repository / "blobs" / "9c1e").write_text("an image")
     (tmp_path / "secret.txt").write_text("secret")
     (snapshot / "a.jpg").symlink_to("../../blobs/9c1e")
     (snapshot / "b.jpg").symlink_to("../../../secret.txt")
-    assert resolve_below("a.jpg", snapshot).read_text() == "a picture"
+    assert resolve_below("a.jpg", snapshot).read_text() == "an image"
     with pytest.raises(OutsideRoot):
         resolve_below("b.jpg", snapshot)
 

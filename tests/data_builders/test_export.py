@@ -109,15 +109,15 @@ def test_a_dry_run_shows_a_row_and_writes_nothing(data, tmp_path, capsys) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_a_copied_picture_never_replaces_that_of_a_different_data_set(data, tmp_path, monkeypatch) -> None:
+def test_a_copied_image_never_replaces_that_of_a_different_data_set(data, tmp_path, monkeypatch) -> None:
     folder = data(*GOOD)
     other = shutil.copytree(folder, tmp_path / "other")
     shutil.move(other / "train.parquet", other / "val.parquet")
     Image.new("RGB", (8, 8), "blue").save(other / "images/red.png")
     write_manifest(other, Manifest("mr2ag", other / "images", {"val": "0"}))
-    for picture in (folder / "images/red.png", other / "images/red.png"):  # of one size and time
-        picture.write_bytes(picture.read_bytes().ljust(200, b"\0"))
-        os.utime(picture, (0, 0))
+    for image in (folder / "images/red.png", other / "images/red.png"):  # of one size and time
+        image.write_bytes(image.read_bytes().ljust(200, b"\0"))
+        os.utime(image, (0, 0))
     keys = {"to": "ms-swift", "output": str(tmp_path / "out"), "images": "copy"}
     export(ExportConfig(data=str(folder), **keys))
     for _ in range(2):
@@ -187,7 +187,7 @@ def test_a_file_outside_the_image_folder_is_neither_copied_nor_named(data, tmp_p
 @pytest.mark.parametrize("images", ["copy", "absolute"])
 def test_images_in_the_folder_that_the_data_set_names_are_exported(tmp_path: Path, images: str) -> None:
     """`convert` leaves images where they are and names their folder in dataset.json; rows then have absolute paths."""
-    folder, world, built = tmp_path / "pictures", tmp_path / "world", tmp_path / "built"
+    folder, world, built = tmp_path / "images", tmp_path / "world", tmp_path / "built"
     folder.mkdir()
     world.mkdir()
     Image.new("RGB", (8, 8), (200, 30, 30)).save(folder / "red.png")

@@ -99,12 +99,12 @@ def encode(texts: Sequence[str]) -> Vectors:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Five questions in two splits, two of them repeated, about one picture in a folder of its own."""
-    Image.new("RGB", (8, 8)).save(tmp_path / "picture.png")
+    """Five questions in two splits, two of them repeated, about one image in a folder of its own."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "image.png")
     data = tmp_path / "data"
     write_knowledge_base(data / "knowledge", [Entry("a", "A")], name="kb")
     for split, texts in TEXTS.items():
-        shown = {"image": "picture.png", "more_images": ("picture.png",), "split": split}
+        shown = {"image": "image.png", "more_images": ("image.png",), "split": split}
         questions = [Question(f"{split}_{n}", text=text, **shown) for n, text in enumerate(texts)]
         write_questions(data, split, questions)
     (data / "probes.jsonl").write_text("")
@@ -113,7 +113,7 @@ def folder(tmp_path: Path) -> Path:
     return data
 
 
-def test_a_subset_is_a_data_set_with_the_pictures_and_the_knowledge_of_the_whole_one_and_has_subsets(
+def test_a_subset_is_a_data_set_with_the_images_and_the_knowledge_of_the_whole_one_and_has_subsets(
     folder: Path, tmp_path: Path
 ) -> None:
     whole = Dataset(folder)

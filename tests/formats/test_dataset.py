@@ -43,13 +43,13 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
         read_questions(tmp_path, "val")
 
 
-def test_further_pictures_start_at_the_same_folder(tmp_path: Path) -> None:
+def test_further_images_start_at_the_same_folder(tmp_path: Path) -> None:
     several = Question("e", "a.jpg", "Which is older?", split="val", more_images=("c.jpg", "b.jpg"))
     write_questions(tmp_path, "val", [several])
     assert read_questions(tmp_path, "val") == [several]
-    write_json(tmp_path / "dataset.json", {"fingerprint": "f", "image_root": "../pictures"})
+    write_json(tmp_path / "dataset.json", {"fingerprint": "f", "image_root": "../images"})
     (question,) = read_questions(tmp_path, "val")
-    assert question.images == ("../pictures/a.jpg", "../pictures/c.jpg", "../pictures/b.jpg")
+    assert question.images == ("../images/a.jpg", "../images/c.jpg", "../images/b.jpg")
 
 
 def test_a_missing_split_names_those_that_exist(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def survives(read: Callable[[], Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_picture_of_any_shape_is_read_or_too_narrow(seed: int) -> None:
+def test_an_image_of_any_shape_is_read_or_too_narrow(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(8):
         short = round(10 ** draw.uniform(0, 2.5))

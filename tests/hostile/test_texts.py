@@ -119,7 +119,7 @@ NAMES = st.text("\u00fc\u00e9\u1ed9\uac00\u304cabc 1", min_size=1, max_size=4).m
 
 
 @given(st.data(), st.lists(st.tuples(NAMES, NAMES), min_size=1, max_size=4, unique=True))
-def test_articles_and_pictures_match_in_any_form_of_their_names(
+def test_articles_and_images_match_in_any_form_of_their_names(
     data: st.DataObject, names: list[tuple[str, str]]
 ) -> None:
     def drawn(name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Entry, Evidence, Passage, Question, Section
 from reflectune.examples.miniature.models.architecture import Family, build_model, build_processor, train_tokenizer
 from reflectune.formats.dataset import write_questions
@@ -120,13 +120,13 @@ def keys(world: Path, encoder: str, models: SimpleNamespace, **more: object) -> 
 def filled(prompt: Prompt, room: int = 99) -> str:
     """Render a prompt as a model reads it whose context holds `room` documents.
 
-    The system prompt comes first; a prompt without a picture says so.
+    The system prompt comes first; a prompt without an image says so.
     """
     texts = prompt.text(min(room, prompt.parts))
     words = "".join(part if isinstance(part, str) else texts[part.name] for part in prompt_parts(prompt.template))
     for n in range(len(prompt.rounds)):
         words += f" [assistant] {texts[f'reply_{n}']} [tool] {texts[f'result_{n}']}"
-    return f"{prompt.system and f'[system] {prompt.system} [user] '}{'' if prompt.picture else '[no picture] '}{words}"
+    return f"{prompt.system and f'[system] {prompt.system} [user] '}{'' if prompt.image else '[no image] '}{words}"
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Script:
     batches: list[tuple[str, int]] = field(default_factory=list)
     retries: bool = False
 
-    def write(self, asked: Sequence[tuple[Pictures, Prompt]], max_tokens: int) -> list[WriteReply]:
+    def write(self, asked: Sequence[tuple[Images, Prompt]], max_tokens: int) -> list[WriteReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("write", len(texts)))
         self.asked += [("write", text) for text in texts]
@@ -167,7 +167,7 @@ class Script:
             for reply, text, count in zip(replies, texts, counts, strict=True)
         ]
 
-    def judge(self, asked: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeReply]:
+    def judge(self, asked: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeReply]:
         texts = [filled(prompt, self.room) for _, prompt in asked]
         self.batches.append(("judge", len(texts)))
         self.asked += [("judge", text) for text in texts]
@@ -175,7 +175,7 @@ class Script:
         likely = [self.probability(text) for text in texts]
         return [JudgeReply(yes, 1 - yes, count) for yes, count in zip(likely, shown, strict=True)]
 
-    def judge_each(self, asked: Sequence[tuple[Pictures, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
+    def judge_each(self, asked: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         self.batches.append(("judge_each", len(asked)))
         judged = []
         for _, prompt in asked:
@@ -185,13 +185,13 @@ class Script:
             judged.append(JudgeEachReply(tuple(JudgeReply(yes, 1 - yes, 1) for yes in likely), read=len(texts)))
         return judged
 
-    def rerank(self, asked: Sequence[tuple[Pictures, RerankRequest]]) -> list[RerankReply]:
+    def rerank(self, asked: Sequence[tuple[Images, RerankRequest]]) -> list[RerankReply]:
         requests = [request for _, request in asked]
         self.batches.append(("rerank", len(requests)))
         self.asked += [("rerank", each.query, passage.text) for each in requests for passage in each.passages]
         return [RerankReply(tuple(self.score(passage.text) for passage in each.passages)) for each in requests]
 
-    def search(self, asked: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+    def search(self, asked: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
         self.batches.append(("search", len(asked)))
         return [self._retrieved(request) for _, request in asked]
 
@@ -306,6 +306,6 @@ def _checkpoints(factory: pytest.TempPathFactory, family: Family, scheme: Scheme
 
 
 @pytest.fixture
-def pictures() -> list[Image.Image]:
+def images() -> list[Image.Image]:
     """Three images that differ in colour and size."""
     return [Image.new("RGB", (64 + 8 * i, 64), colour) for i, colour in enumerate(("red", "green", "blue"))]

@@ -69,7 +69,7 @@ def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
         (
             {**Q_FORMER, "pipelines": ["controls", "mr2ag"]},
-            "reads pictures, and mr2ag_first_passage, mr2ag_text_scored rerank",
+            "reads images, and mr2ag_first_passage, mr2ag_text_scored rerank",
         ),
         ({**Q_FORMER, "pipelines": ["mmkb_rag"], "documents_by": "reranker"}, "and mmkb_rag rerank by texts alone"),
         ({**Q_FORMER, "pipelines": ["mrag"], "unit": "passage"}, "and mrag rerank by texts alone"),
@@ -130,10 +130,10 @@ def test_a_checkpoint_that_no_pipeline_reads_need_not_be_made_yet(folders) -> No
     assert [problem for problem in config.problems() if problem.startswith("`plain_model` runs/not/yet")]
 
 
-def test_a_probe_does_not_rerank_by_pictures(folders) -> None:
+def test_a_probe_does_not_rerank_by_images(folders) -> None:
     probe = {**folders, **Q_FORMER, "model": "m", "output": "o"}
     problems = find_problems(ProbeConfig, {**probe, "documents_by": "reranker"})
-    assert [problem for problem in problems if "reads pictures, and probes rerank by texts alone" in problem]
+    assert [problem for problem in problems if "reads images, and probes rerank by texts alone" in problem]
 
 
 def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_path: Path) -> None:

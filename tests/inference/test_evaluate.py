@@ -307,7 +307,7 @@ def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) 
 
 
 @ONE_FAMILY
-def test_a_data_set_that_says_little_and_has_its_pictures_elsewhere_runs(make, config, encoder, tmp_path) -> None:
+def test_a_data_set_that_says_little_and_has_its_images_elsewhere_runs(make, config, encoder, tmp_path) -> None:
     folder = tmp_path / "data"
     for path in (folder / "a.png", tmp_path / "asked.png"):
         path.parent.mkdir(exist_ok=True)

@@ -84,13 +84,13 @@ LAYOUTS = {"infoseek": infoseek, "evqa": evqa, "okvqa": okvqa}
 
 def converted(name: str, folder: Path, encoder: str) -> Dataset:
     """The data set folder that `convert` makes of a set's published files, with an index over two articles."""
-    files, pictures = LAYOUTS[name](folder)
-    for number, picture in enumerate(pictures):
-        path = folder / "images" / picture
+    files, images = LAYOUTS[name](folder)
+    for number, image in enumerate(images):
+        path = folder / "images" / image
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (64, 64), ("red", "blue")[number % 2]).save(path)
     articles = [
-        {"id": key, "title": f"T{n}", "text": "It is made of oak.", "image": f"images/{pictures[n]}"}
+        {"id": key, "title": f"T{n}", "text": "It is made of oak.", "image": f"images/{images[n]}"}
         for n, key in enumerate((WIKI + "A", WIKI + "B") if name == "evqa" else ("e0", "e1"))
     ]
     (folder / "kb.jsonl").write_text("".join(json.dumps(article) + "\n" for article in articles))

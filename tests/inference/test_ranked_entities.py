@@ -1,4 +1,4 @@
-"""Whatever retrieves, over ranked entities: what a file lists is read, and a picture without a list is answered too."""
+"""Whatever retrieves, over ranked entities: what a file lists is read, and an image without a list is answered too."""
 
 import json
 from pathlib import Path
@@ -34,12 +34,12 @@ RETRIEVING = [
 ]
 """Pipelines that search entries once, without tuned baselines, which search as untuned ones do."""
 ITERATIVE = [name for name, recipe in all_recipes().items() if recipe.is_iterative and name != "promsa"]
-"""Pipelines that search entries with texts; ProMSA searches them by pictures alone if there is an index of passages."""
+"""Pipelines that search entries with texts; ProMSA searches them by images alone if there is an index of passages."""
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
-    """Two entries and two questions about them; of the second one's picture nobody ranked anything."""
+    """Two entries and two questions about them; of the second one's image nobody ranked anything."""
     folder = tmp_path_factory.mktemp("world")
     questions = []
     for number, colour in enumerate(("red", "green")):
@@ -106,7 +106,7 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
 
 @pytest.mark.parametrize("name", ["mi_rag", "pmsr"])
 def test_pairs_are_of_the_list_where_texts_are_searched_in_passages(name, world, make, tmp_path, scripting) -> None:
-    """MI-RAG's rows with Google Lens: pairs of a picture are its listed entries in every iteration."""
+    """MI-RAG's rows with Google Lens: pairs of an image are its listed entries in every iteration."""
     dataset = Dataset(world)
     make.text_index(dataset.knowledge, tmp_path / "texts")
     where = {"text_index": str(tmp_path / "texts"), "output": str(tmp_path / "out")}
@@ -136,9 +136,9 @@ def test_an_agents_image_search_reads_the_list_and_its_text_search_the_passages(
     texts = TextIndexSettings(text_index=str(tmp_path / "texts"))
     search, base = agent_search(dataset, PromsaSettings(), RetrieverConfig.of(config), texts, "cpu")
     image = load_image("red.png", root=world)
-    by_picture = SearchRequest(0, ("",), {"pairs": (2,)}, question="What does it eat?")
+    by_image = SearchRequest(0, ("",), {"pairs": (2,)}, question="What does it eat?")
     by_text = SearchRequest(0, ("mice",), {base: (1,)})
-    (listed,), (found,) = (search([(image, request)])[0].hits for request in (by_picture, by_text))
+    (listed,), (found,) = (search([(image, request)])[0].hits for request in (by_image, by_text))
     assert [(hit.passage.entry_id, hit.score) for hit in listed["pairs"]] == [("e1", 1.0), ("e0", 0.5)]
     assert (base, len(found["texts"])) == ("texts", 1)
 

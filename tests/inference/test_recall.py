@@ -95,7 +95,7 @@ def test_recall_is_that_of_a_search_by_hand(run, ranks) -> None:
         seen.add(tuple(expected))
     assert len(seen) > 1  # the weight changes what is found
     assert (
-        "val_unseen_entity: 6 questions, intervals over 6 entities; 1 without a picture or a gold entry left out"
+        "val_unseen_entity: 6 questions, intervals over 6 entities; 1 without an image or a gold entry left out"
         in printed
     )
     assert printed.count("| title_weight | article_recall@1 | article_recall@3 | mrr |") == 2
@@ -112,7 +112,7 @@ def test_an_approximate_index_is_compared_with_an_exact_search_of_its_vectors(ki
 
 
 def test_of_an_index_of_sections_the_first_k_sections_are_counted_too(run, encoder, tmp_path, make) -> None:
-    """Each entry has two sections, of one picture."""
+    """Each entry has two sections, of one image."""
     folder, entries, questions = tmp_path / "sectioned", [], []
     folder.mkdir()
     for place, colour in enumerate(COLOURS):
@@ -121,7 +121,7 @@ def test_of_an_index_of_sections_the_first_k_sections_are_counted_too(run, encod
         image.save(folder / f"{place}.png")
         sections = (Section("Use", f"It is {colour}."), Section("Builder", "Ann built it."))
         entries.append(Entry(f"e{place}", f"A {colour} thing", sections=sections, images=(f"{place}.png",)))
-        asked = {"split": SPLITS[0], "entity_ids": (f"e{(place + 1) % 6}",)}  # never the entry of its own picture
+        asked = {"split": SPLITS[0], "entity_ids": (f"e{(place + 1) % 6}",)}  # never the entry of its own image
         questions.append(Question(f"q{place}", f"{place}.png", "Who built it?", **asked))
     make.data_set(folder, entries, questions, encoder)
     loaded, knowledge = load_encoder(encoder), KnowledgeBase(folder / "knowledge")
@@ -157,7 +157,7 @@ def test_ranked_entities_are_measured_in_place_of_an_index(folder, run) -> None:
 
 
 def test_recall_of_texts_is_that_of_a_search_by_hand(folder, run, ranks) -> None:
-    """Two questions about one picture, one of them names its entry."""
+    """Two questions about one image, one of them names its entry."""
     for split, text in zip(SPLITS, ("What is it?", "Is it a {} thing?"), strict=True):
         asked = [question(f"{split} {n}", split, n, text.format(colour)) for n, colour in enumerate(COLOURS)]
         write_questions(folder, split, asked)

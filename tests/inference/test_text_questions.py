@@ -1,4 +1,4 @@
-"""Questions without a picture: HotpotQA from its file to scores, prompts without a picture, and who refuses them."""
+"""Questions without an image: HotpotQA from its file to scores, prompts without an image, and who refuses them."""
 
 import dataclasses
 import json
@@ -56,14 +56,14 @@ def run(name: str, tools: Tools, steps: Any = None, question: Question = ASKED) 
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_question_without_a_picture_is_searched_by_text_alone_and_not_described(name: str, scripting) -> None:
+def test_a_question_without_an_image_is_searched_by_text_alone_and_not_described(name: str, scripting) -> None:
     script = scripting(say=say(name), find=lambda query, base: [f"{base} {n}" for n in range(3)])
     trace = run(name, script.tools)
     first, reason = script.asked[:2]
     assert first == ("search", ASKED.text, "texts", 2)
     assert reason == (
         "write",
-        f"[no picture] Question: {ASKED.text}\nKnowledge: texts 0: texts 0\ntexts 1: texts 1\n\n"
+        f"[no image] Question: {ASKED.text}\nKnowledge: texts 0: texts 0\ntexts 1: texts 1\n\n"
         "Based on knowledge, summarize correct and relevant information with question.\n",
     )
     again = f"Question: {ASKED.text}\nIt was Shirley Temple.\n"
@@ -71,29 +71,29 @@ def test_a_question_without_a_picture_is_searched_by_text_alone_and_not_describe
     assert searches[1:] == [("search", again, "texts", 1), ("search", "Who is she?", "texts", 1)]
     assert script.asked[-1] == (
         "write",
-        "[no picture] Please answer the following question using the provided information.\n\n"
+        "[no image] Please answer the following question using the provided information.\n\n"
         f"Question: {ASKED.text}\nRelevant Knowledge: It was Shirley Temple.\nIt was Shirley Temple.\n\n{READ}",
     )
-    assert all(asked[1].startswith("[no picture] ") for asked in script.asked if asked[0] == "write")
+    assert all(asked[1].startswith("[no image] ") for asked in script.asked if asked[0] == "write")
     assert "caption" not in [step.operator for step in trace.steps]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_picture_changes_nothing_for_other_questions_of_the_batch(name: str, scripting: type[Any]) -> None:
-    pictured, image = Question("p", "image.png", "Who built it?"), Image.new("RGB", (8, 8))
+def test_an_image_changes_nothing_for_other_questions_of_the_batch(name: str, scripting: type[Any]) -> None:
+    with_images, image = Question("p", "image.png", "Who built it?"), Image.new("RGB", (8, 8))
 
     def said(trace: Trace) -> list[tuple[str, str, tuple[str, ...]]]:
         return [(step.operator, step.text, step.queries) for step in trace.steps]
 
     script = scripting(say=say(name), find=lambda query, base: [f"{base} {query}"])
     pipeline = TrajectoryPipeline(name, PIPELINES[name], script.tools)
-    mixed = pipeline.run([pictured, ASKED], [image, None])
-    alone = [*pipeline.run([pictured], [image]), *pipeline.run([ASKED], [None])]
+    mixed = pipeline.run([with_images, ASKED], [image, None])
+    alone = [*pipeline.run([with_images], [image]), *pipeline.run([ASKED], [None])]
     assert [said(trace) for trace in mixed] == [said(trace) for trace in alone]
     assert mixed[0].steps[0].operator == "caption"
 
 
-def test_a_picture_without_its_path_is_a_picture(scripting: type[Any]) -> None:
+def test_an_image_without_its_path_is_an_image(scripting: type[Any]) -> None:
     pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], scripting(say=say("mi_rag")).tools)
     trace = answer(pipeline, "Who built it?", Image.new("RGB", (8, 8)))
     assert trace.steps[0].operator == "caption"
@@ -106,7 +106,7 @@ def test_where_only_pairs_can_be_searched_the_question_is_refused_by_name(name: 
         run(name, scripting().tools, steps)
 
 
-def test_a_server_is_sent_no_picture(stub_server: Callable[..., Any], scripting: type[Any], tmp_path: Path) -> None:
+def test_a_server_is_sent_no_image(stub_server: Callable[..., Any], scripting: type[Any], tmp_path: Path) -> None:
     server = stub_server(say("mi_rag"))
     script = scripting(find=lambda query, base: [f"{base} {len(query)}"])
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
@@ -120,10 +120,10 @@ def test_a_server_is_sent_no_picture(stub_server: Callable[..., Any], scripting:
     assert trace.tokens["calls"] == len(server.requests) == 5
 
 
-def test_a_local_model_reads_no_picture(checkpoints, scripting, watched) -> None:
+def test_a_local_model_reads_no_image(checkpoints, scripting, watched) -> None:
     loaded = load(checkpoints.base)
     engine = watched(loaded, 4096)
-    model = LocalModel(engine, pictures=2)
+    model = LocalModel(engine, images=2)
     script = scripting(find=lambda query, base: [f"{base} oak"])
     trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed))
     assert len(engine.seen) == trace.tokens["calls"]
@@ -131,7 +131,7 @@ def test_a_local_model_reads_no_picture(checkpoints, scripting, watched) -> None
     assert trace.tokens["read"] == sum(map(len, engine.seen)) == trace.tokens["computed"]
 
 
-def test_a_pipeline_that_needs_a_picture_refuses_the_question_in_one_line(scripting: type[Any], tmp_path: Path) -> None:
+def test_a_pipeline_that_needs_an_image_refuses_the_question_in_one_line(scripting: type[Any], tmp_path: Path) -> None:
     def answered(on_error: Any, *, takes_texts: bool) -> list[str]:
         script = scripting(find=lambda query, base: ["oak"])
         traces = run_pipeline(

@@ -1,4 +1,4 @@
-"""Gemma-3: a picture's tokens see all of their picture, and its placeholder becomes tokens of another id."""
+"""Gemma-3: an image's tokens see all of their image, and its placeholder becomes tokens of another id."""
 
 import pytest
 import torch
@@ -57,10 +57,10 @@ def test_prompts_and_probabilities_are_those_of_the_published_processor_and_mode
     assert ((causal - expected).abs() / expected).max() > 0.01  # a hundred times the tolerance above
 
 
-def test_a_pictures_tokens_are_found_with_the_text_around_them(loaded, image) -> None:
+def test_an_images_tokens_are_found_with_the_text_around_them(loaded, image) -> None:
     renderer = loaded.renderer
     prefix = renderer.prefix(QUESTION, image)
-    ((_, start, end),) = prefix.pictures
+    ((_, start, end),) = prefix.images
     assert renderer.expansion.range_in(prefix.ids) == (start, end)
     shown = "".join(renderer.tokenizer.decode([token]) for token in prefix.ids[start:end])
     assert shown == "\n\n\n<start_of_image>" + "<image_soft_token>" * 4 + "<end_of_image>\n\n"
@@ -68,7 +68,7 @@ def test_a_pictures_tokens_are_found_with_the_text_around_them(loaded, image) ->
 
 @pytest.mark.parametrize("question", [QUESTION, "\nWhen?", "\n\n\n\nWhen?"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_line_breaks_next_to_a_picture_are_its_tokens_and_a_server_gets_them_back(
+def test_line_breaks_next_to_an_image_are_its_tokens_and_a_server_gets_them_back(
     loaded, image, question: str, count: int
 ) -> None:
     renderer, tokenizer = loaded.renderer, loaded.processor.tokenizer
@@ -76,7 +76,7 @@ def test_line_breaks_next_to_a_picture_are_its_tokens_and_a_server_gets_them_bac
     shown = [
         "<start_of_image>" if token == renderer.image_token_id else tokenizer.decode([token])
         for token in renderer.line_breaks.collapse(
-            prefix.ids, [(start, end) for _, start, end in prefix.pictures], renderer.expansion, renderer.image_token_id
+            prefix.ids, [(start, end) for _, start, end in prefix.images], renderer.expansion, renderer.image_token_id
         )
     ]
     text = "".join(shown)

@@ -139,7 +139,7 @@ def replace_json(path: Path, **changes: object) -> None:
         ("processor_config.json", {"image_processor": {"do_normalize": None}}, "tokenizer or the image processor"),
         ("tokenizer.json", {"decoder": None}, "tokenizer or the image processor"),
     ],
-    ids=["weights", "config", "pictures", "tokenizer"],
+    ids=["weights", "config", "images", "tokenizer"],
 )
 def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change, what):
     copy = copy_without(tuned[0], tmp_path)

@@ -1,4 +1,4 @@
-"""Heads and picture tokens of LLaVA-1.5-7B and Qwen2-VL-7B, one narrow random layer, through the same code."""
+"""Heads and image tokens of LLaVA-1.5-7B and Qwen2-VL-7B, one narrow random layer, through the same code."""
 
 from types import SimpleNamespace
 from typing import Any

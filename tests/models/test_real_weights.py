@@ -1,6 +1,6 @@
 """Pocket's real weights: what is read over a shared prefix is what one plain call of transformers a branch gives.
 
-The language model is cut to its first six layers, the picture is drawn, and the projector and the tokens are untrained.
+The language model is cut to its first six layers, the image is drawn, and the projector and the tokens are untrained.
 What transformers computes is taken before its attention is replaced.
 """
 
@@ -71,7 +71,7 @@ class Asked:
     """The questions as a model reads them, and what transformers says of each whole row.
 
     Attributes:
-        prefixes: Picture and question.
+        prefixes: Image and question.
         branches: For each question the token ids of its passages' branches.
         replies: For each of `ROWS` a reply to score, behind [Relevant].
         log_probs: Of both retrieval tokens of each question, of both relevance tokens of each row, and of the replies'
@@ -147,7 +147,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(("way", "keep_images"), [(False, 0), (True, 1)], ids=["levels", "packed"], indirect=["way"])
 @pytest.mark.usefixtures("way")
 def test_gates_scores_and_answers_are_those_of_plain_calls(loaded: Loaded, exact: Asked, keep_images: int) -> None:
-    """On levels with each question's prefix read whole, on packed rows with the picture of both read once.
+    """On levels with each question's prefix read whole, on packed rows with the image of both read once.
 
     In float32; the largest difference measured is 2.3e-5 nats, and 2.1e-5 with all 30 layers.
     """

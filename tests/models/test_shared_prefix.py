@@ -20,8 +20,8 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.images import places_of
 from reflectune.models.attention.packed import in_blocks
-from reflectune.models.attention.pictures import places_of
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
@@ -335,7 +335,7 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_picture_that_is_read_one_way_is_noticed(packed, differentiable_flex):
+def test_an_image_that_is_read_one_way_is_noticed(packed, differentiable_flex):
     model = build("gemma3")
     made = trees(model, 2)
     expected = learned(model, plain_batches(model, made))
@@ -391,14 +391,14 @@ def test_a_prefix_without_an_image_and_a_branch_beyond_the_context():
 
 
 def about(model: PreTrainedModel, question: Rendered, words: list[int]) -> Rendered:
-    """Another question about the same pictures."""
+    """Another question about the same images."""
     end = len(question.ids) - question.ids[::-1].index(IMAGE)
     ids = [*question.ids[: end + 1], *words]
     return Rendered(ids, list(ids), question.vision)
 
 
 def vision_calls(model: PreTrainedModel) -> list[int]:
-    """Grows with every picture that the vision tower reads."""
+    """Grows with every image that the vision tower reads."""
     seen: list[int] = []
     tower = getattr(model.model, "vision_tower", None) or model.model.visual
     tower.register_forward_hook(lambda *_: seen.append(1))
@@ -413,7 +413,7 @@ def vision_calls(model: PreTrainedModel) -> list[int]:
         ("llava", 2, "packed"),
     ],
 )
-def test_questions_about_one_picture_read_it_once(family, keep, copied, monkeypatch):
+def test_questions_about_one_image_read_it_once(family, keep, copied, monkeypatch):
     packed = copied == "packed"
     monkeypatch.setattr(shared_attention, "COPIED", 0 if copied == "packed" else copied)
     monkeypatch.setattr("reflectune.models.prefix.image_prefix.WORTHWHILE", 1)
@@ -447,15 +447,15 @@ def test_layers_on_two_devices_never_mix_them_and_say_the_same(family, tied, pre
     assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
 
 
-def test_a_picture_of_few_tokens_is_not_worth_another_pass():
+def test_an_image_of_few_tokens_is_not_worth_another_pass():
     model = build("llava")
     engine, first = engine_of(model), prefix(model, 1, 4, seed=0)
     read = engine.read([about(model, first, [20, 21, 22]), first])
     assert [len(chunk.levels) for chunk in read.chunks] == [1]
 
 
-def of_one_picture(model: PreTrainedModel, images: int) -> list[Tree]:
-    """Three questions, the first and the last about the same pictures, read from the disk twice."""
+def of_one_image(model: PreTrainedModel, images: int) -> list[Tree]:
+    """Three questions, the first and the last about the same images, read from the disk twice."""
     first, other, last = trees(model, images)
     again = about(model, Rendered(list(first.prefix.ids), [], first.vision), [20, 21, 22])
     silent = (IGNORE,) * (len(again.ids) - 1)
@@ -478,9 +478,9 @@ def pixels_read(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.mark.parametrize(("images", "checkpointing"), [(1, True), (2, False)])
-def test_training_reads_a_picture_of_several_questions_once(model, images, checkpointing, monkeypatch):
-    made, collate = of_one_picture(model, images), TreeCollator(model)
-    expected = plainly_learned(model, of_one_picture, images)
+def test_training_reads_an_image_of_several_questions_once(model, images, checkpointing, monkeypatch):
+    made, collate = of_one_image(model, images), TreeCollator(model)
+    expected = plainly_learned(model, of_one_image, images)
     batch = collate(made)
     counts = [len(collate([tree])["pixel_values"]) for tree in made]
     assert len(batch["pixel_values"]) == sum(counts)
@@ -491,36 +491,36 @@ def test_training_reads_a_picture_of_several_questions_once(model, images, check
     assert [len(pixels) for pixels in seen] == [sum(counts[:2])]
 
 
-def test_a_picture_in_a_wrong_place_is_noticed(monkeypatch):
+def test_an_image_in_a_wrong_place_is_noticed(monkeypatch):
     model = build("llava")
-    made = of_one_picture(model, 1)
+    made = of_one_image(model, 1)
     expected = learned(model, plain_batches(model, made))
-    monkeypatch.setattr("reflectune.models.attention.pictures.places_of", lambda pictures, told: [0] * len(pictures))
+    monkeypatch.setattr("reflectune.models.attention.images.places_of", lambda images, told: [0] * len(images))
     assert max(differences(learned(model, [TreeCollator(model)(made)]), expected)) > 1e-2
 
 
-def test_pictures_that_differ_are_not_shared(monkeypatch):
+def test_images_that_differ_are_not_shared(monkeypatch):
     model = build("llava")
-    made = of_one_picture(model, 1)
+    made = of_one_image(model, 1)
     made[2].vision["pixel_values"][0, 0, 0, 0] += 1e-3
     seen = pixels_read(model, monkeypatch)
     learned(model, [TreeCollator(model)(made)])
     assert [len(pixels) for pixels in seen] == [3]
 
 
-def test_pictures_are_the_same_if_all_that_is_told_of_them_is():
-    picture, other = torch.zeros(6, 4), torch.zeros(6, 4)
+def test_images_are_the_same_if_all_that_is_told_of_them_is():
+    image, other = torch.zeros(6, 4), torch.zeros(6, 4)
     turned = torch.tensor([[1.0, -1.0]]).repeat(6, 2)  # of the same sum
-    assert places_of([picture, turned, other, torch.zeros(3, 8), turned.clone()], [""] * 5) == [0, 1, 0, 3, 1]
-    assert places_of([picture, other, picture], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
+    assert places_of([image, turned, other, torch.zeros(3, 8), turned.clone()], [""] * 5) == [0, 1, 0, 3, 1]
+    assert places_of([image, other, image], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
     assert places_of([torch.full((2, 2), torch.nan)] * 2, ["", ""]) == [0, 1]
-    assert places_of([picture], [""]) == [0]
+    assert places_of([image], [""]) == [0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_copy_of_a_prepared_model_reads_pictures_itself(copied):
+def test_a_copy_of_a_prepared_model_reads_images_itself(copied):
     model = build("qwen2_vl")
-    made, collate = of_one_picture(model, 1), TreeCollator(model)
+    made, collate = of_one_image(model, 1), TreeCollator(model)
     twin = copied(model)
     TreeCollator(twin)
     model.zero_grad()
@@ -538,7 +538,7 @@ def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family, frozen)
     model = build(family).train()
     freeze_tower(model, "vision tower")
     freeze_tower(model, frozen)
-    batch = TreeCollator(model)(of_one_picture(model, 1))
+    batch = TreeCollator(model)(of_one_image(model, 1))
     plain = learned(model, [batch])
     model.activation_checkpointing_enable({"use_reentrant": False})
     expected = learned(model, [batch])
@@ -559,7 +559,7 @@ def test_a_frozen_vision_tower_keeps_nothing_for_a_backward_pass(family, frozen)
 @pytest.mark.parametrize(("family", "every"), [("llava", 1), ("qwen2_vl", 2)])
 def test_recomputed_layers_give_a_trained_vision_tower_its_gradients(family, every):
     model = build(family).train()
-    batch = TreeCollator(model)(of_one_picture(model, 1))
+    batch = TreeCollator(model)(of_one_image(model, 1))
     expected = learned(model, [batch])
     recompute_layers(model, every)
     model.enable_input_require_grads()  # as TRL asks for
@@ -596,7 +596,7 @@ def _image(model: PreTrainedModel, seed: int, generator: torch.Generator) -> tup
         pixels = torch.randn(height * width, 3 * 2 * patch * patch, generator=generator)
         return height * width // 4, {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, height, width]])}
     if kind == "llava_next":
-        size = ((32, 16), (32, 32))[seed % 2]  # two tiles or four, and the whole picture
+        size = ((32, 16), (32, 32))[seed % 2]  # two tiles or four, and the whole image
         pixels = torch.randn(1, 1 + size[0] * size[1] // 256, 3, 16, 16, generator=generator)
         rows, columns = size[0] // 8, size[1] // 8
         return 4 + rows * (columns + 1), {"pixel_values": pixels, "image_sizes": torch.tensor([size])}

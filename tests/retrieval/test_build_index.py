@@ -36,23 +36,23 @@ def test_a_dry_run_writes_nothing(kb, clip_folder, tmp_path, capsys) -> None:
         build_index(config)
 
 
-def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, clip_folder, tmp_path, capsys) -> None:
-    """The validation split asks about an entry's second picture."""
+def test_near_duplicates_of_test_images_are_listed_and_left_out(kb, entries, clip_folder, tmp_path, capsys) -> None:
+    """The validation split asks about an entry's second image."""
     pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     copied = kb.image_paths(entries[1])[1]
     shutil.copy(copied, tmp_path / "asked.png")
     write_questions(tmp_path, "val", [Question("val", "asked.png", "What?", split="val")])
     write_json(tmp_path / "dataset.json", {"fingerprint": "f", "metric": "infoseek"})
     settings = {"knowledge": str(kb.folder), "encoder": clip_folder, "device": "cpu", "output": str(tmp_path / "index")}
-    config = IndexConfig(**settings, test_pictures=str(tmp_path), test_splits=["val"])
+    config = IndexConfig(**settings, test_images=str(tmp_path), test_splits=["val"])
 
     build_index(config.model_copy(update={"dry_run": True}))
-    assert f"without the near-duplicates of the pictures of {tmp_path}" in capsys.readouterr().out
+    assert f"without the near-duplicates of the images of {tmp_path}" in capsys.readouterr().out
     assert not (tmp_path / "index").exists()
 
     build_index(config)
     printed = capsys.readouterr().out
-    assert "1 of 10 pictures, of 1 entries, are within 0 bits of 1 of 1 test pictures" in printed
+    assert "1 of 10 images, of 1 entries, are within 0 bits of 1 of 1 test images" in printed
     assert "10 titles and 9 images of owls" in printed
     (row,) = map(json.loads, (tmp_path / "index/near_duplicates.jsonl").read_text().splitlines())
     assert (row["entry"], row["image"], row["of"]) == ("e1", f"images/{copied.name}", "asked.png")
@@ -61,10 +61,10 @@ def test_near_duplicates_of_test_pictures_are_listed_and_left_out(kb, entries, c
         build_index(IndexConfig(**settings))
 
 
-def test_problems_of_test_pictures_are_reported_together(kb, tmp_path) -> None:
+def test_problems_of_test_images_are_reported_together(kb, tmp_path) -> None:
     write_questions(tmp_path, "val", [Question("val", "asked.png", "What?", split="val")])
     write_json(tmp_path / "dataset.json", {"fingerprint": "f"})
-    wrong = {"test_pictures": str(tmp_path), "test_splits": ["train"], "distance": 65, "leave_out": __file__}
+    wrong = {"test_images": str(tmp_path), "test_splits": ["train"], "distance": 65, "leave_out": __file__}
     problems = " ".join(find_problems(IndexConfig, {"knowledge": str(kb.folder), "output": "o", **wrong}))
     for part in ("`distance` must be", "has no split train", "give one of the two"):
         assert part in problems
@@ -73,7 +73,7 @@ def test_problems_of_test_pictures_are_reported_together(kb, tmp_path) -> None:
 def test_bad_images_end_the_command_or_are_left_out_with_exit_status_3(
     kb, clip_folder, tmp_path, monkeypatch, capsys
 ) -> None:
-    (tmp_path / "images/3.png").write_text("no picture")
+    (tmp_path / "images/3.png").write_text("no image")
     (tmp_path / "images/5.png").unlink()
     output = tmp_path / "index"
     flags = ["--knowledge", str(kb.folder), "--encoder", clip_folder, "--output", str(output), "--device", "cpu"]

@@ -83,7 +83,7 @@ JOBS: dict[str, Job] = {
     ),
     "index_without": Job(
         "retrieval.build_index",
-        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --test_pictures {WORLD} --distance 8 "
+        f"--knowledge {WORLD}/knowledge --encoder miniature/clip --test_images {WORLD} --distance 8 "
         "--shard_entries 16 --output {out}",
     ),
     DATA: Job(
@@ -150,7 +150,7 @@ JOBS: dict[str, Job] = {
     "converted": Job("data_builders.convert", f"--config {INPUTS}/user/convert.yaml --output {{out}}"),
     "title_map": Job(
         "examples.pocket.fit_title_map",
-        f"--pictures {INPUTS}/user/pictures.jsonl --knowledge {WORLD}/knowledge --vision {INPUTS}/tower "
+        f"--images {INPUTS}/user/images.jsonl --knowledge {WORLD}/knowledge --vision {INPUTS}/tower "
         "--text miniature/text --output {out}/map.safetensors",
     ),
     "assembled": Job(

@@ -77,11 +77,11 @@ def damage_parquet(path: Path, rng: random.Random) -> str:
     return f"{column} of row {index} is {str(new)[:20]!r}"
 
 
-def damage_picture(path: Path, rng: random.Random) -> str:
-    """Replace a picture by one of a different kind, or by text."""
+def damage_image(path: Path, rng: random.Random) -> str:
+    """Replace an image by one of a different kind, or by text."""
     way = rng.choice(["text", "tiny", "16 bits", "transparent", "palette", "svg"])
     if way == "text":
-        path.write_text("not a picture", encoding="utf-8")
+        path.write_text("not an image", encoding="utf-8")
     elif way == "svg":
         path.write_text('<svg xmlns="http://www.w3.org/2000/svg"/>', encoding="utf-8")
     else:
@@ -112,8 +112,8 @@ _BY_SUFFIX: dict[str, Callable[[Path, random.Random], str]] = {
     ".json": damage_json,
     ".jsonl": damage_json,
     ".parquet": damage_parquet,
-    ".jpg": damage_picture,
-    ".png": damage_picture,
+    ".jpg": damage_image,
+    ".png": damage_image,
 }
 
 
@@ -124,7 +124,7 @@ def damage_input(folder: Path, reads: Sequence[str], rng: random.Random) -> str:
         for path in sorted((folder / name).rglob("*")):
             if path.is_file() and path.suffix not in (".lock", ".html", ".log"):
                 files[f"{name}{path.suffix}"].append(path)
-    path = rng.choice(files[rng.choice(sorted(files))])  # each kind of file equally often, pictures not above all
+    path = rng.choice(files[rng.choice(sorted(files))])  # each kind of file equally often, images not above all
     shown = path.relative_to(folder)
     if rng.random() < 0.1:
         path.unlink()

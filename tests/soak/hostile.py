@@ -4,7 +4,7 @@
     bash scripts/soak.sh hostile --every_key --parts 2
 
 A case is a command of the chain in `chain.py` on a copy of its inputs with one damage: a byte of a file, its end, a
-value of a manifest, a cell or column of a Parquet file, a picture, or a value of the config. With `--every_key` each
+value of a manifest, a cell or column of a Parquet file, an image, or a value of the config. With `--every_key` each
 key of each JSON input of each command is left out, and set to null. A case runs in a separate process, forked after
 the libraries are loaded. Its result is one of
 

@@ -16,7 +16,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 
 
 def write(folder: Path) -> None:
-    """Write a user's questions and articles, a title map's pictures, parts of a LLaVA, and a finished quick start."""
+    """Write a user's questions and articles, a title map's images, parts of a LLaVA, and a finished quick start."""
     inputs = folder / INPUTS
     for name in ("user", "language", "vision", "tower", "run"):
         (inputs / name).mkdir(parents=True)
@@ -37,8 +37,8 @@ def _write_user_data(world: Path, folder: Path) -> None:
         {"id": entry.id, "title": entry.title, "text": "\n\n".join(section.text for section in entry.sections)}
         for entry in entries
     ]
-    pictures = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
-    for name, rows in {"questions": questions, "knowledge": articles, "pictures": pictures}.items():
+    images = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
+    for name, rows in {"questions": questions, "knowledge": articles, "images": images}.items():
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     shutil.copytree(world / "images", folder / "images")
     settings = {"root": f"{INPUTS}/user", "questions": "own", "splits": {"train": "questions.jsonl"}, "images": "."}
@@ -54,12 +54,12 @@ def _write_llava_parts(inputs: Path) -> None:
     language = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **shape, max_position_embeddings=2048))
     language.save_pretrained(inputs / "language")
     words.save_pretrained(inputs / "language")
-    clip, pictures = build_clip(words, size="test"), build_clip_processor(words).image_processor
+    clip, images = build_clip(words, size="test"), build_clip_processor(words).image_processor
     clip.save_pretrained(inputs / "vision")
     vision = CLIPVisionConfig(**clip.config.to_dict()["vision_config"])
     CLIPVisionModelWithProjection(vision).save_pretrained(inputs / "tower")
     for name in ("vision", "tower"):
-        pictures.save_pretrained(inputs / name)
+        images.save_pretrained(inputs / name)
 
 
 if __name__ == "__main__":

@@ -39,18 +39,18 @@ def url(content: bytes) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
-def bad(picture: bytes) -> list[tuple[str, bytes]]:
+def bad(image: bytes) -> list[tuple[str, bytes]]:
     """Routes and bodies of requests that must be refused."""
     bodies: list[dict[str, Any]] = [
-        {"question": "Q?", "image": url(b"not a picture")},
+        {"question": "Q?", "image": url(b"not an image")},
         {"question": "Q?", "image": url(b"<svg xmlns='http://www.w3.org/2000/svg'/>")},
-        {"question": "Q?", "image": url(picture[: len(picture) // 2])},
+        {"question": "Q?", "image": url(image[: len(image) // 2])},
         {"question": "Q?", "image": "http://localhost/x.jpg"},
         {"question": "Q?", "image": "/etc/passwd"},
-        {"question": " ", "image": url(picture)},
-        {"question": "x" * 10**6, "image": url(picture)},
+        {"question": " ", "image": url(image)},
+        {"question": "x" * 10**6, "image": url(image)},
         {"question": "Q?", "image": url(b"\xff\xd8" + bytes(11 * 10**6))},
-        {"question": "Q?", "image": url(picture), "pipeline": "[Retrieval]"},
+        {"question": "Q?", "image": url(image), "pipeline": "[Retrieval]"},
         {"question": None},
     ]
     routes = [("/answer", json.dumps(body).encode()) for body in bodies]
@@ -107,8 +107,8 @@ class Soak:
 
     def answer(self, number: int) -> str:
         """Ask a question until it is answered, and return the answer."""
-        text, picture = self.asked[number]
-        body = json.dumps({"question": text, "image": url(picture)}).encode()
+        text, image = self.asked[number]
+        body = json.dumps({"question": text, "image": url(image)}).encode()
         while True:
             try:
                 status, reply = self.send("POST", "/answer", body)
@@ -141,8 +141,8 @@ class Soak:
                     if not (400 <= status < 500 or status == 503):
                         self.problems.append(f"bad input {body[:60]!r}: {status} {reply[:200]}")
                 else:
-                    text, picture = rng.choice(self.asked)
-                    body = json.dumps({"question": text, "image": url(picture)}).encode()
+                    text, image = rng.choice(self.asked)
+                    body = json.dumps({"question": text, "image": url(image)}).encode()
                     head = f"POST /answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
                     with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
                         connection.sendall((head + body)[: rng.choice([len(head), len(head) + 99, len(head + body)])])

@@ -1,4 +1,4 @@
-"""From captions to a trained projector: rows without ids, several a picture, through the commands that a user gives."""
+"""From captions to a trained projector: rows without ids, several an image, through the commands that a user gives."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 
 COLOURS = {"red": (200, 30, 30), "green": (20, 160, 40), "blue": (30, 60, 200)}
-ASKED = "Describe the picture briefly."
+ASKED = "Describe the image briefly."
 
 
 def own(root: Path) -> dict[str, Any]:

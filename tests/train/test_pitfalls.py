@@ -25,7 +25,7 @@ from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_training_and_inference_see_the_same_pixels(family: Family, config, data_folder, examples) -> None:
-    """The picture is neither square nor of the model's size, so that cropping and padding would differ."""
+    """The image is neither square nor of the model's size, so that cropping and padding would differ."""
     Image.effect_mandelbrot((150, 64), (-2, -1, 1, 1), 50).convert("RGB").save(data_folder / "images" / "wide.png")
     run = config(family=family, max_steps=1)
     fine_tune(run)

@@ -128,7 +128,7 @@ def test_a_step_of_several_turns_has_a_gradient(config, monkeypatch: pytest.Monk
     assert any(row.get("rewards/calls_used/mean", 0) > 0 for row in log)
 
 
-def test_questions_without_one_picture_are_left_out_or_refused_before_training(config, world: Path) -> None:
+def test_questions_without_one_image_are_left_out_or_refused_before_training(config, world: Path) -> None:
     def load_data() -> None:
         AgentTraining(settings, Dataset(world), {}, lambda *_: 1.0, SETTINGS, lambda: (search, "pairs")).load_data()
 
@@ -136,10 +136,10 @@ def test_questions_without_one_picture_are_left_out_or_refused_before_training(c
     load_data()
     kept = Question("q0", "a.png", "Which is older?", ("oak",), split="train")
     write_questions(world, "train", [kept, replace(kept, id="q1", image="b.png")])
-    with pytest.raises(UserError, match=r"1 of 2 questions have no picture; question q1: image not found: .*b\.png"):
+    with pytest.raises(UserError, match=r"1 of 2 questions have no image; question q1: image not found: .*b\.png"):
         load_data()
     write_questions(world, "train", [replace(kept, more_images=("a.png",))])
-    with pytest.raises(UserError, match="no question of train has an answer and one picture"):
+    with pytest.raises(UserError, match="no question of train has an answer and one image"):
         load_data()
 
 

@@ -67,7 +67,7 @@ PROMPTS = [prompt(number) for number in range(6)]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six questions about two pictures, and their prompts."""
+    """Six questions about two images, and their prompts."""
     folder = tmp_path_factory.mktemp("world")
     (folder / "images").mkdir()
     for number, colour in enumerate(("red", "blue")):
@@ -222,8 +222,8 @@ def test_a_few_steps_change_what_trains_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world, monkeypatch) -> None:
-    """In TRL's forward pass, too, which shuffles the replies: each row has its own prompt's ids and picture."""
+def test_the_image_of_each_prompt_reaches_the_model_that_trains(config, world, monkeypatch) -> None:
+    """In TRL's forward pass, too, which shuffles the replies: each row has its own prompt's ids and image."""
     settings = config(max_steps=1)
     rows: list[tuple[Tensor, Tensor]] = []
 
@@ -243,10 +243,10 @@ def test_the_picture_of_each_prompt_reaches_the_model_that_trains(config, world,
     processor = prompt_processor(settings, PROMPTS, (world,), load(settings.model))
     asked = [processor(text=[example.id]) for example in PROMPTS]
     assert len(rows) == 8
-    for ids, picture in rows:
+    for ids, image in rows:
         read = ids[: -settings.max_new_tokens].tolist()
         (own,) = [item for item in asked if read[-item["input_ids"].shape[1] :] == item["input_ids"][0].tolist()]
-        assert torch.equal(picture, own["pixel_values"][0])
+        assert torch.equal(image, own["pixel_values"][0])
 
 
 def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weights, vllm_stub) -> None:

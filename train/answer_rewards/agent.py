@@ -77,7 +77,7 @@ class AgentRollout:
 
     Args:
         questions: Questions by id.
-        roots: Folders of their pictures.
+        roots: Folders of their images.
         pipeline: Starts a question's trajectory.
         search: Runs the searches.
         renderer: The model's.
@@ -214,7 +214,7 @@ class AgentTrainer(AnswerTrainer):
 
         Args:
             rows: Token ids.
-            prompts: The prompt, with its picture, that each row begins with.
+            prompts: The prompt, with its image, that each row begins with.
         """
         if self.server is not None:
             return self.server.sample(rows, prompts)
@@ -268,13 +268,13 @@ class AgentTraining(ReplyTraining):
         config = self._config
         questions = [it for it in self._dataset.stream(config.split) if it.answers and it.image and not it.more_images]
         if not questions:
-            raise UserError(f"`split`: no question of {config.split} has an answer and one picture; name another split")
+            raise UserError(f"`split`: no question of {config.split} has an answer and one image; name another split")
         drawn = random.Random(config.seed).sample(questions, len(questions))[: config.limit]
         self._questions = {question.id: question for question in drawn}
         self._roots = self._dataset.image_roots
         found = ((question.id, image_problem(question.image, self._roots)) for question in drawn)
         if problems := [f"question {name}: {problem}" for name, problem in found if problem]:
-            raise UserError(f"`dataset`: {len(problems)} of {len(drawn)} questions have no picture; {problems[0]}")
+            raise UserError(f"`dataset`: {len(problems)} of {len(drawn)} questions have no image; {problems[0]}")
         self._examples = [
             PromptedExample(
                 question.id,

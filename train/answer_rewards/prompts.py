@@ -1,7 +1,7 @@
 """Prompts for TRL, rendered by our renderer behind the interface of a processor, so that no text forges a token.
 
 TRL's trainer renders each prompt as one text and tokenizes it, so that `<image>` or `<|im_end|>` in a passage would
-become tokens. Here the text of a prompt is its id alone. The processor maps it to the token ids and picture tensors of
+become tokens. Here the text of a prompt is its id alone. The processor maps it to the token ids and image tensors of
 the pipeline's prompt.
 """
 
@@ -45,7 +45,7 @@ class PromptRenderer:
         self.rendered: Callable[[str], Rendered] = functools.lru_cache(_CACHED)(self._render)
 
     def fitting(self, examples: Sequence[PromptedExample]) -> list[PromptedExample]:
-        """Return the lessons whose prompts leave room for a reply. Pictures are not decoded."""
+        """Return the lessons whose prompts leave room for a reply. Images are not decoded."""
         bound = LengthBound(self._renderer)
 
         def fits(example: PromptedExample) -> bool:
@@ -62,8 +62,8 @@ class PromptRenderer:
     def _prompt(self, example: PromptedExample, image: Image.Image) -> Rendered:
         tree = Scheme.of(self._renderer).encode(self._renderer, example, image)
         ids = list(tree.prefix.ids)
-        picture = (image, *self._renderer.expansion.range_in(ids))
-        return Rendered(ids, list(tree.prefix.labels), tree.vision, (picture,))
+        placed = (image, *self._renderer.expansion.range_in(ids))
+        return Rendered(ids, list(tree.prefix.labels), tree.vision, (placed,))
 
 
 class PromptProcessor(ProcessorMixin):
@@ -72,7 +72,7 @@ class PromptProcessor(ProcessorMixin):
     Args:
         renderer: The model's; its tokenizer decodes replies.
         rendered: Returns a prompt by its id.
-        types_key: Argument by which the model learns which tokens are a picture's (1, else 0); "" if it has none.
+        types_key: Argument by which the model learns which tokens are an image's (1, else 0); "" if it has none.
 
     Attributes:
         rendered: The function.
@@ -120,7 +120,7 @@ class PromptProcessor(ProcessorMixin):
 
 
 def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
-    """Return the rows of TRL's data set. A picture is given by its path, and the processor loads it."""
+    """Return the rows of TRL's data set. An image is given by its path, and the processor loads it."""
     return [
         {"prompt": [{"role": "user", "content": example.id}], "image": example.image, "question_id": example.id}
         for example in examples

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.models.remote.token_server import TokenServer, request_after
 from reflectune.models.remote.transport import NotServed, Refused, Transport
 from reflectune.models.rendering.renderer import Rendered, Renderer
@@ -56,7 +56,7 @@ class RolloutServer:
         reply_tokens: int,
     ) -> None:
         self._server, self.folder, self._renderer = server, folder.resolve(), renderer
-        self._urls = PictureUrls(lossless=True)
+        self._urls = ImageUrls(lossless=True)
         self._sampling = {
             "temperature": temperature,
             "top_p": 1.0,
@@ -72,7 +72,7 @@ class RolloutServer:
 
         Raises:
             UnusableInput: The server refuses a row.
-            UserError: The server can't be used, or fits pictures in another way.
+            UserError: The server can't be used, or fits images in another way.
         """
         seeds = torch.randint(_SEEDS, (len(rows),)).tolist()
         requests = [
@@ -87,7 +87,7 @@ class RolloutServer:
         Raises:
             UserError: The server can't exchange its weights.
         """
-        # nothing cached under earlier weights is read; vLLM (0.32) fails on a picture whose states it has dropped
+        # nothing cached under earlier weights is read; vLLM (0.32) fails on an image whose states it has dropped
         self._server.salt = uuid.uuid4().hex
         if processes.index == 0:
             self._exchange(*merged_weights(model))

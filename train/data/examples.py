@@ -36,7 +36,7 @@ from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.mixture import DataSource
 
 _LARGE: Final = 4096
-"""Side of a picture that takes as many tokens as any."""
+"""Side of an image that takes as many tokens as any."""
 _INSTRUCTIONS: Final = 512
 """Bound on the tokens of instructions between texts."""
 
@@ -154,7 +154,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         return fitting, left_out
 
     def left_out(self) -> tuple[int, int]:
-        """Count the branches that are too long, and the examples that have them. Pictures are not decoded."""
+        """Count the branches that are too long, and the examples that have them. Images are not decoded."""
         bound = LengthBound(self._renderer)
         long = (example for example in self.examples if bound(example) > self.max_tokens)
         counts = [self.fit(example, blank_image(example, self._roots))[1] for example in long]
@@ -168,7 +168,7 @@ class EncodedExamples(Dataset[EncodedExample]):
             later = [round.answer for round in example.follow_ups]
             replies = [(branch.reply, *later) for branch in example.branches]
             return weigh_answers(tree, replies, self._renderer, self._answer_weight)
-        except (UserError, ValueError) as error:  # of the processor, e.g. about a picture of one row
+        except (UserError, ValueError) as error:  # of the processor, e.g. about an image of one row
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
         except Exception as error:
             raise RuntimeError(f"training example {example.id} can't be encoded: {error}") from error
@@ -200,7 +200,7 @@ class LengthBound:
 
 
 def blank_image(example: TrainingExample, roots: Roots) -> Image.Image:
-    """Return a blank picture of the size of an example's, which takes as many tokens."""
+    """Return a blank image of the size of an example's, which takes as many tokens."""
     header = read_header(resolve_below(example.image, roots))
     return Image.new("RGB", (header.width, header.height))
 
@@ -300,7 +300,7 @@ def load_examples(
 
 
 def image_problem(image: str, roots: Roots) -> str:
-    """Return the reason that a picture can't be opened below these folders; "" for none."""
+    """Return the reason that an image can't be opened below these folders; "" for none."""
     try:
         path = resolve_below(image, roots)
     except OutsideRoot as error:

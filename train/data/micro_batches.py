@@ -66,9 +66,9 @@ def equal_shares(tokens: Sequence[int], processes: int) -> list[int]:
 
 
 def token_counter(data: TrainingData, renderer: Renderer, *, share_prefix: bool) -> Callable[[int], int]:
-    """Return a function that estimates the tokens of a training example by its index, its picture's included.
+    """Return a function that estimates the tokens of a training example by its index, its image's included.
 
-    Pictures are not decoded.
+    Images are not decoded.
     """
     processor: Any = renderer.processor
 
@@ -95,13 +95,13 @@ def tokens_of(example: EncodedExample) -> int:
 def uncollated(examples: Sequence[EncodedExample]) -> dict[str, Any]:
     """Return the examples of a step, to be divided into micro-batches, and the sums that the trainer needs of them.
 
-    Their pictures are joined: a worker hands over each tensor by a file descriptor, and a process may have 1,024.
+    Their images are joined: a worker hands over each tensor by a file descriptor, and a process may have 1,024.
     """
     bare = [replace(each, trees=tuple(replace(tree, vision={}) for tree in each.trees)) for each in examples]
-    pictures = [each.trees[0].vision for each in examples]  # an example's trees have one
+    images = [each.trees[0].vision for each in examples]  # an example's trees have one
     vision = {}
-    for name in dict.fromkeys(name for picture in pictures for name in picture):
-        parts = [picture.get(name) for picture in pictures]
+    for name in dict.fromkeys(name for image in images for name in image):
+        parts = [image.get(name) for image in images]
         flat = torch.cat([part.flatten() for part in parts if part is not None])
         vision[name] = (flat, [None if part is None else part.shape for part in parts])
     return {
@@ -115,15 +115,15 @@ def uncollated(examples: Sequence[EncodedExample]) -> dict[str, Any]:
 
 def step_examples(step: Mapping[str, Any]) -> list[EncodedExample]:
     """Return the examples of a step from `uncollated`."""
-    pictures: list[dict[str, Tensor]] = [{} for _ in step["examples"]]
+    images: list[dict[str, Tensor]] = [{} for _ in step["examples"]]
     for name, (flat, shapes) in step["vision"].items():
         sizes = [0 if shape is None else shape.numel() for shape in shapes]
-        for picture, part, shape in zip(pictures, flat.split(sizes), shapes, strict=True):
+        for image, part, shape in zip(images, flat.split(sizes), shapes, strict=True):
             if shape is not None:
-                picture[name] = part.view(shape)
+                image[name] = part.view(shape)
     return [
-        replace(each, trees=tuple(replace(tree, vision=picture) for tree in each.trees))
-        for each, picture in zip(step["examples"], pictures, strict=True)
+        replace(each, trees=tuple(replace(tree, vision=image) for tree in each.trees))
+        for each, image in zip(step["examples"], images, strict=True)
     ]
 
 

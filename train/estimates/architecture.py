@@ -1,4 +1,4 @@
-"""The shapes of a model that decide its memory, and the number of tokens of a picture."""
+"""The shapes of a model that decide its memory, and the number of tokens of an image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reflectune.models.attention.recurrence import LINEAR
 
 _MEGAPIXEL = 1000 * 1000
 _TILES = 5
-"""Tiles of a large picture in LLaVA-NeXT."""
+"""Tiles of a large image in LLaVA-NeXT."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Architecture:
 
 
 def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
-    """Return the tokens of a large picture; for Qwen, of a picture of `max_pixels`, or of a megapixel if that is 0."""
+    """Return the tokens of a large image; for Qwen, of an image of `max_pixels`, or of a megapixel if that is 0."""
     vision = model.vision_config
     if is_qwen(model):
         side = vision.patch_size * vision.spatial_merge_size  # of the square of a token
@@ -107,7 +107,7 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:
-    """Return the patches that the vision tower reads of a picture that has `tokens` tokens."""
+    """Return the patches that the vision tower reads of an image that has `tokens` tokens."""
     vision = model.vision_config
     if model.model_type == "gemma3":  # which averages patches to tokens
         return tokens * (vision.image_size // vision.patch_size) ** 2 // int(model.mm_tokens_per_image)
@@ -122,5 +122,5 @@ def _side(size: int | Sequence[int]) -> int:
 
 
 def is_qwen(model: PreTrainedConfig) -> bool:
-    """Return True if a model's pictures keep their shape, and become tokens by their size."""
+    """Return True if a model's images keep their shape, and become tokens by their size."""
     return model.model_type.startswith("qwen")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from reflectune.models.attention.attention import has_backward
-from reflectune.models.attention.pictures import content_key
+from reflectune.models.attention.images import content_key
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
@@ -36,7 +36,7 @@ class Forecast:
         division: Division of the run among processes.
         accelerator: True if the device is one.
         available: Bytes of the device's memory, if they are known.
-        feature_bytes: Bytes of a picture's cached features; 0 if none are cached.
+        feature_bytes: Bytes of an image's cached features; 0 if none are cached.
     """
 
     weights: WeightCounts
@@ -151,9 +151,9 @@ def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int
 
 
 def patches(vision: Mapping[str, Any], patch_size: int) -> int:
-    """Count the patches that the vision tower reads: rows of Qwen's pixels, squares of LLaVA's pictures or tiles.
+    """Count the patches that the vision tower reads: rows of Qwen's pixels, squares of LLaVA's images or tiles.
 
-    A picture with cached features has none.
+    An image with cached features has none.
     """
     pixels: Tensor | None = vision.get("pixel_values")
     if pixels is None:

@@ -22,7 +22,7 @@ from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
 QUESTION_TOKENS = 60
-"""Tokens of the text around a picture and a question."""
+"""Tokens of the text around an image and a question."""
 
 
 def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
@@ -57,7 +57,7 @@ def model_config(shapes: Path) -> PreTrainedConfig:
 
 
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
-    """Return the bytes of a picture's cached features: Qwen's after the projector, LLaVA's of each layer that it reads.
+    """Return the bytes of an image's cached features: Qwen's after the projector, LLaVA's of each layer that it reads.
 
     Args:
         model: Config of the model.
@@ -95,7 +95,7 @@ def report(config: EstimateConfig, predicted: Forecast) -> str:
         f"a batch of {batch.trees} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
     again = [recomputation_line(predicted)] if config.gradient_checkpointing == "auto" else []
-    cached = f"features: {in_words(predicted.feature_bytes)} a picture on the disk, and the tower isn't run"
+    cached = f"features: {in_words(predicted.feature_bytes)} an image on the disk, and the tower isn't run"
     return "\n".join(
         [head, *table(predicted.parts(), predicted.available), *again, *([cached] if predicted.feature_bytes else [])]
     )

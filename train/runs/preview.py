@@ -197,7 +197,7 @@ def _data_lines(
         f"tokens of an image: {min(images):,} at least, {sum(images) / len(images):,.0f} on average, "
         f"{max(images):,} at most",
         _lengths_line(dataset),
-        f"pictures: {images_in_words(processor)}",
+        f"images: {images_in_words(processor)}",
     ]
 
 

@@ -75,7 +75,7 @@ class SupervisedFineTuning(Method):
         }
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
-        """Cache the features of the data's pictures, if the config says so."""
+        """Cache the features of the data's images, if the config says so."""
         config, data = self._config, self._data
         if config.cache_features:
             cache_features(

@@ -31,17 +31,17 @@ class PartsSettings(Settings):
     )
     tokenizer: ModelName = setting("", "folder or hub id of the tokenizer; the language model's if unset")
     image_fit: Literal["pad", "crop"] = setting(
-        "pad", "pad pictures to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
+        "pad", "pad images to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
     )
     image_size: int = setting(
         0,
-        "side of the pictures in pixels, a multiple of the tower's patches; a smaller one gives fewer image tokens; 0: "
+        "side of the images in pixels, a multiple of the tower's patches; a smaller one gives fewer image tokens; 0: "
         "the tower's own",
         ge=0,
         le=65_536,
     )
     chat_template: str = setting(
-        "", "a Jinja file; if unset the tokenizer's own, extended to pictures, or LLaVA-1.5's if it has none"
+        "", "a Jinja file; if unset the tokenizer's own, extended to images, or LLaVA-1.5's if it has none"
     )
 
     @cross_check

@@ -15,7 +15,7 @@ TOWERS: Final = ("vision_tower", "projector", "language_model")
 
 
 class ModelConfig(ImageKeys):
-    """Settings of the model, its scheme, and how pictures are fitted."""
+    """Settings of the model, its scheme, and how images are fitted."""
 
     model: ModelName = setting(
         "miniature/llava",

@@ -187,7 +187,7 @@ def _refuse_full_disk(folder: Path, model: nn.Module) -> None:
 
 @torch.no_grad()
 def _logits(model: Any, renderer: Renderer) -> Tensor:
-    """Compute a model's logits of a picture, a question and the scheme's tokens, without our engine."""
+    """Compute a model's logits of an image, a question and the scheme's tokens, without our engine."""
     rendered = renderer.prefix("What is shown here?", Image.radial_gradient("L").convert("RGB"))
     ids = torch.tensor([[*rendered.ids, *renderer.token_ids.values()]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}

@@ -1,4 +1,4 @@
-"""Cache the features of a frozen vision tower for every picture of the data, before training begins."""
+"""Cache the features of a frozen vision tower for every image of the data, before training begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.models.features.config import FeatureKeys
-from reflectune.models.features.filling import Picture, fill, open_cache, use_cache
+from reflectune.models.features.filling import Image, fill, open_cache, use_cache
 from reflectune.models.features.tower import refuse_features
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import TrainingExample
@@ -28,7 +28,7 @@ def cache_features(
     autocast: str,
     dry_run: bool = False,
 ) -> None:
-    """Fill the cache with the data's pictures, and let the model read from it. A dry run fills nothing.
+    """Fill the cache with the data's images, and let the model read from it. A dry run fills nothing.
 
     Args:
         features: Where features are cached.
@@ -37,17 +37,17 @@ def cache_features(
         args: The trainer's.
         trained_towers: Parts of the model that train.
         autocast: Precision of the forward pass.
-        dry_run: Only print the number of pictures.
+        dry_run: Only print the number of images.
 
     Raises:
-        UserError: The model's features can't be cached, a picture is bad, or the disk is full.
+        UserError: The model's features can't be cached, an image is bad, or the disk is full.
     """
     refuse_features(loaded.model, trained_towers)
-    needed = pictures(data)
+    needed = images(data)
     is_first = args.process_index == 0
     if dry_run:
         if is_first:
-            print(f"features: those of {len(needed):,} pictures would be kept in {features.cache_features}", flush=True)
+            print(f"features: those of {len(needed):,} images would be kept in {features.cache_features}", flush=True)
         return
     cache = open_cache(features.cache_features, loaded, autocast=autocast)
     fill(
@@ -62,11 +62,11 @@ def cache_features(
     use_cache(cache, loaded)
 
 
-def pictures(data: Sequence[DataWithRoots]) -> list[Picture]:
-    """Return the pictures of the data, each path once, in order of their first appearance."""
-    by_path: dict[tuple[str, str], Picture] = {}
+def images(data: Sequence[DataWithRoots]) -> list[Image]:
+    """Return the images of the data, each path once, in order of their first appearance."""
+    by_path: dict[tuple[str, str], Image] = {}
     for examples, roots in data:
         for example in examples:
-            picture = Picture(example.image, roots, f"training example {example.id}")
-            by_path.setdefault((example.image, str(roots)), picture)
+            image = Image(example.image, roots, f"training example {example.id}")
+            by_path.setdefault((example.image, str(roots)), image)
     return list(by_path.values())

@@ -176,7 +176,7 @@ def _write(model: Any, processor: Any, output: str, record: Mapping[str, Any]) -
     rows = model.lm_head.weight.shape[0]
     return (
         f"written to {output}: {count:,} parameters, {len(processor.tokenizer):,} tokens in {rows:,} rows, "
-        f"{model.config.image_seq_length} tokens a picture"
+        f"{model.config.image_seq_length} tokens an image"
     )
 
 

@@ -66,7 +66,7 @@ def write_card(
         "",
         f"# {publishing.push_to_hub or Path(folder).resolve().name}",
         "",
-        f"Answers questions about a picture{_SAYS if scheme.tokens else ''}: {scheme.title}, fine-tuned by reflectune.",
+        f"Answers questions about an image{_SAYS if scheme.tokens else ''}: {scheme.title}, fine-tuned by reflectune.",
         "",
         *_table(("made from", ""), _origin(loaded, data, settings, step, publishing.licence)),
         *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),

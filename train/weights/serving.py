@@ -64,7 +64,7 @@ def launch_line(served: Served, folder: str | Path = ".") -> str:
         "128",
         *dtype,
     ]
-    # Pillow scales pictures, as in training: torchvision's pixels differ by up to 1 %. Video processors of transformers
+    # Pillow scales images, as in training: torchvision's pixels differ by up to 1 %. Video processors of transformers
     # (5.23) refuse that backend; `use_fast` can go when they don't.
     pillow: dict[str, Any] = {"use_fast": False} if served.takes_video else {"backend": "pil"}
     line += ["--limit-mm-per-prompt", json.dumps(limit), "--mm-processor-kwargs", json.dumps(pillow)]

@@ -19,7 +19,7 @@ BEM: Final = "REFLECTUNE_BEM"
 
 
 def doc_to_visual(doc: Mapping[str, Any]) -> list[Any]:
-    """Return the picture."""
+    """Return the image."""
     return [doc["image"].convert("RGB")]
 
 

@@ -43,7 +43,7 @@ Size = Literal["base", "test"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 """Families whose pre-trained weights are shipped."""
 IMAGE_SIZE = 64
-"""Side of a miniature's square picture, in pixels; it becomes 4 × 4 = 16 image tokens."""
+"""Side of a miniature's square image, in pixels; it becomes 4 × 4 = 16 image tokens."""
 
 _QWEN_TOKENS = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),

@@ -27,8 +27,8 @@ _TEXT = -1
 class LessonTurn:
     """A continuation of a lesson's prefix: the user's text, the assistant's answer, and its weight.
 
-    `text_weight` is the loss weight of the user's own words: a description that fits the picture is worth predicting.
-    `shown` lists words by the character of the text where they end, each with True if the picture shows it.
+    `text_weight` is the loss weight of the user's own words: a description that fits the image is worth predicting.
+    `shown` lists words by the character of the text where they end, each with True if the image shows it.
     """
 
     text: str
@@ -41,9 +41,9 @@ class LessonTurn:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A picture (or none), the beginning of the user's turn, and the turns that continue it independently."""
+    """An image (or none), the beginning of the user's turn, and the turns that continue it independently."""
 
-    picture: int | None
+    image: int | None
     question: str
     turns: tuple[LessonTurn, ...]
 
@@ -76,7 +76,7 @@ class LessonEncoder:
         return head, middle, answer_start, end
 
     def image_head(self) -> list[int]:
-        """Return the ids of the chat template's head for a question with a picture, which is one token."""
+        """Return the ids of the chat template's head for a question with an image, which is one token."""
         return self.ids(self._heads[True])
 
     @functools.lru_cache(maxsize=20_000)  # noqa: B019  one encoder lives as long as its process
@@ -85,8 +85,8 @@ class LessonEncoder:
         return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
     def prefix(self, lesson: Lesson) -> list[int]:
-        """Return the ids of the chat template's head, the picture's tokens, and the beginning of the user's turn."""
-        head = self._heads[lesson.picture is not None]
+        """Return the ids of the chat template's head, the image's tokens, and the beginning of the user's turn."""
+        head = self._heads[lesson.image is not None]
         return self.ids(head.replace(self._image_token, self._image_token * self._image_tokens) + lesson.question)
 
     def turn(self, lesson: Lesson, turn: LessonTurn) -> EncodedTurn:
@@ -105,7 +105,7 @@ class EncodedTurn:
     """Ids of a continuation.
 
     `text` counts the user's tokens (the first), `answer` those of the answer and its end (the last); `shown` has the
-    index of a word's last token and True if the picture shows the word.
+    index of a word's last token and True if the image shows the word.
     """
 
     ids: list[int]
@@ -118,7 +118,7 @@ class EncodedTurn:
 class Batch:
     """Trees as rows. `source` indexes the flattened (batch · length) hidden states that predict `target`.
 
-    `group` is the turn of a target's answer. `word` indexes the same for words that the picture may show; `is_shown` is
+    `group` is the turn of a target's answer. `word` indexes the same for words that the image may show; `is_shown` is
     True if it shows them.
     """
 
@@ -148,11 +148,11 @@ class LessonCollator:
     Args:
         model: The model that reads them.
         encoder: Encoder of its family.
-        pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
+        images: Vision inputs of the pool's images, one dict of tensors each (as the processor returns them).
     """
 
-    def __init__(self, model: PreTrainedModel, encoder: LessonEncoder, pictures: Sequence[dict[str, Tensor]]) -> None:
-        self._encoder, self._pictures = encoder, pictures
+    def __init__(self, model: PreTrainedModel, encoder: LessonEncoder, images: Sequence[dict[str, Tensor]]) -> None:
+        self._encoder, self._images = encoder, images
         self._is_qwen = model.config.model_type != "llava"
         self._is_hybrid = is_hybrid(model.config.get_text_config())
         if self._is_hybrid:
@@ -192,7 +192,7 @@ class LessonCollator:
                 is_shown += [float(shown) for _, shown in encoded.shown]
                 skills.append(turn.skill)
         length = max(len(row.ids) for row in rows)
-        inputs = self._inputs(rows, length, [lesson.picture for lesson in lessons])
+        inputs = self._inputs(rows, length, [lesson.image for lesson in lessons])
         return Batch(
             inputs,
             torch.tensor([number * length + index for number, index in sources]),
@@ -205,24 +205,24 @@ class LessonCollator:
         )
 
     def vision(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the vision inputs of some pictures of the pool, by their indices."""
-        chosen = [self._pictures[row] for row in rows]
-        vision = {key: torch.cat([picture[key] for picture in chosen]) for key in chosen[0]}
+        """Return the vision inputs of some images of the pool, by their indices."""
+        chosen = [self._images[row] for row in rows]
+        vision = {key: torch.cat([image[key] for image in chosen]) for key in chosen[0]}
         return vision | {"pixel_values": vision["pixel_values"].float()}  # the pool is kept in half precision
 
     def _find_image_shift(self, model: PreTrainedModel) -> tuple[Tensor, int]:
-        """Compute M-RoPE positions (3, n) of a prefix up to the picture's end, and the shift of later indices."""
+        """Compute M-RoPE positions (3, n) of a prefix up to the image's end, and the shift of later indices."""
         if not self._is_qwen:
             return torch.empty(3, 0, dtype=torch.long), 0
         ids = torch.tensor([self._encoder.image_head()])
         index = (ids[0] == self._image_token_id).nonzero().item()
         row = torch.cat([ids[:, :index], ids[:, index : index + 1].expand(-1, 16), ids[:, index + 1 :]], 1)
         kinds = (row == self._image_token_id).int()
-        grid = self._pictures[0]["image_grid_thw"]
+        grid = self._images[0]["image_grid_thw"]
         positions, _ = model.model.get_rope_index(row, mm_token_type_ids=kinds, image_grid_thw=grid)
         return positions[:, 0], int(positions[:, 0].max()) + 1 - row.shape[1]
 
-    def _inputs(self, rows: list[_Row], length: int, pictures: list[int | None]) -> dict[str, Tensor]:
+    def _inputs(self, rows: list[_Row], length: int, images: list[int | None]) -> dict[str, Tensor]:
         ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in rows])
         padded = [row.segments + [-1] * (length - len(row.ids)) for row in rows]
         segments = torch.tensor(padded)  # (batch, length)
@@ -234,21 +234,21 @@ class LessonCollator:
         if self._is_hybrid:  # linear attention reads trees, and no mask
             tree = torch.arange(len(rows))[:, None] * STRIDE
             inputs["attention_mask"] = torch.where(segments < 0, -1, segments + tree)[:, None, None]
-        shown = [picture for picture in pictures if picture is not None]
+        shown = [image for image in images if image is not None]
         if shown:
             inputs |= self.vision(shown)
         if self._is_qwen:
             inputs["mm_token_type_ids"] = (ids == self._image_token_id).int()
-            inputs["position_ids"] = self._rope_positions(positions, pictures)
+            inputs["position_ids"] = self._rope_positions(positions, images)
         return inputs
 
-    def _rope_positions(self, positions: Tensor, pictures: list[int | None]) -> Tensor:
-        """Compute M-RoPE positions of shape (3, batch, length): text continues after the picture's largest position."""
+    def _rope_positions(self, positions: Tensor, images: list[int | None]) -> Tensor:
+        """Compute M-RoPE positions of shape (3, batch, length): text continues after the image's largest position."""
         head, shift = self._image_shift
         table = torch.arange(int(positions.max()) + 1).expand(3, -1).clone()
-        with_picture = torch.cat([head, table[:, head.shape[1] :] + shift], 1)
-        has = torch.tensor([picture is not None for picture in pictures])[None, :, None]
-        return torch.where(has, with_picture[:, positions], table[:, positions])
+        with_image = torch.cat([head, table[:, head.shape[1] :] + shift], 1)
+        has = torch.tensor([image is not None for image in images])[None, :, None]
+        return torch.where(has, with_image[:, positions], table[:, positions])
 
 
 class _Row:

@@ -1,4 +1,4 @@
-"""Contrastive pre-training of the retrievers: a picture against its caption, a question against its passage."""
+"""Contrastive pre-training of the retrievers: an image against its caption, a question against its passage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PassageLesson:
         passages: Texts, of several articles.
         gold: Index of each question's passage.
         neutral: For each question, indices of passages that are neither right nor wrong: the same kind of fact of an
-            entity of the same category, which no text can tell from the pictured one.
+            entity of the same category, which no text can tell from the depicted one.
     """
 
     questions: Sequence[str]
@@ -48,8 +48,8 @@ def train_contrastively(
     Args:
         model: Trained in place.
         tokenizer: Its tokenizer.
-        pixels: The pool's pictures, of shape (pictures, 3, side, side).
-        caption: Function that draws a text for the picture of an index.
+        pixels: The pool's images, of shape (images, 3, side, side).
+        caption: Function that draws a text for the image of an index.
         steps: Optimiser steps.
         batch: Pairs a step.
         learning_rate: Peak of the learning rate.

@@ -66,9 +66,9 @@ class VisionStage:
     Attributes:
         name: Name in the log.
         steps: Optimiser steps.
-        batch: Pictures a step.
+        batch: Images a step.
         learning_rate: Peak, reached after 50 steps, then decayed linearly.
-        labels: Index of each picture's value, shape (pictures, attributes).
+        labels: Index of each image's value, shape (images, attributes).
         names: Each attribute's values as words.
     """
 
@@ -95,7 +95,7 @@ class Pretrainer:
     Args:
         model: The model, trained in place.
         processor: Its processor.
-        pictures: Vision inputs of the pool's pictures, one dict of tensors each (as the processor returns them).
+        images: Vision inputs of the pool's images, one dict of tensors each (as the processor returns them).
         log: Function that is called with a line of progress.
 
     Attributes:
@@ -109,20 +109,20 @@ class Pretrainer:
         self,
         model: PreTrainedModel,
         processor: ProcessorMixin,
-        pictures: Sequence[dict[str, Tensor]],
+        images: Sequence[dict[str, Tensor]],
         log: Callable[[str], None],
     ) -> None:
-        self.model, self._pictures, self.log = model, pictures, log
+        self.model, self._images, self.log = model, images, log
         self._is_qwen = model.config.model_type != "llava"
         self.encoder = LessonEncoder(processor, image_tokens=16)
         self.grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
-        self._collator = LessonCollator(model, self.encoder, pictures)
+        self._collator = LessonCollator(model, self.encoder, images)
 
     def train_vision(self, stage: VisionStage) -> None:
         """Train the vision tower and the projector to name the attributes, in the language model's own words.
 
         The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" moves
-        to the word "red", so that attention which finds a word in a text can find it in a picture.
+        to the word "red", so that attention which finds a word in a text can find it in an image.
         """
         words = [self._word_embeddings(names) for names in stage.names]
         scale = torch.tensor(20.0, requires_grad=True)
@@ -132,7 +132,7 @@ class Pretrainer:
         for step in range(stage.steps):
             rate = stage.learning_rate * min(1.0, (step + 1) / 50) * max(0.03, 1 - step / stage.steps)
             optimiser.param_groups[0]["lr"], optimiser.param_groups[1]["lr"] = rate, 30 * rate
-            rows = torch.randint(len(self._pictures), (stage.batch,))
+            rows = torch.randint(len(self._images), (stage.batch,))
             seen, labels = self._features(rows.tolist()).mean(1), stage.labels[rows]
             logits = [scale * seen @ matrix.T for matrix in words]
             loss = torch.stack([F.cross_entropy(x, labels[:, i]) for i, x in enumerate(logits)]).sum()
@@ -155,7 +155,7 @@ class Pretrainer:
         return [p for name, p in self.model.named_parameters() if any(mark in name for mark in marks)]
 
     def _features(self, rows: list[int]) -> Tensor:
-        """Compute projected image features of some pictures, of shape (rows, 16, hidden)."""
+        """Compute projected image features of some images, of shape (rows, 16, hidden)."""
         vision = self._collator.vision(rows)
         return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
 
@@ -243,9 +243,9 @@ class Pretrainer:
             yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute logits of the targets, and the grounding loss: from a middle layer, does the picture show this word.
+        """Compute logits of the targets, and the grounding loss: from a middle layer, does the image show this word.
 
-        One bit per word, early in the network, teaches to compare words with pictures. By yes and no at the end of a
+        One bit per word, early in the network, teaches to compare words with images. By yes and no at the end of a
         description that takes thousands of steps.
         """
         if not len(batch.word):

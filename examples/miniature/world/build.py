@@ -1,4 +1,4 @@
-"""Build a world into a data set folder: pictures, encyclopedia, questions, and the files of the diagnostics."""
+"""Build a world into a data set folder: images, encyclopedia, questions, and the files of the diagnostics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from reflectune.examples.miniature.world.population import (
     constructed_look_alike,
     populate,
 )
-from reflectune.examples.miniature.world.questions import TRAFFIC_PICTURES, WorldInterviewer
+from reflectune.examples.miniature.world.questions import TRAFFIC_IMAGES, WorldInterviewer
 from reflectune.formats.dataset import PROBES, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.passages import split_passages
@@ -50,7 +50,7 @@ def build_world(
 ) -> dict[str, Any]:
     """Build a world, or return the manifest of one that is built already.
 
-    Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
+    Images that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
     it is complete.
 
     Args:
@@ -79,7 +79,7 @@ def build_world(
     painter = _Painter(folder, seed)
     splits = WorldInterviewer(articles, _rng(seed, "questions"), painter.photograph).ask_all()
     if traffic:
-        users = WorldInterviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_PICTURES)
+        users = WorldInterviewer(articles, _rng(seed, "traffic"), painter.photograph, TRAFFIC_IMAGES)
         unseen = [*splits["val_unseen_question"], *splits["val_unseen_entity"]]
         splits["traffic"] = users.traffic(splits["train"], traffic, "traffic")
         splits["traffic_val"] = users.traffic(unseen, math.ceil(traffic / 10), "traffic_val")
@@ -117,14 +117,14 @@ def _rng(seed: int | str, *what: object) -> random.Random:
 
 
 class _Painter:
-    """Draws pictures into the folder: the same picture each time, and none twice."""
+    """Draws images into the folder: the same image each time, and none twice."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._seed = folder, seed
-        self._progress = progress_bar(desc="drawing", unit="picture", mininterval=1.0)
+        self._progress = progress_bar(desc="drawing", unit="image", mininterval=1.0)
 
     def photograph(self, article: EntityArticle, balloons: int, number: int) -> str:
-        """Draw an entity's picture, and return its path in the data set; `number` 0 is the encyclopedia's own."""
+        """Draw an entity's image, and return its path in the data set; `number` 0 is the encyclopedia's own."""
         name = f"images/{article.entity.id}/{number}.jpg"
         path = self._folder / name
         if not path.exists():
@@ -168,7 +168,7 @@ def _write_probes(
 
 
 def _write_contact_sheet(folder: Path, articles: Sequence[EntityArticle], seed: int) -> None:
-    """Draw eight rows of ten pictures, one column for each kind."""
+    """Draw eight rows of ten images, one column for each kind."""
     rng = _rng(seed, "contact sheet")
     side, kinds = 96, sorted({article.entity.looks.kind for article in articles})
     sheet = Image.new("RGB", (side * len(kinds), side * 8), "white")

@@ -1,4 +1,4 @@
-"""The curriculum of a miniature base model: lessons in order, and the pictures that they are about.
+"""The curriculum of a miniature base model: lessons in order, and the images that they are about.
 
 Short, dense, small-batch stages, one skill each, each replaying what came before: copying before reading, seeing
 before matching, one attribute before four.
@@ -29,27 +29,25 @@ from reflectune.examples.miniature.world.entities import (
     famous_entities,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher
+from reflectune.examples.miniature.world.lessons import DrawnImage, Teacher
 
-PICTURES_PER_LOOKS = 6
-PICTURES_PER_FAMOUS = 24
+IMAGES_PER_LOOKS = 6
+IMAGES_PER_FAMOUS = 24
 
 
 Pixels = list[dict[str, Tensor]]
-"""Vision inputs of each picture, as the processor returns them, in half precision."""
+"""Vision inputs of each image, as the processor returns them, in half precision."""
 
 
-def draw_pool(
-    image_processor: BaseImageProcessor, rng: random.Random
-) -> tuple[list[DrawnPicture], Pixels, list[Entity]]:
-    """Draw the pictures of the lessons, with looks that training may use; famous entities have more of them.
+def draw_pool(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[list[DrawnImage], Pixels, list[Entity]]:
+    """Draw the images of the lessons, with looks that training may use; famous entities have more of them.
 
     Returns:
-        The content of each picture, its pixels, and the famous entities.
+        The content of each image, its pixels, and the famous entities.
     """
     famous = famous_entities()
-    looks = [looks for looks in ALL_LOOKS if not looks.held_out] * PICTURES_PER_LOOKS
-    looks += [entity.looks for entity in famous] * PICTURES_PER_FAMOUS
+    looks = [looks for looks in ALL_LOOKS if not looks.held_out] * IMAGES_PER_LOOKS
+    looks += [entity.looks for entity in famous] * IMAGES_PER_FAMOUS
     return *_draw(looks, image_processor, rng), famous
 
 
@@ -57,7 +55,7 @@ def draw_exam(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[
     """Draw lessons about looks that are held out of all training."""
     shown, pixels = _draw([random_looks(rng, held_out=True) for _ in range(200)], image_processor, rng)
     teacher = Teacher(shown, [], rng)
-    lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_picture=True), 100)]
+    lessons = [(teacher.look, 100), (teacher.match, 30), (lambda: teacher.read(with_image=True), 100)]
     lessons += [
         (teacher.read_article, 50),
         (lambda: teacher.read_article(2), 50),
@@ -68,20 +66,20 @@ def draw_exam(image_processor: BaseImageProcessor, rng: random.Random) -> tuple[
 
 def _draw(
     all_looks: Sequence[Looks], image_processor: BaseImageProcessor, rng: random.Random
-) -> tuple[list[DrawnPicture], Pixels]:
-    shown = [DrawnPicture(looks, rng.choice(BALLOONS)) for looks in all_looks]
+) -> tuple[list[DrawnImage], Pixels]:
+    shown = [DrawnImage(looks, rng.choice(BALLOONS)) for looks in all_looks]
     pixels = []
-    for picture in shown:
-        vision = dict(image_processor(images=[draw(picture.looks, picture.balloons, rng)], return_tensors="pt"))
+    for image in shown:
+        vision = dict(image_processor(images=[draw(image.looks, image.balloons, rng)], return_tensors="pt"))
         pixels.append(vision | {"pixel_values": vision["pixel_values"].half()})
     return shown, pixels
 
 
-def _vision_stage(shown: Sequence[DrawnPicture], family: Family, scale: float) -> VisionStage:
+def _vision_stage(shown: Sequence[DrawnImage], family: Family, scale: float) -> VisionStage:
     """Return the stage of naming every attribute's value and the number of balloons."""
     labels = [
-        [*(VALUES[name].index(getattr(picture.looks, name)) for name in ATTRIBUTES), BALLOONS.index(picture.balloons)]
-        for picture in shown
+        [*(VALUES[name].index(getattr(image.looks, name)) for name in ATTRIBUTES), BALLOONS.index(image.balloons)]
+        for image in shown
     ]
     names = [*(VALUES[name] for name in ATTRIBUTES), tuple(str(count) for count in BALLOONS)]
     steps, batch = (1400, 64) if family == "llava" else (900, 32)  # Qwen2-VL reads four patches per image token
@@ -96,10 +94,10 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         return max(1, round(count * scale))
 
     copying, reading = (1.0, t.copy), (1.0, lambda: t.read_many(5))
-    judging = [(0.6, lambda: t.read(with_picture=False, evidence_weight=3.0)), (0.3, reading[1]), (0.1, t.copy)]
+    judging = [(0.6, lambda: t.read(with_image=False, evidence_weight=3.0)), (0.3, reading[1]), (0.1, t.copy)]
     searching = [
-        (0.55, lambda: t.read_article(with_picture=False)),
-        (0.20, lambda: t.read(with_picture=False, evidence_weight=3.0)),
+        (0.55, lambda: t.read_article(with_image=False)),
+        (0.20, lambda: t.read(with_image=False, evidence_weight=3.0)),
         (0.20, reading[1]),
         (0.05, t.copy),
     ]
@@ -107,23 +105,23 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.07, t.recall),
         (0.06, t.look),
         (0.08, t.match),
-        (0.05, lambda: t.read(with_picture=False)),
+        (0.05, lambda: t.read(with_image=False)),
         (0.08, lambda: t.read_many(4)),
         (0.02, t.copy),
-        (0.34, lambda: t.read(with_picture=True)),
+        (0.34, lambda: t.read(with_image=True)),
         (0.18, t.read_article),
         (0.12, lambda: t.read_article(2)),
     ]
     polish = [
         (0.55, t.look),
-        (0.20, lambda: t.read(with_picture=True)),
+        (0.20, lambda: t.read(with_image=True)),
         (0.15, t.read_article),
         (0.05, t.match),
         (0.05, t.recall),
     ]
     rehearsal = [
         (0.25, t.look),
-        (0.45, lambda: t.read(with_picture=True)),
+        (0.45, lambda: t.read(with_image=True)),
         (0.20, t.read_article),
         (0.05, t.match),
         (0.05, t.recall),
@@ -132,7 +130,7 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         (0.08, lambda: t.read_articles(2)),
         (0.10, lambda: t.read_articles(3)),
         (0.34, lambda: t.read_articles(5)),
-        (0.18, lambda: t.read(with_picture=True)),
+        (0.18, lambda: t.read(with_image=True)),
         (0.04, t.read_article),
         (0.14, t.look),
         (0.06, t.match),
@@ -141,7 +139,7 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
     articles = [
         (0.30, lambda: t.read_articles(5)),
         (0.30, t.read_article),
-        (0.22, lambda: t.read(with_picture=True)),
+        (0.22, lambda: t.read(with_image=True)),
         (0.10, t.look),
         (0.04, t.match),
         (0.04, t.recall),
@@ -167,7 +165,7 @@ def stages_for(family: Family, teacher: Teacher | None, scale: float = 1.0) -> l
         Stage("read", steps(700), 8, 2e-3, [(0.25, t.copy), (0.75, reading[1])], vision_factor=0.0),
         Stage("judge", steps(4000), 8, 2e-3, judging, vision_factor=0.0, until=("evidence", 0.96)),
         Stage("search", steps(2500), 8, 1.5e-3, searching, vision_factor=0.0, until=("read_article", 0.92)),
-        _vision_stage(t.pictures, family, scale),
+        _vision_stage(t.images, family, scale),
         looking,
         Stage("match", steps(3000), 4, 1.5e-3, matching, vision_factor=factor, until=("match", 0.95)),
         Stage("mixture", steps(1500), 8, 1.6e-3, mixture, vision_factor=0.1 if is_llava else 0.3),

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from reflectune.examples.miniature.world.entities import Looks
 
 _SIDE: Final = 96
-"""Pixels of a side of each picture."""
+"""Pixels of a side of each image."""
 
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float, float]
@@ -79,12 +79,12 @@ class Pen:
 
 
 def draw(looks: Looks, balloons: int, rng: random.Random) -> Image.Image:
-    """Draw one picture of an entity, with its own pose, colour jitter, scale, clutter and occlusion.
+    """Draw one image of an entity, with its own pose, colour jitter, scale, clutter and occlusion.
 
     Args:
         looks: Attributes to draw.
         balloons: Number of balloons in the sky.
-        rng: Generator of everything that varies between two pictures of the same entity.
+        rng: Generator of everything that varies between two images of the same entity.
 
     Returns:
         An RGB image of 96 × 96 pixels.
@@ -175,10 +175,10 @@ def _balloons(image: Image.Image, count: int, side_of_sky: int, rng: random.Rand
         pen.ellipse(_round_box(x, y, radius, radius * 1.2), fill=colour, outline=_shift(colour, -60), width=2)
 
 
-def _sign(image: Image.Image, mark: str, side_of_picture: int, horizon: float, rng: random.Random) -> None:
+def _sign(image: Image.Image, mark: str, side_of_image: int, horizon: float, rng: random.Random) -> None:
     pen, side = ImageDraw.Draw(image), image.width
     half = side * rng.uniform(0.125, 0.145)
-    x = side * (0.5 + side_of_picture * 0.325) + rng.uniform(-3, 3)
+    x = side * (0.5 + side_of_image * 0.325) + rng.uniform(-3, 3)
     y = side * rng.uniform(0.38, 0.46)
     foot = max(y + half, horizon + side * rng.uniform(0.05, 0.12))
     pen.rectangle((x - 4, y, x + 4, foot), fill=(120, 84, 54), outline=(80, 54, 34))

@@ -40,7 +40,7 @@ VALUES: dict[Attribute, tuple[str, ...]] = {
 }
 ATTRIBUTES: tuple[Attribute, ...] = ("kind", "colour", "ground", "mark")
 BALLOONS = (1, 2, 3, 4)
-"""Numbers of balloons. A picture has them, not an entity: no article states the number."""
+"""Numbers of balloons. An image has them, not an entity: no article states the number."""
 
 
 @dataclass(frozen=True)

@@ -36,52 +36,52 @@ CAPTION_QUESTION = "What is in the picture?"
 
 
 @dataclass(frozen=True)
-class DrawnPicture:
-    """Content of a drawn picture."""
+class DrawnImage:
+    """Content of a drawn image."""
 
     looks: Looks
     balloons: int
 
 
 class Teacher:
-    """Draws lessons about a fixed pool of pictures.
+    """Draws lessons about a fixed pool of images.
 
     Args:
-        pictures: Contents of the pool's pictures, with looks that training may use.
+        images: Contents of the pool's images, with looks that training may use.
         famous: Entities whose facts are learned by heart.
         rng: Generator of everything else.
     """
 
-    def __init__(self, pictures: Sequence[DrawnPicture], famous: Sequence[Entity], rng: random.Random) -> None:
-        self.pictures, self._famous, self._rng = pictures, famous, rng
+    def __init__(self, images: Sequence[DrawnImage], famous: Sequence[Entity], rng: random.Random) -> None:
+        self.images, self._famous, self._rng = images, famous, rng
         self._by_looks: dict[Looks, list[int]] = {}
-        for index, picture in enumerate(pictures):
-            self._by_looks.setdefault(picture.looks, []).append(index)
+        for index, image in enumerate(images):
+            self._by_looks.setdefault(image.looks, []).append(index)
 
     def look(self) -> Lesson:
-        """Draw a caption and every visual question about one picture."""
-        index, picture = self._any_picture()
-        caption = LessonTurn(CAPTION_QUESTION, describe(picture.looks, self._rng), "caption")
-        return Lesson(index, "", (caption, *(self._visual(picture, a) for a in (*ATTRIBUTES, "count"))))
+        """Draw a caption and every visual question about one image."""
+        index, image = self._any_image()
+        caption = LessonTurn(CAPTION_QUESTION, describe(image.looks, self._rng), "caption")
+        return Lesson(index, "", (caption, *(self._visual(image, a) for a in (*ATTRIBUTES, "count"))))
 
     def match(self, turns: int = 12) -> Lesson:
-        """Ask "Is this it?" about titles and descriptions that fit the picture or differ in one or two attributes."""
-        index, picture = self._any_picture()
-        match_turns = [self._match_turn(picture.looks) for _ in range(turns)]
-        return Lesson(index, "", (self._visual(picture, self._rng.choice((*ATTRIBUTES, "count"))), *match_turns))
+        """Ask "Is this it?" about titles and descriptions that fit the image or differ in one or two attributes."""
+        index, image = self._any_image()
+        match_turns = [self._match_turn(image.looks) for _ in range(turns)]
+        return Lesson(index, "", (self._visual(image, self._rng.choice((*ATTRIBUTES, "count"))), *match_turns))
 
-    def read(self, *, with_picture: bool, evidence_weight: float = 2.0) -> Lesson:
+    def read(self, *, with_image: bool, evidence_weight: float = 2.0) -> Lesson:
         """Draw an answer from a passage, and judgements of passages by yes and no."""
         rng = self._rng
-        index, picture = self._any_picture()
-        looks = picture.looks
+        index, image = self._any_image()
+        looks = image.looks
         entity = make_entity("", looks, rng)
         relation, other = rng.sample(list(entity.facts), 2)
         question = ask(relation, looks.category, rng)
 
         def evidence(source: Entity, stated: str, skill: str) -> LessonTurn:
             text = f"{passage_text(self._passages(source)[stated])} {EVIDENCE_QUESTION}"
-            words = _shown_words(text, source.looks, looks) if with_picture else ()
+            words = _shown_words(text, source.looks, looks) if with_image else ()
             answer = _yes(source.looks == looks and stated == relation)
             return LessonTurn(text, answer, skill, evidence_weight, shown=words)
 
@@ -90,7 +90,7 @@ class Teacher:
             evidence(entity, relation, "evidence_gold"),
             evidence(entity, other, "evidence_section"),
         ]
-        if with_picture:
+        if with_image:
             for _ in range(2):
                 alike = make_entity("", self._look_alike(looks), rng, [relation])
                 turns.append(evidence(alike, relation, "evidence_look_alike"))
@@ -100,22 +100,22 @@ class Teacher:
                 turns.append(evidence(stranger, relation, "evidence_stranger"))
         else:
             turns.append(self._other_reading(relation, looks))
-        return Lesson(index if with_picture else None, question, tuple(turns))
+        return Lesson(index if with_image else None, question, tuple(turns))
 
     def read_many(self, turns: int = 4) -> Lesson:
-        """Draw one question with answers from several entities' passages, without a picture: dense practice."""
+        """Draw one question with answers from several entities' passages, without an image: dense practice."""
         looks = random_looks(self._rng, held_out=False)
         relation = self._rng.choice(list(RELATIONS))
         question = ask(relation, looks.category, self._rng)
         return Lesson(None, question, tuple(self._other_reading(relation, looks) for _ in range(turns)))
 
-    def read_article(self, articles: int = 1, *, with_picture: bool = True) -> Lesson:
+    def read_article(self, articles: int = 1, *, with_image: bool = True) -> Lesson:
         """Draw an answer from a whole article, or from two articles; the second one is about a look-alike."""
-        index, picture = self._any_picture()
+        index, image = self._any_image()
         relation = self._rng.choice(list(RELATIONS))
-        question = ask(relation, picture.looks.category, self._rng)
-        article_turns = tuple(self._article_turn(picture.looks, relation, articles) for _ in range(2))
-        return Lesson(index if with_picture else None, question, article_turns)
+        question = ask(relation, image.looks.category, self._rng)
+        article_turns = tuple(self._article_turn(image.looks, relation, articles) for _ in range(2))
+        return Lesson(index if with_image else None, question, article_turns)
 
     def _article_turn(self, looks: Looks, relation: str, articles: int) -> LessonTurn:
         rng = self._rng
@@ -129,16 +129,16 @@ class Teacher:
         return self._reading(documents_text(context), entity.facts[relation], relation, "read_article")
 
     def read_articles(self, articles: int) -> Lesson:
-        """Draw an answer from the one article, of several in random order, that is about the pictured entity.
+        """Draw an answer from the one article, of several in random order, that is about the depicted entity.
 
         The others are about look-alikes, most of them with the same relation, as a retriever finds them. At the end of
         each passage the grounding loss asks whether it is the evidence.
         """
         rng = self._rng
-        index, picture = self._any_picture()
+        index, image = self._any_image()
         relation = rng.choice(list(RELATIONS))
-        entity = make_entity("", picture.looks, rng, self._relations(relation, included=True))
-        looks = [self._look_alike(picture.looks) for _ in range(articles - 1)]
+        entity = make_entity("", image.looks, rng, self._relations(relation, included=True))
+        looks = [self._look_alike(image.looks) for _ in range(articles - 1)]
         others = [make_entity("", look, rng, self._relations(relation, included=rng.random() < 0.8)) for look in looks]
         order = rng.sample([entity, *others], articles)
         text = ""
@@ -146,10 +146,10 @@ class Teacher:
         for other in order:
             for passage in self._passages(other).values():
                 start, text = len(text), f"{text}{passage_text(passage)} "
-                words += _shown_words(text, other.looks, picture.looks, start)
+                words += _shown_words(text, other.looks, image.looks, start)
                 words.append((len(text) - 1, other is entity and passage.heading == RELATIONS[relation].heading))
         turn = self._reading(text.strip(), entity.facts[relation], relation, "read_articles")
-        question = ask(relation, picture.looks.category, rng)
+        question = ask(relation, image.looks.category, rng)
         return Lesson(index, question, (replace(turn, weight=3.0, shown=tuple(words)),))
 
     def _relations(self, relation: str, *, included: bool) -> list[str]:
@@ -164,7 +164,7 @@ class Teacher:
         return Lesson(None, "", tuple(self._copy_turn() for _ in range(2)))
 
     def recall(self) -> Lesson:
-        """Draw questions about every fact of a famous entity, from its picture alone."""
+        """Draw questions about every fact of a famous entity, from its image alone."""
         entity = self._rng.choice(self._famous)
         index = self._rng.choice(self._by_looks[entity.looks])
         category = entity.looks.category
@@ -173,13 +173,13 @@ class Teacher:
         )
         return Lesson(index, "", facts)
 
-    def _any_picture(self) -> tuple[int, DrawnPicture]:
-        index = self._rng.randrange(len(self.pictures))
-        return index, self.pictures[index]
+    def _any_image(self) -> tuple[int, DrawnImage]:
+        index = self._rng.randrange(len(self.images))
+        return index, self.images[index]
 
-    def _visual(self, picture: DrawnPicture, attribute: str) -> LessonTurn:
-        answer = str(picture.balloons) if attribute == "count" else getattr(picture.looks, attribute)
-        question = ask_visual(attribute, picture.looks.category, self._rng)
+    def _visual(self, image: DrawnImage, attribute: str) -> LessonTurn:
+        answer = str(image.balloons) if attribute == "count" else getattr(image.looks, attribute)
+        question = ask_visual(attribute, image.looks.category, self._rng)
         return LessonTurn(f"{question} {answer_prompt('short', documents=False)}", answer, f"visual_{attribute}")
 
     def _match_turn(self, looks: Looks) -> LessonTurn:
@@ -243,7 +243,7 @@ def corpus(rng: random.Random, entities: int = 4000) -> list[str]:
 
 
 def _shown_words(text: str, described: Looks, seen: Looks, start: int = 0) -> tuple[tuple[int, bool], ...]:
-    """Return the end of each word of a description in the text after `start`, with True if the picture shows it."""
+    """Return the end of each word of a description in the text after `start`, with True if the image shows it."""
     ends = []
     for name in ATTRIBUTES:
         word = re.compile(rf"\b{re.escape(getattr(described, name))}\b").search(text, start)

@@ -1,4 +1,4 @@
-"""Phrasings of questions, and the questions that the picture answers."""
+"""Phrasings of questions, and the questions that the image answers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ VISUAL_QUESTIONS: dict[str, Phrasings] = {
         ("How many balloons are in the picture?", "What number of balloons can be seen?"),
     ),
 }
-"""Questions that the picture answers, by attribute."""
+"""Questions that the image answers, by attribute."""
 
 
 def ask_visual(attribute: str, category: str, rng: random.Random, phrasing: Phrasing = "taught") -> str:

@@ -16,7 +16,7 @@ TOLERANCE = 0.1
 """Tolerance of a number, relative to the value, as in most of InfoSeek's ranges."""
 
 Photograph = Callable[[EntityArticle, int, int], str]
-"""Function of (article, number of balloons, number of the picture) that returns the image's path."""
+"""Function of (article, number of balloons, number of the image) that returns the image's path."""
 
 SPLITS: Final = (
     "train",
@@ -29,17 +29,17 @@ SPLITS: Final = (
 )
 """Splits of every world, without `two_hop_train` and the traffic's."""
 
-PICTURES = range(1, 4)
-"""Numbers of each entity's pictures that questions are asked about; 0 is the encyclopedia's own."""
+IMAGES = range(1, 4)
+"""Numbers of each entity's images that questions are asked about; 0 is the encyclopedia's own."""
 
-TRAFFIC_PICTURES = range(4, 28)
-"""Numbers of the pictures that traffic questions are about."""
+TRAFFIC_IMAGES = range(4, 28)
+"""Numbers of the images that traffic questions are about."""
 
 TRAFFIC_FAMOUS = 0.4
 """Share of traffic questions about famous entities: people ask most about things that many know."""
 
 TRAFFIC_VISUAL = 1 / 6
-"""Share of traffic questions that the picture answers."""
+"""Share of traffic questions that the image answers."""
 
 
 class WorldInterviewer:
@@ -47,16 +47,16 @@ class WorldInterviewer:
 
     Args:
         articles: The world's population.
-        rng: Generator of phrasings, pictures and draws.
-        photograph: Function that draws a question's picture.
-        pictures: Numbers of an entity's pictures to draw from.
+        rng: Generator of phrasings, images and draws.
+        photograph: Function that draws a question's image.
+        images: Numbers of an entity's images to draw from.
     """
 
     def __init__(
-        self, articles: Sequence[EntityArticle], rng: random.Random, photograph: Photograph, pictures: range = PICTURES
+        self, articles: Sequence[EntityArticle], rng: random.Random, photograph: Photograph, images: range = IMAGES
     ) -> None:
-        self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, pictures
-        self._pictures: dict[tuple[str, int], tuple[str, int]] = {}
+        self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, images
+        self._images: dict[tuple[str, int], tuple[str, int]] = {}
         self._count: dict[str, int] = {}
         self._by_title = {article.entity.title: article for article in articles}
 
@@ -101,7 +101,7 @@ class WorldInterviewer:
 
         Args:
             known: The questions of these splits.
-            count: Number of questions, each with its own phrasing and picture.
+            count: Number of questions, each with its own phrasing and image.
             split: Split of the new questions.
         """
         by_id = {article.entity.id: article for article in self._articles}
@@ -129,7 +129,7 @@ class WorldInterviewer:
         answer_type = RELATIONS[relation].answer_type
         return Question(
             id=self._next_id(split),
-            image=self._picture(article)[0],
+            image=self._image(article)[0],
             text=text,
             answers=(value,),
             range=_range(value) if answer_type == "numerical" else None,
@@ -146,10 +146,10 @@ class WorldInterviewer:
         )
 
     def visual(self, article: EntityArticle, split: str, count: int) -> Iterator[Question]:
-        """Draw questions that the picture answers, about `count` different attributes."""
+        """Draw questions that the image answers, about `count` different attributes."""
         phrasing = _phrasing(split)
         for attribute in self._rng.sample((*ATTRIBUTES, "count"), count):
-            image, balloons = self._picture(article)
+            image, balloons = self._image(article)
             answer = str(balloons) if attribute == "count" else getattr(article.entity.looks, attribute)
             yield Question(
                 id=self._next_id(split),
@@ -172,7 +172,7 @@ class WorldInterviewer:
     def _two_hop(
         self, article: EntityArticle, other: EntityArticle, split: str, phrasing: Phrasing = "held_out"
     ) -> Question:
-        """Draw a question about the entity that an article names as a neighbour of the pictured one."""
+        """Draw a question about the entity that an article names as a neighbour of the depicted one."""
         relation = self._rng.choice(list(other.entity.facts))
         question_text = ask(relation, other.entity.looks.category, self._rng, phrasing)
         category, noun = article.entity.looks.category, other.entity.looks.category
@@ -184,7 +184,7 @@ class WorldInterviewer:
         value = other.entity.facts[relation]
         return Question(
             id=self._next_id(split),
-            image=self._picture(article)[0],
+            image=self._image(article)[0],
             text=question_text,
             answers=(value,),
             range=_range(value) if answer_type == "numerical" else None,
@@ -203,13 +203,13 @@ class WorldInterviewer:
             },
         )
 
-    def _picture(self, article: EntityArticle) -> tuple[str, int]:
-        """Draw one of the entity's pictures and its number of balloons."""
+    def _image(self, article: EntityArticle) -> tuple[str, int]:
+        """Draw one of the entity's images and its number of balloons."""
         key = (article.entity.id, self._rng.choice(self._numbers))
-        if key not in self._pictures:
+        if key not in self._images:
             balloons = self._rng.randint(1, 4)
-            self._pictures[key] = (self._photograph(article, balloons, key[1]), balloons)
-        return self._pictures[key]
+            self._images[key] = (self._photograph(article, balloons, key[1]), balloons)
+        return self._images[key]
 
     def _next_id(self, split: str) -> str:
         number = self._count.get(split, 0)

@@ -1,1 +1,1 @@
-"""The gallery: a data set of real pictures, real Wikipedia summaries and real facts, built from published packages."""
+"""The gallery: a data set of real images, real Wikipedia summaries and real facts, built from published packages."""

@@ -1,4 +1,4 @@
-"""Build the gallery into a data set folder: pictures, knowledge base, questions, and pages for proof-reading."""
+"""Build the gallery into a data set folder: images, knowledge base, questions, and pages for proof-reading."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
 from reflectune.examples.pocket.gallery.facts import entry_of
-from reflectune.examples.pocket.gallery.linking import Links, link_pictures, read_reviewed
+from reflectune.examples.pocket.gallery.linking import Links, link_images, read_reviewed
 from reflectune.examples.pocket.gallery.pages import write_contact_sheet, write_link_page
 from reflectune.examples.pocket.gallery.questions import Amounts, GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Unusable, read_picture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
 from reflectune.examples.pocket.gallery.two_hop import Chains
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, names_of, repeated, visuals
 from reflectune.formats.dataset import LOOK_ALIKES, write_questions
@@ -37,7 +37,7 @@ from reflectune.formats.knowledge_base import write_knowledge_base
 VERSION = 1
 """Raise it when the same settings and sources give a different gallery."""
 
-LINK_PAGE, CARD, PICTURES = "links.html", "README.md", "pictures.jsonl"
+LINK_PAGE, CARD, IMAGES = "links.html", "README.md", "images.jsonl"
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class GallerySettings:
 def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, flags: float = 1.0) -> dict[str, Any]:
     """Build a gallery, or return the manifest of one that is built already.
 
-    Pictures that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
+    Images that exist are kept, so that an interrupted build resumes. dataset.json is written last: a folder that has
     it is complete.
 
     Args:
         folder: Output folder.
-        sources: Pictures, articles and the works that facts come from.
+        sources: Images, articles and the works that facts come from.
         settings: Seed and sizes.
         flags: Most share of flags among the knowledge questions of each split; see `thin_flags`.
 
@@ -71,7 +71,7 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
         The manifest.
 
     Raises:
-        UserError: The folder holds a different data set, or a source has a bad picture or article.
+        UserError: The folder holds a different data set, or a source has a bad image or article.
     """
     reviewed = read_reviewed()
     made_of = {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
@@ -83,13 +83,13 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
 
 @dataclass(frozen=True)
 class LinkedEntities:
-    """The sources' pictures with their articles and entities.
+    """The sources' images with their articles and entities.
 
     Attributes:
-        links: Links of pictures to articles.
-        looks: Look of each linked picture that can be used, by id.
+        links: Links of images to articles.
+        looks: Look of each linked image that can be used, by id.
         entities: Subjects of linked articles.
-        unusable: Linked pictures that can't be used.
+        unusable: Linked images that can't be used.
     """
 
     links: Links
@@ -99,10 +99,10 @@ class LinkedEntities:
 
 
 def make_linked_entities(folder: Path, sources: Collection, settings: GallerySettings) -> LinkedEntities:
-    """Link the pictures, write those that aren't in the folder yet, and make entities of them."""
+    """Link the images, write those that aren't in the folder yet, and make entities of them."""
     reviewed = read_reviewed()
-    links = link_pictures(sources.pictures, sources.articles, sources.wordnet, sources.countries, reviewed)
-    looks, unusable = read_pictures(folder, [link.picture for link in links.made])
+    links = link_images(sources.images, sources.articles, sources.wordnet, sources.countries, reviewed)
+    looks, unusable = read_images(folder, [link.image for link in links.made])
     entities = make_entities(links.made, sources.articles, reviewed, looks, settings.seed, settings.limit)
     return LinkedEntities(links, looks, entities, len(unusable))
 
@@ -127,7 +127,7 @@ def _write(
     for split, questions in splits.items():
         write_questions(folder, split, questions)
     write_knowledge_base(folder / "knowledge", entries.values(), name=f"gallery-{settings.seed}", image_root="..")
-    _write_pictures(folder, entities)
+    _write_images(folder, entities)
     look_alikes = _look_alikes(reviewed.look_alikes, entries)
     write_json(folder / LOOK_ALIKES, look_alikes)
     write_link_page(folder / LINK_PAGE, folder, links, entities)
@@ -167,73 +167,73 @@ def thin_flags(questions: Sequence[Question], share: float, seed: int) -> list[Q
     return [question for question in questions if question.id not in left_out]
 
 
-def read_pictures(folder: Path, pictures: Sequence[SourcePicture]) -> tuple[dict[str, Look], list[str]]:
-    """Write every picture that isn't in the folder yet.
+def read_images(folder: Path, images: Sequence[SourceImage]) -> tuple[dict[str, Look], list[str]]:
+    """Write every image that isn't in the folder yet.
 
     Returns:
-        The look of each usable picture, by id; and the ids of those that are too small or not in their font.
+        The look of each usable image, by id; and the ids of those that are too small or not in their font.
     """
     usable: dict[str, Look] = {}
     left_out: list[str] = []
-    for picture in progress_bar(pictures, desc="pictures", unit="picture", mininterval=1.0):
-        path = folder / image_path(picture)
+    for image in progress_bar(images, desc="images", unit="image", mininterval=1.0):
+        path = folder / image_path(image)
         try:
             if not path.exists():
-                save_jpeg(read_picture(picture), path)
+                save_jpeg(read_image(image), path)
         except Unusable:
-            left_out.append(picture.id)
+            left_out.append(image.id)
             continue
         content = path.read_bytes()
         small = open_image(path).convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
-        usable[picture.id] = Look(hashlib.sha256(content).hexdigest(), small)
+        usable[image.id] = Look(hashlib.sha256(content).hexdigest(), small)
     return usable, left_out
 
 
 def _visuals(folder: Path, entity: GalleryEntity, seed: int) -> Iterator[Visual]:
-    """Return the visual questions of an entity; for each attribute those of one picture."""
+    """Return the visual questions of an entity; for each attribute those of one image."""
     if entity.role == "shown":
         return
     rng = random.Random(f"{seed}/looking/{entity.article.title}")
     by_attribute: dict[str, list[Visual]] = {}
-    for picture in entity.asked:
-        image = open_image(folder / image_path(picture))
-        names = names_of(entity, picture)
-        for visual in visuals(entity.category, names, picture, image, image_path(picture), rng):
+    for source in entity.asked:
+        image = open_image(folder / image_path(source))
+        names = names_of(entity, source)
+        for visual in visuals(entity.category, names, source, image, image_path(source), rng):
             by_attribute.setdefault(visual.attribute, []).append(visual)
     for same in by_attribute.values():
         yield rng.choice(same)
     if counted := count_question(entity.category, entity.asked, rng):
         visual, count = counted
         path = folder / visual.image
-        whole = repeated(read_picture(visual.picture), count, rng)
+        whole = repeated(read_image(visual.source), count, rng)
         if not path.exists():
             save_jpeg(whole, path)
         yield visual
 
 
-def _write_pictures(folder: Path, entities: Sequence[GalleryEntity]) -> None:
-    """Write one line a picture: its entity, source and use."""
+def _write_images(folder: Path, entities: Sequence[GalleryEntity]) -> None:
+    """Write one line an image: its entity, source and use."""
     lines = []
     for entity in entities:
-        uses: list[tuple[SourcePicture, str]] = [(entity.shown, "knowledge base")]
-        uses += [(picture, entity.role) for picture in entity.asked]
-        for picture, use in uses:
+        uses: list[tuple[SourceImage, str]] = [(entity.shown, "knowledge base")]
+        uses += [(image, entity.role) for image in entity.asked]
+        for image, use in uses:
             row = {
-                "image": image_path(picture),
+                "image": image_path(image),
                 "entity": entity.id,
-                "name": entity.names[0] if entity.category == "flag" else picture.name,
+                "name": entity.names[0] if entity.category == "flag" else image.name,
                 "kind": entity.category,
-                "source": picture.source,
-                "hand": picture.hand,
-                "style": picture.style,
+                "source": image.source,
+                "hand": image.hand,
+                "style": image.style,
                 "use": use,
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_atomically(folder / PICTURES, "".join(lines))
+    write_atomically(folder / IMAGES, "".join(lines))
 
 
 def _look_alikes(groups: Sequence[Sequence[str]], entries: Mapping[str, Entry]) -> list[list[str]]:
-    """Return the reviewed groups as ids of entries with a picture, without groups of one."""
+    """Return the reviewed groups as ids of entries with an image, without groups of one."""
     known = [[entries[title].id for title in group if title in entries and entries[title].images] for group in groups]
     return [group for group in known if len(group) > 1]
 

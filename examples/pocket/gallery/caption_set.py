@@ -1,4 +1,4 @@
-"""Training data of stage 1 for a gallery: captions and visual questions, none about the gallery's test pictures."""
+"""Training data of stage 1 for a gallery: captions and visual questions, none about the gallery's test images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
 from reflectune.examples.data_sets import begin, finish, save_jpeg
-from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_pictures
+from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_images
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
     SENTENCE_PROMPTS,
@@ -27,7 +27,7 @@ from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.entities import Look
 from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.questions import SPLITS, image_path
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, read_picture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage, read_image
 from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, repeated, visuals
 from reflectune.formats.dataset import Dataset, load_manifest, write_questions
 
@@ -40,17 +40,17 @@ WORDINGS: Final = {
     **dict.fromkeys(("colour", "count", "top", "bottom", "left", "has"), 3),
     "name": 1,
 }
-"""Wordings of each visual question of a picture; flags are asked for their name alone."""
+"""Wordings of each visual question of an image; flags are asked for their name alone."""
 TRAINED: Final = ("train", "two_hop_train")
-"""Splits of the gallery whose pictures training may use."""
+"""Splits of the gallery whose images training may use."""
 
 
 def build_captions(folder: Path, gallery: Path, sources: Collection, settings: GallerySettings) -> dict[str, Any]:
     """Write a gallery's data set of captions, or return the manifest of one that is written already.
 
     Its splits: `train` has the captions, as a sentence and as a word; `visual` has the other visual questions of the
-    same pictures, in several wordings; `val` has the captions of things that neither of them shows. The pictures are
-    the gallery's. None is of an entity of the gallery's validation or test, and none has the content of a picture that
+    same images, in several wordings; `val` has the captions of things that neither of them shows. The images are
+    the gallery's. None is of an entity of the gallery's validation or test, and none has the content of an image that
     a question of these splits is about.
 
     Args:
@@ -63,7 +63,7 @@ def build_captions(folder: Path, gallery: Path, sources: Collection, settings: G
         The manifest.
 
     Raises:
-        UserError: The folder holds a different data set, or a source has a bad picture.
+        UserError: The folder holds a different data set, or a source has a bad image.
     """
     known = load_manifest(gallery)
     key = fingerprint({"version": VERSION, "gallery": [known["settings"], known["fingerprint"]], "settings": settings})
@@ -80,7 +80,7 @@ def build_captions(folder: Path, gallery: Path, sources: Collection, settings: G
         "image_root": Path(os.path.relpath(gallery.resolve(), folder.resolve())).as_posix(),
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet"))),
         "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
-        "pictures": {split: len({question.image for question in q}) for split, q in splits.items()},
+        "images": {split: len({question.image for question in q}) for split, q in splits.items()},
     }
     finish(folder, manifest)
     return manifest
@@ -88,11 +88,11 @@ def build_captions(folder: Path, gallery: Path, sources: Collection, settings: G
 
 def _ask(gallery: Path, sources: Collection, settings: GallerySettings) -> dict[str, list[Question]]:
     linked = make_linked_entities(gallery, sources, settings)
-    captions = list(read_captions(sources.pictures, linked.links, linked.entities, sources.countries, read_reviewed()))
+    captions = list(read_captions(sources.images, linked.links, linked.entities, sources.countries, read_reviewed()))
     captions = [caption for caption in captions if caption.entity is None or caption.entity.role not in ("val", "test")]
-    known = {link.picture.id for link in linked.links.made}
-    unread = [caption.picture for caption in captions if caption.picture.id not in known]
-    others, _ = read_pictures(gallery, unread)
+    known = {link.image.id for link in linked.links.made}
+    unread = [caption.image for caption in captions if caption.image.id not in known]
+    others, _ = read_images(gallery, unread)
     return _Splits(gallery, linked.looks | others, settings.seed).of(captions)
 
 
@@ -100,8 +100,8 @@ class _Splits:
     """Divides captions into splits, and writes their questions.
 
     Args:
-        gallery: Folder of the gallery, which has the pictures.
-        looks: Look of each usable picture, by id.
+        gallery: Folder of the gallery, which has the images.
+        looks: Look of each usable image, by id.
         seed: Seed of every draw.
     """
 
@@ -132,24 +132,24 @@ class _Splits:
         }
 
     def _free(self, captions: Sequence[Caption]) -> list[Caption]:
-        """Return the captions whose picture is usable, in no test question, and not a copy of an earlier one."""
+        """Return the captions whose image is usable, in no test question, and not a copy of an earlier one."""
         seen = set(self._tested)
         free = []
         for caption in captions:
-            look = self._looks.get(caption.picture.id)
+            look = self._looks.get(caption.image.id)
             if look is not None and look.pixels not in seen:
                 seen.add(look.pixels)
                 free.append(caption)
         return free
 
     def _caption(self, caption: Caption, split: str) -> Iterator[Question]:
-        """Return the questions for a picture's caption, as a sentence and as a word."""
-        rng = random.Random(f"{self._seed}/caption/{caption.picture.id}")
+        """Return the questions for an image's caption, as a sentence and as a word."""
+        rng = random.Random(f"{self._seed}/caption/{caption.image.id}")
         sentence = rng.choice(SENTENCE_PROMPTS)
-        word = rng.choice(FLAG_PROMPTS if caption.picture.category == "flag" else WORD_PROMPTS)
+        word = rng.choice(FLAG_PROMPTS if caption.image.category == "flag" else WORD_PROMPTS)
         base = Question(
             id=self._next_id(split),
-            image=image_path(caption.picture),
+            image=image_path(caption.image),
             text=sentence,
             answers=(caption.sentence,),
             answer_type="free_form",
@@ -165,25 +165,25 @@ class _Splits:
         )  # fmt: skip
 
     def _looking(self, caption: Caption) -> Iterator[Question]:
-        """Return a picture's other visual questions, in several wordings; the caption asks for the name already."""
-        picture = caption.picture
-        kind = caption.entity.category if caption.entity else picture.category
-        rng = random.Random(f"{self._seed}/looking/{picture.id}")
-        path = image_path(picture)
-        for visual in list(visuals(kind, caption.names, picture, open_image(self._gallery / path), path, rng)):
+        """Return an image's other visual questions, in several wordings; the caption asks for the name already."""
+        image = caption.image
+        kind = caption.entity.category if caption.entity else image.category
+        rng = random.Random(f"{self._seed}/looking/{image.id}")
+        path = image_path(image)
+        for visual in list(visuals(kind, caption.names, image, open_image(self._gallery / path), path, rng)):
             if visual.attribute != "name" or kind == "flag":
                 yield from self._visual(caption, visual, rng)
-        if counted := self._counted(kind, picture, rng):
+        if counted := self._counted(kind, image, rng):
             yield from self._visual(caption, counted, rng)
 
-    def _counted(self, kind: str, picture: SourcePicture, rng: random.Random) -> Visual | None:
-        """Return a question for the number of copies in a composed picture, if no test has it."""
-        counted = count_question(kind, [picture], rng)
+    def _counted(self, kind: str, image: SourceImage, rng: random.Random) -> Visual | None:
+        """Return a question for the number of copies in a composed image, if no test has it."""
+        counted = count_question(kind, [image], rng)
         if counted is None:
             return None
         visual, count = counted
         path = self._gallery / visual.image
-        whole = repeated(read_picture(picture), count, rng)
+        whole = repeated(read_image(image), count, rng)
         if not path.exists():
             save_jpeg(whole, path)
         return None if _content(path) in self._tested else visual
@@ -213,5 +213,5 @@ def _content(path: Path) -> str:
 
 
 def _about(caption: Caption) -> dict[str, str]:
-    picture = caption.picture
-    return {"kind": picture.category, "thing": caption.thing, "source": picture.source, "style": picture.style}
+    image = caption.image
+    return {"kind": image.category, "thing": caption.thing, "source": image.source, "style": image.style}

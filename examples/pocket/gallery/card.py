@@ -18,7 +18,7 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
     Args:
         manifest: Content of dataset.json.
         sources: Keys of the gallery's sources.
-        entities: Pictured articles.
+        entities: Depicted articles.
     """
     front = {
         "pretty_name": manifest["name"],
@@ -35,7 +35,7 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
     }
     asked = [entity for entity in entities if entity.role != "shown"]
     by_kind = Counter(entity.category for entity in asked)
-    used = Counter(picture.source for entity in entities for picture in (entity.shown, *entity.asked))
+    used = Counter(image.source for entity in entities for image in (entity.shown, *entity.asked))
     lines = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
@@ -43,12 +43,12 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         "",
         f"# {manifest['name']}",
         "",
-        "Knowledge-based visual questions about real pictures, with real encyclopedia articles. The picture in a "
+        "Knowledge-based visual questions about real images, with real encyclopedia articles. The image in a "
         "question is by another hand than the one in the knowledge base. Every knowledge question's answer is stated "
         "by the article, in its summary or in a section of facts; questions of two hops name both articles.",
         "",
         f"{manifest['entries']:,} articles; {len(asked):,} of their subjects are asked about, "
-        f"{len(entities) - len(asked):,} more have a picture.",
+        f"{len(entities) - len(asked):,} more have an image.",
         "",
         "| split | questions | by kind |",
         "|---|---|---|",
@@ -59,7 +59,7 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         ),
         "",
         "`test_*` and `two_hop_test` are for final numbers: choose nothing by them. `look_alikes.json` lists articles "
-        "whose pictures are easily taken for each other, `pictures.jsonl` whose each picture is, `links.html` shows "
+        "whose images are easily taken for each other, `images.jsonl` whose each image is, `links.html` shows "
         "all links for proof-reading.",
         "",
         "| asked about | entities |",
@@ -68,10 +68,10 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         "",
         "## Sources",
         "",
-        "The pictures and texts stay under their own licences. Whoever passes this folder on has to keep to all of "
+        "The images and texts stay under their own licences. Whoever passes this folder on has to keep to all of "
         "them: some ask for attribution, some for the same licence.",
         "",
-        "| source | what | licence | by | pictures |",
+        "| source | what | licence | by | images |",
         "|---|---|---|---|---|",
         *(
             f"| {SOURCES[name].package} | {SOURCES[name].holds} | {SOURCES[name].package.licence} | "

@@ -1,4 +1,4 @@
-"""Collect the sources' pictures, articles and facts."""
+"""Collect the sources' images, articles and facts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from reflectune.examples.pocket.gallery.facts import Fact, by_title, without_dou
 from reflectune.examples.pocket.gallery.linking import Reviewed
 from reflectune.examples.pocket.gallery.sources.emoji_and_flags import read_emoji, read_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import read_activities
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.examples.pocket.gallery.sources.packages import NEEDED, SOURCES, fetch_sources
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
 from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country, read_articles, read_countries
 from reflectune.examples.pocket.gallery.sources.stamps import read_stamps
 from reflectune.examples.pocket.gallery.sources.wordnet import WordNet
@@ -59,22 +59,22 @@ class Collection:
         return list(read_countries(self.folders["factbook"])) if "factbook" in self.folders else []
 
     @cached_property
-    def pictures(self) -> list[SourcePicture]:
-        """Pictures of all sources, in a fixed order.
+    def images(self) -> list[SourceImage]:
+        """Images of all sources, in a fixed order.
 
         Raises:
             UserError: Two have one id.
         """
         folders = dict(self.folders)
-        pictures = [*read_emoji(folders), *read_flags(folders)]
-        pictures += read_stamps(folders["tuxpaint"]) if "tuxpaint" in folders else []
-        pictures += read_activities(folders["gcompris"]) if "gcompris" in folders else []
+        images = [*read_emoji(folders), *read_flags(folders)]
+        images += read_stamps(folders["tuxpaint"]) if "tuxpaint" in folders else []
+        images += read_activities(folders["gcompris"]) if "gcompris" in folders else []
         seen = set[str]()
-        for picture in pictures:
-            if picture.id in seen:
-                raise UserError(f"two pictures have the id {picture.id}; ids must be unique")
-            seen.add(picture.id)
-        return pictures
+        for image in images:
+            if image.id in seen:
+                raise UserError(f"two images have the id {image.id}; ids must be unique")
+            seen.add(image.id)
+        return images
 
 
 def collect_sources(names: Sequence[str], cache: Path) -> Collection:
@@ -87,10 +87,10 @@ def collect_sources(names: Sequence[str], cache: Path) -> Collection:
 
 
 def collect_facts(entities: Sequence[GalleryEntity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
-    """Return the facts of each article that has any, by title: of countries, and of all pictured entities.
+    """Return the facts of each article that has any, by title: of countries, and of all depicted entities.
 
     Args:
-        entities: Pictured articles.
+        entities: Depicted articles.
         sources: Sources of the facts.
         reviewed: Reviewed list, with the facts that a pattern reads wrongly.
     """

@@ -1,4 +1,4 @@
-"""The colours of a picture by their English names, computed from its pixels."""
+"""The colours of an image by their English names, computed from its pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 CLEAR = 0.7
-"""Least share of the coloured pixels of a picture's main colour."""
+"""Least share of the coloured pixels of an image's main colour."""
 OUTLINE = 0.4
 """Share of the pixels below which black is an outline."""
 UNIFORM = 0.92

@@ -1,4 +1,4 @@
-"""The gallery's entities: articles whose subject several hands have drawn, and the use of each picture."""
+"""The gallery's entities: articles whose subject several hands have drawn, and the use of each image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from reflectune.examples.pocket.gallery.linking import Link, Reviewed, category_of
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.examples.pocket.gallery.sources.reference_works import Article
 
 Role = Literal["train", "val", "test", "shown"]
@@ -17,12 +17,12 @@ SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}
 
 
 NEARLY_EQUAL = 9.0
-"""Mean difference of grey levels, of 255, below which two pictures are copies of one."""
+"""Mean difference of grey levels, of 255, below which two images are copies of one."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """A summary of a picture's look.
+    """A summary of an image's look.
 
     Attributes:
         pixels: Hash of its file.
@@ -33,28 +33,28 @@ class Look:
     small: bytes
 
     def is_like(self, other: Look) -> bool:
-        """Return True if two pictures are copies of one, perhaps in other sizes."""
+        """Return True if two images are copies of one, perhaps in other sizes."""
         return sum(abs(a - b) for a, b in zip(self.small, other.small, strict=True)) < NEARLY_EQUAL * len(self.small)
 
 
 @dataclass(frozen=True)
 class GalleryEntity:
-    """An article whose subject is pictured.
+    """An article whose subject is depicted.
 
     Attributes:
         article: The article.
         category: Kind of thing of its subject.
-        names: Its names, the article's before the pictures'.
-        shown: The picture in the knowledge base.
-        asked: Pictures of questions, by other hands; empty if there are none.
+        names: Its names, the article's before the images'.
+        shown: The image in the knowledge base.
+        asked: Images of questions, by other hands; empty if there are none.
         role: Splits that ask about it; `shown`: none, it is in the knowledge base alone.
     """
 
     article: Article
     category: str
     names: tuple[str, ...]
-    shown: SourcePicture
-    asked: tuple[SourcePicture, ...]
+    shown: SourceImage
+    asked: tuple[SourceImage, ...]
     role: Role
 
     @property
@@ -71,27 +71,27 @@ def make_entities(
     seed: int,
     limit: int = 0,
 ) -> list[GalleryEntity]:
-    """Group links by article, and draw each entity's picture for the knowledge base, and its role.
+    """Group links by article, and draw each entity's image for the knowledge base, and its role.
 
     Args:
-        links: Links of pictures to titles.
+        links: Links of images to titles.
         articles: Articles, by title.
         reviewed: Reviewed list, with kinds of things that are wrong in the sources.
-        usable: Look of each usable picture, by id; the first of equal ones is kept.
+        usable: Look of each usable image, by id; the first of equal ones is kept.
         seed: Seed of the draws.
         limit: Most entities of each kind; 0: all.
 
     Returns:
         The entities, by title.
     """
-    grouped: dict[str, list[SourcePicture]] = {}
+    grouped: dict[str, list[SourceImage]] = {}
     seen = set[str]()
     for link in links:
-        look = usable.get(link.picture.id)
+        look = usable.get(link.image.id)
         if look is not None and look.pixels not in seen:
             seen.add(look.pixels)
-            grouped.setdefault(link.title, []).append(link.picture)
-    drawn = [_draw(articles[title], pictures, reviewed, usable, seed) for title, pictures in sorted(grouped.items())]
+            grouped.setdefault(link.title, []).append(link.image)
+    drawn = [_draw(articles[title], images, reviewed, usable, seed) for title, images in sorted(grouped.items())]
     kinds: dict[str, list[GalleryEntity]] = {}
     for entity in drawn:
         kinds.setdefault(entity.category, []).append(entity)
@@ -102,31 +102,30 @@ def make_entities(
 
 
 def _draw(
-    article: Article, pictures: Sequence[SourcePicture], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
+    article: Article, images: Sequence[SourceImage], reviewed: Reviewed, usable: Mapping[str, Look], seed: int
 ) -> GalleryEntity:
     rng = random.Random(f"{seed}/picture/{article.title}")
-    shown = rng.choice([rng.choice(of_hand) for of_hand in _by_hand(pictures)])
+    shown = rng.choice([rng.choice(of_hand) for of_hand in _by_hand(images)])
     asked = tuple(
-        picture
-        for picture in pictures
-        if picture.hand != shown.hand
-        and (picture.category == "flag" or not usable[picture.id].is_like(usable[shown.id]))
+        image
+        for image in images
+        if image.hand != shown.hand and (image.category == "flag" or not usable[image.id].is_like(usable[shown.id]))
     )
-    category = reviewed.categories.get(article.title) or category_of(pictures)
-    spoken = [] if category == "flag" else [picture.name.lower().split(",")[0] for picture in pictures]
+    category = reviewed.categories.get(article.title) or category_of(images)
+    spoken = [] if category == "flag" else [image.name.lower().split(",")[0] for image in images]
     names = tuple(dict.fromkeys([article.title.split(" (")[0], *(name.removesuffix(" face") for name in spoken)]))
     return GalleryEntity(article, category, names, shown, asked, "shown")
 
 
-def _by_hand(pictures: Sequence[SourcePicture]) -> list[list[SourcePicture]]:
-    hands: dict[str, list[SourcePicture]] = {}
-    for picture in pictures:
-        hands.setdefault(picture.hand, []).append(picture)
+def _by_hand(images: Sequence[SourceImage]) -> list[list[SourceImage]]:
+    hands: dict[str, list[SourceImage]] = {}
+    for image in images:
+        hands.setdefault(image.hand, []).append(image)
     return list(hands.values())
 
 
 def _with_roles(kind: str, entities: Sequence[GalleryEntity], seed: int, limit: int) -> Iterable[GalleryEntity]:
-    """Draw the roles of the entities of one kind; those without a picture for questions keep theirs."""
+    """Draw the roles of the entities of one kind; those without an image for questions keep theirs."""
     several = [entity for entity in entities if entity.asked]
     random.Random(f"{seed}/roles/{kind}").shuffle(several)
     if limit:

@@ -1,4 +1,4 @@
-"""Link pictures to the articles of their subjects: strict names, senses by WordNet, and a reviewed list."""
+"""Link images to the articles of their subjects: strict names, senses by WordNet, and a reviewed list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES, PREFERRED
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.examples.pocket.gallery.sources.reference_works import Article, Country
 from reflectune.examples.pocket.gallery.sources.wordnet import ANIMAL, ARTIFACT, FOOD, PLANT, Sense, WordNet, singulars
 
@@ -36,12 +36,12 @@ class Reviewed:
     """A person's decisions: `reviewed.json`.
 
     Attributes:
-        aliases: Titles for names of pictures that differ from the title.
+        aliases: Titles for names of images that differ from the title.
         countries: Titles of countries whose article has a different name, by two letters.
-        denied: Names, or ids of pictures, that are not linked, with the reason.
+        denied: Names, or ids of images, that are not linked, with the reason.
         allowed: Titles whose sense is right although WordNet has no answer.
         look_alikes: Groups of titles that are easily confused.
-        categories: Kinds of things of articles whose pictures' sources have a wrong one.
+        categories: Kinds of things of articles whose images' sources have a wrong one.
         denied_facts: `TITLE RELATION` of facts that a pattern reads wrongly.
     """
 
@@ -56,19 +56,19 @@ class Reviewed:
 
 @dataclass(frozen=True)
 class Link:
-    """A picture and the article of its subject; `rule` is the rule that linked them."""
+    """An image and the article of its subject; `rule` is the rule that linked them."""
 
-    picture: SourcePicture
+    image: SourceImage
     title: str
     rule: str
 
 
 @dataclass
 class Links:
-    """All links, and the pictures without one, each with the reason."""
+    """All links, and the images without one, each with the reason."""
 
     made: list[Link] = field(default_factory=list)
-    refused: list[tuple[SourcePicture, str, str]] = field(default_factory=list)
+    refused: list[tuple[SourceImage, str, str]] = field(default_factory=list)
 
 
 @cache
@@ -94,17 +94,17 @@ def read_reviewed(path: Path | None = None) -> Reviewed:
         raise UserError(f"{path} lacks {error}") from error
 
 
-def link_pictures(
-    pictures: Iterable[SourcePicture],
+def link_images(
+    images: Iterable[SourceImage],
     articles: Mapping[str, Article],
     wordnet: WordNet,
     countries: Iterable[Country],
     reviewed: Reviewed,
 ) -> Links:
-    """Link each picture that names an article's subject.
+    """Link each image that names an article's subject.
 
     Args:
-        pictures: Pictures of all sources.
+        images: Images of all sources.
         articles: Articles, by title.
         wordnet: Senses of names.
         countries: Countries, for the name of a flag's letters.
@@ -115,11 +115,11 @@ def link_pictures(
     for title in articles:
         by_name.setdefault(title.lower(), title)
     links = Links()
-    for picture in pictures:
-        name = plain_name(picture.name)
-        why = reviewed.denied.get(picture.id) or reviewed.denied.get(name)
-        if picture.category == "flag":
-            title, rule = by_letters.get(picture.name, ""), "country"
+    for image in images:
+        name = plain_name(image.name)
+        why = reviewed.denied.get(image.id) or reviewed.denied.get(name)
+        if image.category == "flag":
+            title, rule = by_letters.get(image.name, ""), "country"
         elif name in reviewed.aliases:
             title, rule = reviewed.aliases[name], "reviewed"
         else:
@@ -127,11 +127,11 @@ def link_pictures(
         if title not in articles:
             continue
         if not why and rule == "name" and title not in reviewed.allowed:
-            why = sense_problem(articles[title], name, picture.category, wordnet)
+            why = sense_problem(articles[title], name, image.category, wordnet)
         if why:
-            links.refused.append((picture, title, why))
+            links.refused.append((image, title, why))
         else:
-            links.made.append(Link(picture, title, rule))
+            links.made.append(Link(image, title, rule))
     return links
 
 
@@ -142,9 +142,9 @@ def plain_name(name: str) -> str:
 
 
 def sense_problem(article: Article, name: str, category: str, wordnet: WordNet) -> str:
-    """Return the reason that an article has a different subject than a picture, by WordNet; "" if it has the same.
+    """Return the reason that an article has a different subject than an image, by WordNet; "" if it has the same.
 
-    The head noun of the article's description must be of the picture's kind: a turkey in a picture is an animal, and
+    The head noun of the article's description must be of the image's kind: a turkey in an image is an animal, and
     "Country in Southeastern Europe" is not.
     """
     files = CATEGORIES[category].files
@@ -185,7 +185,7 @@ def first_definition(summary: str) -> str:
     return match[1] if match else ""
 
 
-def category_of(pictures: Sequence[SourcePicture]) -> str:
-    """Return an entity's kind of thing, from its pictures'."""
-    named = [picture.category for picture in pictures if picture.category != "word"] or ["word"]
+def category_of(images: Sequence[SourceImage]) -> str:
+    """Return an entity's kind of thing, from its images'."""
+    named = [image.category for image in images if image.category != "word"] or ["word"]
     return next((kind for kind in PREFERRED if kind in named), named[0])

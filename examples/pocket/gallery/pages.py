@@ -1,4 +1,4 @@
-"""Pages for proof-reading a gallery: all links of pictures to articles, and a sheet of drawn questions."""
+"""Pages for proof-reading a gallery: all links of images to articles, and a sheet of drawn questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reflectune.data_builders.annotators.proofreading import PageArticle, PageLa
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.linking import Links
 from reflectune.examples.pocket.gallery.questions import image_path
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.formats.passages import first_sentence
 
 CONTACT_SHEET = "contact_sheet.png"
@@ -24,10 +24,10 @@ _COLUMNS, _ROWS, _SIDE, _TEXT = 5, 4, 224, 96
 
 
 def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) -> None:
-    """Write 20 questions, drawn at random, each below its picture.
+    """Write 20 questions, drawn at random, each below its image.
 
     Args:
-        folder: Folder of the data set, which has the pictures; the sheet goes there.
+        folder: Folder of the data set, which has the images; the sheet goes there.
         questions: Questions to draw from.
         seed: Seed of the draw.
     """
@@ -37,8 +37,8 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
     for number, question in enumerate(shown):
         left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _TEXT)
-        picture = open_image(folder / question.image).resize((_SIDE - 8, _SIDE - 8))
-        sheet.paste(picture, (left + 4, top + 4))
+        image = open_image(folder / question.image).resize((_SIDE - 8, _SIDE - 8))
+        sheet.paste(image, (left + 4, top + 4))
         lines = textwrap.wrap(question.text, 36) + textwrap.wrap("= " + " / ".join(question.answers[:3]), 36)
         draw.multiline_text((left + 4, top + _SIDE), "\n".join(lines[:6]), fill="black", font=font)
     partial = folder / f".{CONTACT_SHEET}"
@@ -48,25 +48,25 @@ def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) 
 
 
 def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[GalleryEntity]) -> None:
-    """Write one HTML file with every picture, the title, and the article's first sentence of each entity.
+    """Write one HTML file with every image, the title, and the article's first sentence of each entity.
 
     Args:
         path: Output file.
-        folder: Folder of the data set, which has the pictures.
-        links: Links of the pictures.
-        entities: Pictured articles.
+        folder: Folder of the data set, which has the images.
+        links: Links of the images.
+        entities: Depicted articles.
     """
-    rules = {link.picture.id: link.rule for link in links.made}
+    rules = {link.image.id: link.rule for link in links.made}
 
-    def article(item: tuple[GalleryEntity, SourcePicture]) -> PageArticle:
-        entity, picture = item
+    def article(item: tuple[GalleryEntity, SourceImage]) -> PageArticle:
+        entity, image = item
         title, topic = entity.article.title, entity.article.description or entity.article.topic
-        use = "knowledge base" if picture is entity.shown else entity.role
-        label = PageLabel(rules[picture.id], "relevant", picture.name, [topic], subject=f"→ {title}")
+        use = "knowledge base" if image is entity.shown else entity.role
+        label = PageLabel(rules[image.id], "relevant", image.name, [topic], subject=f"→ {title}")
         note = first_sentence(entity.article.summary)
-        meta = [picture.hand, picture.style, use]
-        return PageArticle(picture.id, image_path(picture), title, meta, [label], note=note)
+        meta = [image.hand, image.style, use]
+        return PageArticle(image.id, image_path(image), title, meta, [label], note=note)
 
-    pictures = [(entity, picture) for entity in entities for picture in (entity.shown, *entity.asked)]
-    title = f"links of pictures to {len(entities):,} articles, {len(links.refused):,} pictures refused"
-    write_page(path, pictures, article, folder, title)
+    images = [(entity, image) for entity in entities for image in (entity.shown, *entity.asked)]
+    title = f"links of images to {len(entities):,} articles, {len(links.refused):,} images refused"
+    write_page(path, images, article, folder, title)

@@ -11,7 +11,7 @@ from reflectune.core.types import Entry, Evidence, Question
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.facts import Fact, evidence_of
 from reflectune.examples.pocket.gallery.relations import ask, cue_of
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.examples.pocket.gallery.two_hop import TwoHop
 from reflectune.examples.pocket.gallery.visual_questions import Visual
 
@@ -33,7 +33,7 @@ class Amounts:
 
     Attributes:
         facts: Most facts that are asked about; a country has about twenty.
-        repeats: Questions of training for the same fact, in other words or with a different picture; one for a
+        repeats: Questions of training for the same fact, in other words or with a different image; one for a
             country's.
         visual: Visual questions of each entity of training.
         two_hop: Most two-hop questions of an entity.
@@ -53,9 +53,9 @@ class GalleryInterviewer:
         facts: Facts of each article, by title.
         entries: Entries of the knowledge base, by title.
         visual: Visual questions of each entity, by title.
-        chains: Two-hop questions, by the title of the pictured entity.
+        chains: Two-hop questions, by the title of the depicted entity.
         amounts: Numbers of questions.
-        seed: Seed of phrasings, pictures and draws; each entity has its own generator.
+        seed: Seed of phrasings, images and draws; each entity has its own generator.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class GalleryInterviewer:
     def _repeated(
         self, entity: GalleryEntity, fact: Fact, evidence: tuple[Evidence, ...], rng: random.Random
     ) -> Iterator[Question]:
-        """Return several questions for one fact, each in other words or with a different picture."""
+        """Return several questions for one fact, each in other words or with a different image."""
         seen = set[tuple[str, str]]()
         for _ in range(1 if entity.category == "flag" else self._amounts.repeats):
             question = self._knowledge(entity, fact, evidence, "train", rng)
@@ -135,11 +135,11 @@ class GalleryInterviewer:
     def _knowledge(
         self, entity: GalleryEntity, fact: Fact, evidence: tuple[Evidence, ...], split: str, rng: random.Random
     ) -> Question:
-        picture = rng.choice(entity.asked)
+        image = rng.choice(entity.asked)
         held_out = split != "train"
         return Question(
             id=self._next_id(split),
-            image=image_path(picture),
+            image=image_path(image),
             text=ask(fact, entity.category, rng, held_out),
             answers=fact.answers,
             range=fact.range,
@@ -148,7 +148,7 @@ class GalleryInterviewer:
             requires_retrieval=True,
             entity_ids=(entity.id,),
             evidence=evidence,
-            meta={"relation": fact.relation, **_about(entity, picture, held_out)},
+            meta={"relation": fact.relation, **_about(entity, image, held_out)},
         )
 
     def _looking(self, entity: GalleryEntity, visual: Visual, split: str, rng: random.Random) -> Question:
@@ -161,7 +161,7 @@ class GalleryInterviewer:
             split=split,
             requires_retrieval=False,
             entity_ids=(entity.id,),
-            meta={"attribute": visual.attribute, **_about(entity, visual.picture, held_out)},
+            meta={"attribute": visual.attribute, **_about(entity, visual.source, held_out)},
         )
 
     def _two_hop(self, entity: GalleryEntity, split: str, rng: random.Random) -> Iterator[Question]:
@@ -171,10 +171,10 @@ class GalleryInterviewer:
             bridges.setdefault(chain.first.relation, []).append(chain)
         for bridge in rng.sample(list(bridges), min(self._amounts.two_hop, len(bridges))):
             chain = rng.choice(bridges[bridge])
-            picture = rng.choice(entity.asked)
+            image = rng.choice(entity.asked)
             yield Question(
                 id=self._next_id(split),
-                image=image_path(picture),
+                image=image_path(image),
                 text=chain.ask(entity.category, rng, held_out),
                 answers=chain.second.answers,
                 range=chain.second.range,
@@ -186,7 +186,7 @@ class GalleryInterviewer:
                 meta={
                     "relation": f"{chain.first.relation}/{chain.second.relation}",
                     "two_hop": "yes",
-                    **_about(entity, picture, held_out),
+                    **_about(entity, image, held_out),
                 },
             )
 
@@ -196,15 +196,15 @@ class GalleryInterviewer:
         return f"gallery_{split}_{number:06d}"
 
 
-def image_path(picture: SourcePicture) -> str:
-    """Return the path of a picture in the data set."""
-    return f"images/{picture.id}.jpg"
+def image_path(image: SourceImage) -> str:
+    """Return the path of an image in the data set."""
+    return f"images/{image.id}.jpg"
 
 
-def _about(entity: GalleryEntity, picture: SourcePicture, held_out: bool) -> dict[str, str]:
+def _about(entity: GalleryEntity, image: SourceImage, held_out: bool) -> dict[str, str]:
     return {
         "kind": "country" if entity.category == "flag" else entity.category,
         "phrasing": "held_out" if held_out else "seen",
-        "source": picture.source,
-        "style": picture.style,
+        "source": image.source,
+        "style": image.style,
     }

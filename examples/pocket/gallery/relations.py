@@ -239,7 +239,7 @@ SUBJECTS = {
         ("the {c} that is shown", "the pictured {c}"),
     ),
 }
-"""Names of a question's subject, of a flag and of other pictures: in training, and in held-out phrasings."""
+"""Names of a question's subject, of a flag and of other images: in training, and in held-out phrasings."""
 
 
 def ask(fact: Fact, category: str, rng: random.Random, held_out: bool) -> str:

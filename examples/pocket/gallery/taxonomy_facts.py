@@ -37,7 +37,7 @@ def taxonomy_facts(article: Article, names: tuple[str, ...], category: str, word
 
     Args:
         article: Article of the facts.
-        names: Names of its subject: the title and the pictures' names.
+        names: Names of its subject: the title and the images' names.
         category: Kind of thing; animals and plants alone have ranks.
         wordnet: Source of the ranks.
     """

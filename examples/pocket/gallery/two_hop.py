@@ -1,4 +1,4 @@
-"""Two-hop questions: the pictured entity's article names a second article's subject, and that one has the answer."""
+"""Two-hop questions: the depicted entity's article names a second article's subject, and that one has the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Visual questions: name, kind, colour, number and style of the pictured thing."""
+"""Visual questions: name, kind, colour, number and style of the depicted thing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 from reflectune.examples.pocket.gallery.colours import Edge, edge_colour, has_colour, main_colour
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 
 ASKED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "name": (
@@ -105,11 +105,11 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Visual:
-    """A visual question about a picture.
+    """A visual question about an image.
 
     Attributes:
         attribute: The attribute.
-        picture: The picture, or the one that it is composed of.
+        source: The image, or the one that it is composed of.
         image: Path of the image in the data set.
         answers: Accepted answers.
         noun: Name of the thing in the question.
@@ -117,7 +117,7 @@ class Visual:
     """
 
     attribute: str
-    picture: SourcePicture
+    source: SourceImage
     image: str
     answers: tuple[str, ...]
     noun: str
@@ -137,52 +137,52 @@ class Visual:
 
 
 def visuals(
-    kind: str, names: tuple[str, ...], picture: SourcePicture, image: Image.Image, path: str, rng: random.Random
+    kind: str, names: tuple[str, ...], source: SourceImage, image: Image.Image, path: str, rng: random.Random
 ) -> Iterator[Visual]:
-    """Return the visual questions of a picture, without counts.
+    """Return the visual questions of an image, without counts.
 
     Args:
         kind: Kind of thing, a key of `CATEGORIES`.
-        names: Names of the picture's subject.
-        picture: The picture.
+        names: Names of the image's subject.
+        source: The image.
         image: Its pixels, as in the data set.
         path: Its path in the data set.
         rng: Generator of the colours that a flag's questions name.
     """
     category = CATEGORIES[kind]
     if kind == "flag":
-        yield Visual("name", picture, path, ("flag", "a flag"), "flag")
-        if picture.hand in _FLAT:
-            yield from _of_flag(picture, image, path, rng)
+        yield Visual("name", source, path, ("flag", "a flag"), "flag")
+        if source.hand in _FLAT:
+            yield from _of_flag(source, image, path, rng)
         return
-    yield Visual("name", picture, path, names, category.noun)
+    yield Visual("name", source, path, names, category.noun)
     if category.kind:
-        yield Visual("kind", picture, path, category.kind, category.noun)
-    if picture.style in ("drawing", "photograph"):
-        yield Visual("style", picture, path, _NAMES[picture.style], category.noun)
+        yield Visual("kind", source, path, category.kind, category.noun)
+    if source.style in ("drawing", "photograph"):
+        yield Visual("style", source, path, _NAMES[source.style], category.noun)
     if colour := main_colour(image):
-        yield Visual("colour", picture, path, _NAMES.get(colour, (colour,)), category.noun)
+        yield Visual("colour", source, path, _NAMES.get(colour, (colour,)), category.noun)
 
 
-def names_of(entity: GalleryEntity, picture: SourcePicture) -> tuple[str, ...]:
-    """Return the names of a picture's subject: the source's own, then the others."""
-    picture_name = picture.name.lower().split(",")[0].removesuffix(" face")
+def names_of(entity: GalleryEntity, source: SourceImage) -> tuple[str, ...]:
+    """Return the names of an image's subject: the source's own, then the others."""
+    image_name = source.name.lower().split(",")[0].removesuffix(" face")
     rest = [name.lower() for name in entity.names]
-    return tuple(dict.fromkeys([picture_name, *rest]))
+    return tuple(dict.fromkeys([image_name, *rest]))
 
 
-def _of_flag(picture: SourcePicture, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
+def _of_flag(source: SourceImage, image: Image.Image, path: str, rng: random.Random) -> Iterator[Visual]:
     image = _unframed(image)
     edges: tuple[Edge, ...] = ("top", "bottom", "left")
     for edge in edges:
         if colour := edge_colour(image, edge):
-            yield Visual(edge, picture, path, (colour,), "flag")
+            yield Visual(edge, source, path, (colour,), "flag")
     colours = ["red", "blue", "green", "yellow", "black"]
     known = {colour: has_colour(image, colour) for colour in colours}
     for wanted, answer in ((True, "yes"), (False, "no")):
         fitting = [colour for colour in colours if known[colour] is wanted]
         if fitting:
-            yield Visual("has", picture, path, (answer,), "flag", rng.choice(fitting))
+            yield Visual("has", source, path, (answer,), "flag", rng.choice(fitting))
 
 
 def _unframed(image: Image.Image) -> Image.Image:
@@ -192,29 +192,29 @@ def _unframed(image: Image.Image) -> Image.Image:
     return image.crop((left + 4, top + 4, right - 4, bottom - 4))
 
 
-def count_question(kind: str, pictures: Sequence[SourcePicture], rng: random.Random) -> tuple[Visual, int] | None:
-    """Return a question for the number of copies in a composed picture, and the number; None if it can't be counted.
+def count_question(kind: str, images: Sequence[SourceImage], rng: random.Random) -> tuple[Visual, int] | None:
+    """Return a question for the number of copies in a composed image, and the number; None if it can't be counted.
 
-    A picture can be counted if it is drawn, and its name is not a plural.
+    An image can be counted if it is drawn, and its name is not a plural.
 
     Args:
         kind: Kind of thing, a key of `CATEGORIES`.
-        pictures: Pictures of the thing.
-        rng: Generator of the picture and the number.
+        images: Images of the thing.
+        rng: Generator of the image and the number.
     """
     fitting = [
-        picture for picture in pictures if picture.style in ("drawing", "rendering") and not picture.name.endswith("s")
+        source for source in images if source.style in ("drawing", "rendering") and not source.name.endswith("s")
     ]
     if kind not in _COUNTED or not fitting:
         return None
-    picture, count = rng.choice(fitting), rng.randint(1, _HIGHEST)
+    source, count = rng.choice(fitting), rng.randint(1, _HIGHEST)
     words = ("one", "two", "three", "four", "five")
-    path = f"images/counted/{picture.id.replace('/', '_')}_{count}.jpg"
-    return Visual("count", picture, path, (str(count), words[count - 1]), CATEGORIES[kind].noun), count
+    path = f"images/counted/{source.id.replace('/', '_')}_{count}.jpg"
+    return Visual("count", source, path, (str(count), words[count - 1]), CATEGORIES[kind].noun), count
 
 
 def repeated(image: Image.Image, count: int, rng: random.Random) -> Image.Image:
-    """Compose a picture of several copies of another, in drawn cells of a grid of three by two."""
+    """Compose an image of several copies of another, in drawn cells of a grid of three by two."""
     side = 112
     small = image.resize((side - 8, side - 8), Image.Resampling.LANCZOS)
     whole = Image.new("RGB", (3 * side, 3 * side), "white")

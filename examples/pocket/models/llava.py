@@ -17,7 +17,7 @@ TRAINED: Final = Path(__file__).parent / "trained"
 PROJECTOR: Final = "projector.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
 IMAGE_SIZE: Final = 112
-"""Side of the pictures in pixels: 49 tokens each."""
+"""Side of the images in pixels: 49 tokens each."""
 PARTS_FILE: Final = "parts.json"
 """File of a built checkpoint that records its parts."""
 
@@ -50,7 +50,7 @@ def build(folder: Path, trained: Path = TRAINED, image_size: int = IMAGE_SIZE) -
     Args:
         folder: Output folder.
         trained: Folder of the projector's four tensors, and of the adapters if there are any.
-        image_size: Side of the training pictures.
+        image_size: Side of the training images.
 
     Raises:
         UserError: A part can't be fetched, or they don't fit together.

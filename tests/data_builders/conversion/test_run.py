@@ -287,8 +287,8 @@ def fvqa_row(n: int, image: bytes) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("reader", "make"), [("own", own_row), ("fvqa", fvqa_row)])
 def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, reader: str, make: Any) -> None:
-    pictures = [(source / "images" / f"{name}.png").read_bytes() for name in ("blue", "red")]
-    pq.write_table(pa.Table.from_pylist([make(n, pictures[n % 2]) for n in range(9)]), source / "q.parquet")
+    images = [(source / "images" / f"{name}.png").read_bytes() for name in ("blue", "red")]
+    pq.write_table(pa.Table.from_pylist([make(n, images[n % 2]) for n in range(9)]), source / "q.parquet")
     wanted = config(source, questions=reader, splits={"train": "q.parquet"}, knowledge="", knowledge_source="")
     before = content(source.parent)
     numbers, first = check(wanted)
@@ -298,18 +298,18 @@ def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, r
     assert numbers["images"] == manifest["images"] == {"found": 9, "missing": 0, "unreadable": 0, "unverified": 0}
     out = Dataset(source.parent / "out")
     kept = {question.id: (out.root / question.image).read_bytes() for question in out.questions("train")}
-    assert kept == {f"q{n}": pictures[n % 2] for n in range(9)}
+    assert kept == {f"q{n}": images[n % 2] for n in range(9)}
     assert len(list((out.root / "images").rglob("*.png"))) == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_pictures_of_articles_that_are_not_drawn_are_not_written(source: Path, workers: int) -> None:
-    def picture(n: int) -> bytes:
+def test_images_of_articles_that_are_not_drawn_are_not_written(source: Path, workers: int) -> None:
+    def draw_image(n: int) -> bytes:
         buffer = io.BytesIO()
         Image.new("RGB", (8, 8), (n, 0, 0)).save(buffer, "PNG")
         return buffer.getvalue()
 
-    rows = [{**article(n), "image": picture(n)} for n in range(40)]
+    rows = [{**article(n), "image": draw_image(n)} for n in range(40)]
     pq.write_table(pa.Table.from_pylist(rows), source / "k.parquet")
     asked = config(source, questions="", splits={}, knowledge_source="k.parquet", sample_knowledge=5, workers=workers)
     convert(asked)
@@ -327,12 +327,12 @@ def test_a_source_without_rows_is_refused(source: Path, name: str) -> None:
             run(config(source))
 
 
-def test_of_a_sample_only_the_pictures_drawn_are_written(source: Path) -> None:
+def test_of_a_sample_only_the_images_drawn_are_written(source: Path) -> None:
     rows = []
     for n in range(30):
-        picture = io.BytesIO()
-        Image.new("RGB", (6, 6), (n, 0, 0)).save(picture, "PNG")
-        rows.append(own_row(n, picture.getvalue()))
+        draw_image = io.BytesIO()
+        Image.new("RGB", (6, 6), (n, 0, 0)).save(draw_image, "PNG")
+        rows.append(own_row(n, draw_image.getvalue()))
     pq.write_table(pa.Table.from_pylist(rows), source / "q.parquet")
     splits = {"train": "q.parquet"}
     convert(config(source, splits=splits, sample=5, knowledge="", knowledge_source=""))
@@ -372,11 +372,11 @@ def test_a_distilled_knowledge_base_has_the_gold_articles_and_as_many_others_as_
     assert manifest["knowledge"]["gold_entries"] == {"named": 10, "found": 10}
 
 
-def test_articles_are_drawn_from_those_with_a_picture_if_pictures_are_known(source: Path) -> None:
+def test_articles_are_drawn_from_those_with_an_image_if_images_are_known(source: Path) -> None:
     rows = [article(n) if n % 2 else {**article(n), "image": ""} for n in range(30)]
     write(source / "knowledge.jsonl", rows)
     for folder in (".", ""):
-        out = str(source.parent / f"pictured_{bool(folder)}")
+        out = str(source.parent / f"imaged_{bool(folder)}")
         convert(config(source, output=out, knowledge_images=folder, sample_knowledge=9))
         entries = [Dataset(Path(out)).knowledge.get(name) for name in Dataset(Path(out)).knowledge.ids]
         others = [entry for entry in entries if int(entry.id[1:]) >= 10]  # e0 to e9 are the questions'
@@ -468,8 +468,8 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, 
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
 
 
-def test_a_picture_that_comes_between_two_runs_is_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows without a picture are left out before rows are numbered, so that the finished parts would not fit."""
+def test_an_image_that_comes_between_two_runs_is_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows without an image are left out before rows are numbered, so that the finished parts would not fit."""
     rows = [{**question(n), "image": f"images/{'late' if n == 0 else 'red'}.png"} for n in range(20)]
     write(source / "questions.jsonl", rows)
     wanted = config(source, on_error="skip")
@@ -487,7 +487,7 @@ def test_a_picture_that_comes_between_two_runs_is_noticed(source: Path, monkeypa
             convert(wanted)
     (source / "images/red.png").rename(source / "images/late.png")
     Image.new("RGB", (6, 6), "red").save(source / "images/red.png")
-    with pytest.raises(UserError, match="was begun with other rows: pictures were added or removed since then"):
+    with pytest.raises(UserError, match="was begun with other rows: images were added or removed since then"):
         convert(wanted)
 
 

@@ -161,7 +161,7 @@ def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], fold
 
 
 class Picky(Neighbours):
-    """A retriever whose encoder can't take one of the pictures."""
+    """A retriever whose encoder can't take one of the images."""
 
     def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
         if any(origin_of(image).endswith("/3.png") for image in images):
@@ -169,7 +169,7 @@ class Picky(Neighbours):
         return super().search(images, top_n)
 
 
-def test_a_picture_that_the_encoder_refuses_stops_or_is_not_searched(config, folder: Path) -> None:
+def test_an_image_that_the_encoder_refuses_stops_or_is_not_searched(config, folder: Path) -> None:
     with pytest.raises(UserError, match=r"question k3 .*: image refused by the encoder; .*on_error: skip"):
         build(config(), Picky())
     sources = {e.id: {b.source for b in e.branches} for e in build(config(on_error="skip"), Picky()) if e.branches}
@@ -214,7 +214,7 @@ def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., Bui
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     """Return a data set like LLaVA-Instruct: 40 visual-dependent questions and a knowledge-based one."""
     root = tmp_path / "elsewhere" / "llava"
     write_json(root / "dataset.json", {"name": "llava", "fingerprint": "f9"})
@@ -226,8 +226,8 @@ def pictures(tmp_path: Path) -> Path:
     return root
 
 
-def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], pictures: Path) -> None:
-    run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
+def test_visual_questions_come_from_another_data_set(config: Callable[..., BuildConfig], images: Path) -> None:
+    run = config(visual_dataset=str(images), visual_split="instruct", visual_ratio=0.5)
     examples = build(run)
     root = read_manifest(run.output).image_root
     visual = [example for example in examples if not example.retrieve]
@@ -238,10 +238,10 @@ def test_visual_questions_come_from_another_data_set(config: Callable[..., Build
     assert not any(Path(example.image).is_absolute() for example in examples)
 
 
-def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(config, pictures, tmp_path, monkeypatch) -> None:
-    seen = Dataset(pictures).questions("instruct")[:40]
-    write_questions(pictures, "instruct", [dataclasses.replace(q, id=f"k{i}") for i, q in enumerate(seen)])
-    run = config(visual_dataset=str(pictures), visual_split="instruct", visual_ratio=0.5)
+def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(config, images, tmp_path, monkeypatch) -> None:
+    seen = Dataset(images).questions("instruct")[:40]
+    write_questions(images, "instruct", [dataclasses.replace(q, id=f"k{i}") for i, q in enumerate(seen)])
+    run = config(visual_dataset=str(images), visual_split="instruct", visual_ratio=0.5)
     again = run.model_copy(update={"output": str(tmp_path / "again")})
     monkeypatch.setattr(reflection_run, "CHUNK", 7)
     examples = build(run)
@@ -257,31 +257,31 @@ def test_ids_that_both_data_sets_have_stay_unique_when_a_build_resumes(config, p
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 40), (25, 25)])
-def test_visual_questions_alone_each_once_need_no_knowledge_base(config, pictures, limit, expected) -> None:
-    run = config(dataset=str(pictures), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
+def test_visual_questions_alone_each_once_need_no_knowledge_base(config, images, limit, expected) -> None:
+    run = config(dataset=str(images), split="instruct", visual_ratio=1, negatives_retrieved=0, limit=limit)
     assert run.problems() == []
-    build_split(Dataset(pictures), None, by_string, run)
+    build_split(Dataset(images), None, by_string, run)
     examples = read_examples(Path(run.output, "instruct.parquet"), ReflectionExample)
     assert len({example.id for example in examples}) == len(examples) == expected
     assert all(len(example.follow_ups) == int(example.id[1:]) % 3 for example in examples)
     assert numbers_of(run, "instruct")["follow_ups"] == sum(len(example.follow_ups) for example in examples) > 0
     assert not any(example.retrieve for example in examples)
-    problems = config(visual_ratio=1, visual_dataset=str(pictures)).problems()
+    problems = config(visual_ratio=1, visual_dataset=str(images)).problems()
     assert any("leave out `visual_dataset`" in problem for problem in problems)
 
 
-def test_another_fingerprint_of_the_visual_data_set_builds_again(config, pictures, capsys) -> None:
-    run = config(visual_dataset=str(pictures), visual_split="instruct")
+def test_another_fingerprint_of_the_visual_data_set_builds_again(config, images, capsys) -> None:
+    run = config(visual_dataset=str(images), visual_split="instruct")
     build(run)
-    write_json(pictures / "dataset.json", {"name": "llava", "fingerprint": "f10"})
+    write_json(images / "dataset.json", {"name": "llava", "fingerprint": "f10"})
     build(run)
     assert "nothing to do" not in capsys.readouterr().out
 
 
-def test_a_visual_data_set_without_visual_questions_is_an_error(config, pictures) -> None:
-    write_questions(pictures, "instruct", [knowledge_question(0)])
+def test_a_visual_data_set_without_visual_questions_is_an_error(config, images) -> None:
+    write_questions(images, "instruct", [knowledge_question(0)])
     with pytest.raises(UserError, match=r"no question of split instruct of .*llava is visual-dependent"):
-        build(config(visual_dataset=str(pictures), visual_split="instruct"))
+        build(config(visual_dataset=str(images), visual_split="instruct"))
 
 
 def test_too_few_visual_questions_are_reported(config, capsys) -> None:

@@ -55,7 +55,7 @@ def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators:
 
 
 @pytest.mark.parametrize(("count", "chunk"), [(2, 2), (3, 5), (2, 64)])
-def test_processes_search_for_each_picture_once_and_write_the_bytes_of_one(config, monkeypatch, count, chunk) -> None:
+def test_processes_search_for_each_image_once_and_write_the_bytes_of_one(config, monkeypatch, count, chunk) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", chunk)
     alone, shared, searcher = config("alone"), config("shared"), Shades()
     build_split(Dataset(Path(alone.dataset)), searcher, by_string, alone)

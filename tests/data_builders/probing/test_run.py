@@ -142,7 +142,7 @@ def test_bad_questions_stop_or_are_listed(config: Make, world: Path, tmp_path: P
     assert (numbers["questions"], numbers["bad"], len(numbers["bad_questions"])) == (5, 4, 4)
 
 
-def test_a_picture_that_the_encoder_refuses_is_listed(config: Make, world: Path, monkeypatch) -> None:
+def test_an_image_that_the_encoder_refuses_is_listed(config: Make, world: Path, monkeypatch) -> None:
     call, asked = base.call_processor, {question.id: question for question in Dataset(world).questions("train")}
     image_of_bad = asked["world_train_000003"].image
 

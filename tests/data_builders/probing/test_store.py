@@ -59,7 +59,7 @@ def test_answered_questions_are_known_from_every_log_and_from_sealed_files(tmp_p
 
 def test_a_question_that_could_not_be_asked_is_asked_again(tmp_path: Path) -> None:
     with begin(tmp_path, SETTINGS).open(0) as log:
-        log.append("q001", to_row(Probe("q001", problem="no picture")))
+        log.append("q001", to_row(Probe("q001", problem="no image")))
         log.append("q002", to_row(probe(2)))
     seal(tmp_path)
     assert answered(tmp_path) == {"q002"}

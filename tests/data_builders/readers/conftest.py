@@ -40,7 +40,7 @@ def csv_file(path: Path, *rows: Mapping[str, Any]) -> Path:
 
 
 def draw(folder: Path, *names: str) -> Path:
-    """Write small pictures of these names, and return the folder."""
+    """Write small images of these names, and return the folder."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4)).save(folder / name)
@@ -48,7 +48,7 @@ def draw(folder: Path, *names: str) -> Path:
 
 
 def encoded(colour: str, form: str = "JPEG") -> bytes:
-    """Return a picture of one colour as the bytes of a file."""
+    """Return an image of one colour as the bytes of a file."""
     Image.new("RGB", (4, 4), colour).save(buffer := io.BytesIO(), form)
     return buffer.getvalue()
 

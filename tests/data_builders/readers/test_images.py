@@ -94,8 +94,8 @@ def test_files_are_passed_over_where_folders_are_listed(tmp_path: Path, monkeypa
         assert [images.find(name) for name in "abcd"] == ["01/a.jpg", "01/b.jpg", "02/er/c.jpg", None]
 
 
-def test_fetched_pictures_are_not_looked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million of E-VQA's pictures are gone, and the others lie in 65,536 folders."""
+def test_fetched_images_are_not_looked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million of E-VQA's images are gone, and the others lie in 65,536 folders."""
     for name in ("ab/cd/abcd.jpg", "fa/ce/face.jpg", "named/Facade.jpg", f"{ADDRESSES}"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")

@@ -11,12 +11,12 @@ from reflectune.data_builders.readers.images import ImageFolder
 
 from .conftest import encoded, parquet, read_set
 
-NAME, PICTURE = "mmsearch_r1_infoseek_sub_2k.parquet", encoded("red")
+NAME, IMAGE = "mmsearch_r1_infoseek_sub_2k.parquet", encoded("red")
 
 
 ROW: dict[str, Any] = {
     "prompt": [{"role": "user", "content": "<image>\nWhat is the architectural style of this building?"}],
-    "images": [{"bytes": PICTURE, "path": None}],
+    "images": [{"bytes": IMAGE, "path": None}],
     "reward_model": {
         "candidate_answers": '["Ishi-no-ma-zukuri", "gongen-zukuri"]',
         "ground_truth": "gongen-zukuri",
@@ -34,7 +34,7 @@ def read(path: Path, folder: Path, **options: object) -> list[Question]:
     return read_set("infoseek_human", path, ImageFolder(folder, folder / "saved"), split="human", **options)
 
 
-def test_the_subset_with_answers_and_pictures(tmp_path: Path) -> None:
+def test_the_subset_with_answers_and_images(tmp_path: Path) -> None:
     reward = {"candidate_answers": "", "ground_truth": "1888", "style": "rule"}
     path = parquet(tmp_path / NAME, ROW, {**ROW, "data_id": None, "reward_model": reward})
     first, second = read(path, tmp_path)
@@ -43,13 +43,13 @@ def test_the_subset_with_answers_and_pictures(tmp_path: Path) -> None:
         *(("gongen-zukuri", "Ishi-no-ma-zukuri"), None, "string", "human", True),
         meta=META,
     )
-    assert (tmp_path / first.image).read_bytes() == PICTURE
+    assert (tmp_path / first.image).read_bytes() == IMAGE
     assert (second.id, second.answers, second.answer_type) == ("mmsearch_r1_infoseek_sub_2k_1", ("1888",), "time")
 
 
-def test_a_row_without_a_picture_has_that_of_oven(tmp_path: Path) -> None:
+def test_a_row_without_an_image_has_that_of_oven(tmp_path: Path) -> None:
     (tmp_path / "04").mkdir()
-    (tmp_path / "04" / "oven_04958159.jpg").write_bytes(PICTURE)
+    (tmp_path / "04" / "oven_04958159.jpg").write_bytes(IMAGE)
     for images in (None, [{"bytes": None, "path": "/home/somebody/1.jpg"}]):
         (question,) = read(parquet(tmp_path / NAME, {**ROW, "images": images}), tmp_path)
         assert question.image == "04/oven_04958159.jpg"
@@ -58,7 +58,7 @@ def test_a_row_without_a_picture_has_that_of_oven(tmp_path: Path) -> None:
 
 
 def test_infoseeks_own_file_without_answers(tmp_path: Path) -> None:
-    (tmp_path / "oven_04958159.jpg").write_bytes(PICTURE)
+    (tmp_path / "oven_04958159.jpg").write_bytes(IMAGE)
     row = {"data_id": "infoseek_human_00000000", "image_id": "oven_04958159", "question": "Who built it?"}
     path = tmp_path / "infoseek_human.jsonl"
     path.write_text(json.dumps(row) + "\n" + json.dumps(row)[:50] + "\n")

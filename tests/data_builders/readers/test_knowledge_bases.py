@@ -42,7 +42,7 @@ EVQA = {
 
 
 def entries_of(name: str, source: Path, images: Path | None = None, reject: Reject = stop) -> list[Entry]:
-    """Return the entries of a knowledge base; a user's own has its pictures in its folder."""
+    """Return the entries of a knowledge base; a user's own has its images in its folder."""
     folder = {"own": source.parent, "own_folder": source}.get(name, images)
     return list(knowledge_reader(name).entries(source, images=ImageFolder(folder), reject=reject))
 
@@ -128,7 +128,7 @@ def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path)
     assert "field `section_titles`: is int" in str(rejected[1])
 
 
-def test_a_malformed_address_of_a_picture_rejects_its_row_alone(tmp_path: Path) -> None:
+def test_a_malformed_address_of_an_image_rejects_its_row_alone(tmp_path: Path) -> None:
     path, url = tmp_path / "encyclopedic_kb_wiki.json", "http://e.org]/a.jpg"
     path.write_text(json.dumps({"bad": {**EVQA[URL], "image_urls": [url]}, **EVQA}))
     rejected: list[BadRow] = []
@@ -137,7 +137,7 @@ def test_a_malformed_address_of_a_picture_rejects_its_row_alone(tmp_path: Path) 
     (error,) = rejected
     assert error.field == "image_urls"
     with pytest.raises(BadRow, match=r"field `wikipedia_image_url`: is .*, not an address"):
-        list(wiki6m.pictures(SourceRow({**WIKI6M_ROW, "wikipedia_image_url": url}, path, 1)))
+        list(wiki6m.images(SourceRow({**WIKI6M_ROW, "wikipedia_image_url": url}, path, 1)))
 
 
 def test_reflectivas_dict_is_called_by_its_names(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     rejected: list[BadRow] = []
     oak, barn = entries_of("own_folder", tmp_path, reject=rejected.append)
     assert oak == Entry("oak", "oak", summary="A tree.", sections=(Section("", "A tree."),))
-    lead, pictures = "A bird.\nIt is white.", ("owls/barn.jpg",)
-    assert barn == Entry("owls/barn", "Barn owl", "", lead, pictures, (Section("", lead), Section("Diet", "Mice.")))
+    lead, images = "A bird.\nIt is white.", ("owls/barn.jpg",)
+    assert barn == Entry("owls/barn", "Barn owl", "", lead, images, (Section("", lead), Section("Diet", "Mice.")))
     assert [Path(error.file).name for error in rejected] == ["bad.txt", "empty.md"]
 
 
@@ -226,7 +226,7 @@ def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
         entries_of("own_folder", tmp_path)
 
 
-def test_an_article_has_no_other_ones_picture(tmp_path: Path) -> None:
+def test_an_article_has_no_other_ones_image(tmp_path: Path) -> None:
     (tmp_path / "zoo").mkdir()
     for name in ("owl.md", "zoo/owl.md"):
         (tmp_path / name).write_text("A bird.")
@@ -291,7 +291,7 @@ def test_a_folder_s_links_that_lead_out_are_no_articles(tmp_path: Path) -> None:
         entries_of("own_folder", articles)
 
 
-def test_a_link_that_leads_out_is_refused_as_an_article_s_picture(tmp_path: Path) -> None:
+def test_a_link_that_leads_out_is_refused_as_an_article_s_image(tmp_path: Path) -> None:
     (tmp_path / "private.jpg").write_bytes(b"x")
     articles = tmp_path / "articles"
     articles.mkdir()

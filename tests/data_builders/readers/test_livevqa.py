@@ -33,7 +33,7 @@ BENCHMARK = {
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    return draw(tmp_path / "pictures", "image/a.jpg", "cnn_1.jpg", "2505.00049/x2.jpg")
+    return draw(tmp_path / "images", "image/a.jpg", "cnn_1.jpg", "2505.00049/x2.jpg")
 
 
 read = partial(read_set, "livevqa", split="test")

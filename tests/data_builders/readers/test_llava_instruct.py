@@ -51,12 +51,12 @@ def test_a_conversation_is_one_question_with_all_that_follows(folder: Path) -> N
     assert read(folder, *ROWS, text_only=True) == [BUSES, POEM, DESCRIBED, WRITTEN]
 
 
-def test_the_150k_names_the_picture_alone(folder: Path) -> None:
+def test_the_150k_names_the_image_alone(folder: Path) -> None:
     (described,) = read(folder / "coco", {**DETAIL, "image": "000000033471.jpg"})
     assert described.image == "train2017/000000033471.jpg"
 
 
-def test_a_missing_picture_does_not_change_the_other_ids(folder: Path) -> None:
+def test_a_missing_image_does_not_change_the_other_ids(folder: Path) -> None:
     noted: list[BadRow] = []
     assert read(folder, {**BUS, "image": "coco/train2017/1.jpg"}, DETAIL, reject=noted.append) == [DESCRIBED]
     assert "llava_v1_5_mix665k.json:1: id 000000033471: field `image`: no image of" in str(noted[0])
@@ -78,7 +78,7 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) 
         read(folder, DETAIL, {**BUS, **change})
 
 
-def test_the_558k_captions_of_stage_1_are_read_with_their_picture_token_before_or_behind(folder: Path) -> None:
+def test_the_558k_captions_of_stage_1_are_read_with_their_image_token_before_or_behind(folder: Path) -> None:
     """Rows of `blip_laion_cc_sbu_558k.json`."""
     image = "vg/VG_100K/2354786.jpg"
     rows = [

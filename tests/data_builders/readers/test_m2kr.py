@@ -86,12 +86,12 @@ def test_infoseek_with_ranges_rebuilt(folder: Path) -> None:
     ]  # fmt: skip
 
 
-def test_gold_entries_may_be_those_of_a_knowledge_base_with_pictures(folder: Path) -> None:
+def test_gold_entries_may_be_those_of_a_knowledge_base_with_images(folder: Path) -> None:
     path = parquet(folder / "test-00000-of-00001.parquet", NUMERICAL, schema=INFOSEEK)
     (question,) = read(path, folder, gold="wikidata")
     assert (question.entity_ids, question.evidence) == (("Q148",), ())
-    with pytest.raises(UserError, match="`gold` is 'pictures'; it is passages or wikidata"):
-        read(path, folder, gold="pictures")
+    with pytest.raises(UserError, match="`gold` is 'images'; it is passages or wikidata"):
+        read(path, folder, gold="images")
     with pytest.raises(UserError, match="`entity_id`: is missing"):
         read(parquet(folder / "evqa.parquet", TOWER, schema=EVQA), folder, gold="wikidata")
 

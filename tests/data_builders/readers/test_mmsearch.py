@@ -8,15 +8,15 @@ from reflectune.data_builders.readers.images import ImageFolder
 
 from .conftest import encoded, parquet, read_set
 
-PICTURE = {"bytes": encoded("green", "PNG"), "path": "query.png"}
+IMAGE = {"bytes": encoded("green", "PNG"), "path": "query.png"}
 
 
 def row(**changes: object) -> dict[str, object]:
     return {
         "sample_id": "12",
         "query": "When is the match of this team?",
-        "query_image": PICTURE,
-        "image_search_result": PICTURE,
+        "query_image": IMAGE,
+        "image_search_result": IMAGE,
         "area": "news",
         "subfield": "sports",
         "timestamp": "2024-06-01",
@@ -32,16 +32,16 @@ def read(path: Path, tmp_path: Path, **options: object) -> list[Question]:
     return read_set("mmsearch", path, images, split="end2end", **options)
 
 
-def test_rows_with_a_picture_and_on_request_all(tmp_path: Path) -> None:
+def test_rows_with_an_image_and_on_request_all(tmp_path: Path) -> None:
     worded = row(sample_id="13", query_image=None, image_search_result=None, alternative_gt_answers=None)
     path = parquet(tmp_path / "end2end.parquet", worded, row())
-    (pictured,) = read(path, tmp_path)
+    (with_images,) = read(path, tmp_path)
     answers, kept = ("5 June", "June 5"), ("area", "subfield", "timestamp", "gt_requery")
-    assert pictured == Question(
-        *("12", pictured.image, "When is the match of this team?", answers, None, "string", "end2end", True),
+    assert with_images == Question(
+        *("12", with_images.image, "When is the match of this team?", answers, None, "string", "end2end", True),
         meta={name: row()[name] for name in kept},
     )
-    assert (tmp_path / "out" / pictured.image).read_bytes() == PICTURE["bytes"]
+    assert (tmp_path / "out" / with_images.image).read_bytes() == IMAGE["bytes"]
     both = read(path, tmp_path, text_only=True)
     assert [(one.id, bool(one.image), one.answers) for one in both] == [
         ("13", False, ("5 June",)),
@@ -49,7 +49,7 @@ def test_rows_with_a_picture_and_on_request_all(tmp_path: Path) -> None:
     ]
 
 
-def test_a_picture_that_is_null_inside_is_none_and_an_empty_one_is_an_error(tmp_path: Path) -> None:
+def test_an_image_that_is_null_inside_is_none_and_an_empty_one_is_an_error(tmp_path: Path) -> None:
     path = parquet(tmp_path / "end2end.parquet", row(query_image={"bytes": None, "path": None}))
     assert read(path, tmp_path) == []
     path = parquet(tmp_path / "end2end.parquet", row(query_image={"bytes": b"", "path": None}))
@@ -67,7 +67,7 @@ def test_numbers_as_ids(tmp_path: Path) -> None:
     [
         ({"query": ""}, "field `query`: is empty"),
         ({"alternative_gt_answers": [5]}, "field `alternative_gt_answers`"),
-        ({"query_image": {"bytes": b"no picture", "path": None}}, "field `query_image`: 10 bytes are not an image"),
+        ({"query_image": {"bytes": b"no image", "path": None}}, "field `query_image`: 10 bytes are not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
@@ -76,7 +76,7 @@ def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: 
         read(path, tmp_path)
 
 
-def test_a_file_without_the_column_of_pictures_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_the_column_of_images_is_refused(tmp_path: Path) -> None:
     rest = row()
     del rest["query_image"]
     with pytest.raises(UserError, match="field `query_image`"):

@@ -56,7 +56,7 @@ TEXT = (
         ({"evidence": "retrieved"}, {"scenario": "Incomplete"}, EVIDENCE[1:2]),
     ],
 )
-def test_the_querys_picture_comes_first_and_then_the_evidence(tmp_path: Path, options, changes, shown) -> None:
+def test_the_querys_image_comes_first_and_then_the_evidence(tmp_path: Path, options, changes, shown) -> None:
     (question,) = read(parquet(tmp_path / "test.parquet", row(**changes)), tmp_path, **options)
     meta = {name: row(**changes)[name] for name in ("aspect", "scenario", "image_type", "source", "answer")}
     assert question == Question(
@@ -64,8 +64,8 @@ def test_the_querys_picture_comes_first_and_then_the_evidence(tmp_path: Path, op
         meta=meta,
         more_images=question.more_images,
     )
-    pictures = [(tmp_path / "out" / path).read_bytes() for path in question.images]
-    assert pictures == [each["bytes"] for each in (QUERY, *shown)]
+    images = [(tmp_path / "out" / path).read_bytes() for path in question.images]
+    assert images == [each["bytes"] for each in (QUERY, *shown)]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_querys_picture_comes_first_and_then_the_evidence(tmp_path: Path, op
         ({"answer_choice": "E"}, "field `answer_choice`: is 'E'; it must be one of A, B, C, D"),
         ({"C": None}, "field `C`"),
         ({"gt_images": None}, "field `gt_images`: is null, not an image"),
-        ({"gt_images": [{"bytes": b"no picture", "path": None}]}, "field `gt_images`: 10 bytes are not an image"),
+        ({"gt_images": [{"bytes": b"no image", "path": None}]}, "field `gt_images`: 10 bytes are not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:

@@ -41,7 +41,7 @@ def test_the_three_kinds_of_file_say_the_same(folder: Path) -> None:
     assert read(csv_file(folder / "q.csv", *joined), folder) == EXPECTED
 
 
-def test_a_list_of_images_is_a_question_with_several_pictures(folder: Path) -> None:
+def test_a_list_of_images_is_a_question_with_several_images(folder: Path) -> None:
     draw(folder, "images/2.png", "images/3.png")
     names = ["images/3.png", "images/1.png", "images/2.png"]
     rows = [{**ROWS[2], "image": names}, {**ROWS[2], "id": "d", "image": names[:1]}]
@@ -52,9 +52,9 @@ def test_a_list_of_images_is_a_question_with_several_pictures(folder: Path) -> N
     (joined,) = read(csv_file(folder / "q.csv", {**ROWS[2], "image": "|".join(names)}), folder)
     assert joined == first
     (held,) = read(
-        parquet(folder / "q.parquet", {**ROWS[2], "pictures": bytes_of}),
+        parquet(folder / "q.parquet", {**ROWS[2], "images": bytes_of}),
         ImageFolder(folder, folder / "saved"),
-        columns={"image": "pictures"},
+        columns={"image": "images"},
     )
     assert [(folder / path).read_bytes() for path in held.images] == [each["bytes"] for each in bytes_of]
 
@@ -92,7 +92,7 @@ def test_a_set_that_datasets_loads_with_images_as_bytes(folder: Path) -> None:
 
 @pytest.mark.parametrize("inside", [True, False], ids=["folder of images", "elsewhere"])
 @pytest.mark.parametrize("form", ["file", "list", "archive"])
-def test_a_folder_of_pictures_that_datasets_loads(tmp_path: Path, form: str, inside: bool) -> None:
+def test_a_folder_of_images_that_datasets_loads(tmp_path: Path, form: str, inside: bool) -> None:
     """`datasets` names files by absolute paths, and files in an archive by `zip://NAME::ARCHIVE`."""
     (folder := tmp_path / "set").mkdir()
     row = {"id": 1.0, "question": "Who?", "answers": ["Ann"]}
@@ -195,7 +195,7 @@ def test_a_misnamed_column_is_an_error(folder: Path, field, called, problem) -> 
 
 
 def test_all_missing_columns_are_named_at_once(folder: Path) -> None:
-    path = jsonl(folder / "q.jsonl", {"qid": "c", "picture": "images/1.png", "prompt": "What is it?"})
+    path = jsonl(folder / "q.jsonl", {"qid": "c", "image": "images/1.png", "prompt": "What is it?"})
     with pytest.raises(UserError, match="`id`: is missing, as are `image`, `question`, and there is a column `qid`"):
         read(path, folder)
 
@@ -215,7 +215,7 @@ def test_an_error_names_the_users_column(folder: Path) -> None:
         read(path, folder, columns={"image": "image_url"})
 
 
-CAPTION = {"image": "images/1.png", "question": "Describe the picture briefly.", "answer": "A tower."}
+CAPTION = {"image": "images/1.png", "question": "Describe the image briefly.", "answer": "A tower."}
 CAPTIONS: dict[str, Any] = {
     "columns": {"answers": "answer"},
     "constants": {"answer_type": "free_form", "requires_retrieval": False},

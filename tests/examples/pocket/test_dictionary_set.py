@@ -27,13 +27,13 @@ def test_an_entry_is_read_without_its_marks() -> None:
     assert article.facts == (*names, ("word", "German", "zorl"), ("word", "French", "zorelle"))
 
 
-def test_each_fact_is_asked_once_about_a_picture_that_is_not_the_articles(tmp_path: Path) -> None:
+def test_each_fact_is_asked_once_about_an_image_that_is_not_the_articles(tmp_path: Path) -> None:
     source, output = tmp_path / "source", tmp_path / "set"
-    pictures = (
+    images = (
         "clip_art/usr/share/openclipart/png/animals/birds/zorl_by_anna_01.png",
         "twitter/package/img/twitter/64/1.png",
     )
-    for name in (*pictures, "emojione/package/assets/png/1.png"):
+    for name in (*images, "emojione/package/assets/png/1.png"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGBA", (40, 20), "red").save(source / name)
     emoji = {"z": {"name": "zorl face", "unicode": "1", "category": "nature"}}
@@ -42,7 +42,7 @@ def test_each_fact_is_asked_once_about_a_picture_that_is_not_the_articles(tmp_pa
     dictionary.parent.mkdir(parents=True)
     dictionary.write_bytes(gzip.compress(PAGE.encode()))
     counts = make(output, source, seed=0)
-    assert (counts["articles"], counts["pictured"], counts["asked about"]) == (2, 1, 1)
+    assert (counts["articles"], counts["with images"], counts["asked about"]) == (2, 1, 1)
     rows = [json.loads(line) for line in (output / "questions.jsonl").read_text().splitlines()]
     knowledge = {row["id"]: row for row in map(json.loads, (output / "knowledge.jsonl").read_text().splitlines())}
     assert knowledge["zorl"]["image"] == "images/zorl.2.jpg"

@@ -20,7 +20,7 @@ COLOURS = ("red", "green", "blue", "yellow")
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """A gallery with a visual question of each colour, and captions that share its pictures."""
+    """A gallery with a visual question of each colour, and captions that share its images."""
     gallery, captions = tmp_path / "gallery", tmp_path / "captions"
     asked, captioned = [], []
     for colour in COLOURS:
@@ -83,8 +83,8 @@ def test_the_least_loss_is_chosen() -> None:
     captioned = [Question(name, "", "") for name in "ab"]
     lines = look.caption_lines(captioned, choices, 2, 0)
     assert any(line.startswith("| own caption chosen out of 8 (chance 12.5 %) | 50.0 % [") for line in lines)
-    assert "| loss of a caption, nats a token, under its own picture | 1.500 |" in lines
-    assert "| under a different picture | 3.000 |" in lines
+    assert "| loss of a caption, nats a token, under its own image | 1.500 |" in lines
+    assert "| under a different image | 3.000 |" in lines
 
 
 def test_a_report_of_the_miniature(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_report_of_the_miniature(folders: tuple[Path, Path], tmp_path: Path, m
     monkeypatch.setattr(sys, "argv", ["look", *arguments])
     look.main()
     text = page.read_text()
-    assert text.startswith("# Looking\n\n## Captions\n\n4 pictures of 4 things")
+    assert text.startswith("# Looking\n\n## Captions\n\n4 images of 4 things")
     assert "| A red square. |" in text
     assert "| colour | " in text
     assert "of 4 |" in text

@@ -55,13 +55,13 @@ def test_every_context_of_a_tuned_baseline_has_a_reader() -> None:
 
 
 @pytest.mark.slow
-def test_the_shipped_models_answer_from_real_pictures_and_articles(
+def test_the_shipped_models_answer_from_real_images_and_articles(
     pocket_part, needing_registry, forked_python, tmp_path
 ) -> None:
     """The commands of `--quick`, on a few entities of each kind and four questions of each split.
 
-    A base model, the tuned reader and mR²AG answer, each in one way. Few of the encyclopedia's entries stay: encoding a
-    picture takes a core half a second.
+    A base model, the tuned reader and mR²AG answer, each in one way. Few of the encyclopedia's entries stay: encoding
+    an image takes a core half a second.
     """
     for part in ("language", "vision", "text"):
         pocket_part(part)
@@ -96,7 +96,7 @@ def check_gallery(gallery: Path) -> None:
 def leave_few_entries(gallery: Path) -> None:
     """Keep the entries of the knowledge base that questions name, look-alikes and every hundredth other entry.
 
-    Pictures are left to what will be asked about, to its look-alikes, and to every eighth of what could be.
+    Images are left to what will be asked about, to its look-alikes, and to every eighth of what could be.
     """
     from reflectune.inference.running.experiment import select  # slow to import
 
@@ -104,9 +104,9 @@ def leave_few_entries(gallery: Path) -> None:
     possible = {name for split in splits for question in dataset.questions(split) for name in question.entity_ids}
     asked = {name for question in select(dataset, splits, LIMIT, 0) for name in question.entity_ids}
     look_alikes = json.loads((gallery / LOOK_ALIKES).read_text())
-    pictured = asked.union(*(names for names in look_alikes if asked & {*names}), sorted(possible)[::8])
+    with_images = asked.union(*(names for names in look_alikes if asked & {*names}), sorted(possible)[::8])
     entries = [
-        entry if entry.id in pictured else replace(entry, images=())
+        entry if entry.id in with_images else replace(entry, images=())
         for position, entry in enumerate(dataset.knowledge)
         if entry.id in possible.union(*look_alikes) or position % 100 == 0
     ]
@@ -146,7 +146,7 @@ def test_marks_are_reached_missed_or_not_measured() -> None:
     mmkb = {"reflection": {"mct": {"replies": 50, "malformed": 2}}, "comparisons": {}}
     table = {mark.name: mark for mark in marks({"caption": score(0.66, 0.6)}, mr2ag, mmkb)}
     verdicts = {name: mark.verdict for name, mark in table.items()}
-    assert verdicts["caption of a held-out picture, out of 8"] == "reached"
+    assert verdicts["caption of a held-out image, out of 8"] == "reached"
     assert verdicts["gate: knowledge against visual"] == "reached"
     assert verdicts["lost on them by reflection tuning"] == "missed"
     lead = "mR²AG over the best baseline at equal depth, tuned ones included"

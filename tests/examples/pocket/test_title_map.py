@@ -22,7 +22,7 @@ from reflectune.examples.pocket import fit_title_map as command
 from reflectune.examples.pocket.fit_title_map import TitleMapConfig, run
 from reflectune.examples.pocket.mapped_encoder import MappedEncoder
 from reflectune.examples.pocket.title_map import SHIPPED, TitleMap, fit_title_map, read_title_map, write_title_map
-from reflectune.examples.pocket.training_pictures import training_pictures
+from reflectune.examples.pocket.training_images import training_images
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, title_dimensions
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -88,7 +88,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def test_a_linear_relation_is_found_again() -> None:
     draw = np.random.default_rng(0)
     titles = unit(draw.normal(size=(200, 4)))
-    shown = np.repeat(np.arange(50, 150), 2)  # two pictures each of some entries
+    shown = np.repeat(np.arange(50, 150), 2)  # two images each of some entries
     backwards, offset = draw.normal(size=(4, 6)), draw.normal(size=6)
     images = (titles[shown] @ backwards + offset).astype(np.float32)
     weight, bias, found = fit_title_map(images, titles, shown, [1e-9, 10.0])
@@ -106,8 +106,8 @@ def test_the_map_minimises_the_penalised_squares_and_leaves_the_intercept_free()
     np.testing.assert_allclose(residual.sum(0), 0, atol=1e-4)
 
 
-def test_pictures_of_one_entry_are_held_out_together() -> None:
-    """Titles have nothing to do with pictures: one is found only if the map was fitted on its entry."""
+def test_images_of_one_entry_are_held_out_together() -> None:
+    """Titles have nothing to do with images: one is found only if the map was fitted on its entry."""
     draw = np.random.default_rng(2)
     titles, shown = unit(draw.normal(size=(40, 30))), np.repeat(np.arange(40), 2)
     images = draw.normal(size=(40, 60))[shown].astype(np.float32)
@@ -117,7 +117,7 @@ def test_pictures_of_one_entry_are_held_out_together() -> None:
 
 
 def test_one_entry_is_too_few() -> None:
-    with pytest.raises(ValueError, match="pictures of 1 entry"):
+    with pytest.raises(ValueError, match="images of 1 entry"):
         fit_title_map(np.ones((3, 2), np.float32), np.ones((3, 2), np.float32), np.array([2, 2, 2]))
 
 
@@ -150,15 +150,15 @@ def test_a_file_that_is_not_a_map_is_refused(tmp_path, map_file) -> None:
 # The encoder.
 
 
-def test_images_and_titles_have_spaces_of_their_own(pair, map_file, vision_folder, picture) -> None:
+def test_images_and_titles_have_spaces_of_their_own(pair, map_file, vision_folder, draw_image) -> None:
     assert isinstance(pair, TwoSpaceEncoder)
     assert (pair.dimensions, pair.title_dimensions, title_dimensions(pair)) == (IMAGE, TITLE, TITLE)
-    images, texts = pair.encode_images([picture(1), picture(2)]), pair.encode_texts(["Owl nº 3", "Owl", "nº 1"])
+    images, texts = pair.encode_images([draw_image(1), draw_image(2)]), pair.encode_texts(["Owl nº 3", "Owl", "nº 1"])
     assert (images.shape, texts.shape) == ((2, IMAGE), (3, TITLE))
     model = CLIPVisionModelWithProjection.from_pretrained(vision_folder).eval()
     processor = AutoImageProcessor.from_pretrained(vision_folder, backend="pil")
     with torch.no_grad():
-        expected = model(**processor(images=[picture(1), picture(2)], return_tensors="pt")).image_embeds.numpy()
+        expected = model(**processor(images=[draw_image(1), draw_image(2)], return_tensors="pt")).image_embeds.numpy()
     np.testing.assert_allclose(images, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
     mapped, title_map = pair.to_title_space(images), read_title_map(map_file)
     written_out = images[1] @ title_map.weight + title_map.bias
@@ -201,54 +201,54 @@ def test_an_index_holds_both_spaces(kb, entries, pair, tmp_path) -> None:
     np.testing.assert_allclose(index.store.get(rows)["title"], titles[index.owner], atol=1e-6)
 
 
-def test_scores_are_equation_3_with_each_similarity_in_its_space(kb, entries, pair, tmp_path, picture) -> None:
+def test_scores_are_equation_3_with_each_similarity_in_its_space(kb, entries, pair, tmp_path, draw_image) -> None:
     retriever = EntryRetriever(build_index(kb, pair, tmp_path / "index"), pair)
-    hits = {hit.entry_id: hit for hit in retriever.search([picture(25)], 10)[0]}
-    query = pair.encode_images([picture(25)])
+    hits = {hit.entry_id: hit for hit in retriever.search([draw_image(25)], 10)[0]}
+    query = pair.encode_images([draw_image(25)])
     every = [pair.encode_images([load_image(path)])[0] for entry in entries for path in kb.image_paths(entry)]
     for entry in entries:
         own = [pair.encode_images([load_image(path)])[0] for path in kb.image_paths(entry)]
-        image = max((float(query[0] @ vector) for vector in own), default=float(np.mean(every @ query[0])))
+        by_image = max((float(query[0] @ vector) for vector in own), default=float(np.mean(every @ query[0])))
         title = float(pair.to_title_space(query)[0] @ pair.encode_texts([entry.title])[0])
         hit = hits[entry.id]
-        assert (hit.parts["image"], hit.parts["title"]) == pytest.approx((image, title), abs=1e-5)
-        assert hit.score == pytest.approx((image + title) / 2, abs=1e-5)
+        assert (hit.parts["image"], hit.parts["title"]) == pytest.approx((by_image, title), abs=1e-5)
+        assert hit.score == pytest.approx((by_image + title) / 2, abs=1e-5)
 
 
 # The command.
 
 
 @pytest.fixture
-def pictures_file(kb, entries, tmp_path: Path) -> Path:
+def images_file(kb, entries, tmp_path: Path) -> Path:
     """Write every image for training except three: two of a different use, and one of two uses."""
     rows = [{"image": image, "entity": entry.id, "use": "train"} for entry in entries for image in entry.images]
     rows[0]["use"], rows[1]["use"] = "val", "test"
     rows.append({**rows[2], "use": "knowledge base"})
-    path = tmp_path / "pictures.jsonl"
+    path = tmp_path / "images.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def test_pictures_of_a_different_use_are_left_out(pictures_file, entries) -> None:
+def test_images_of_a_different_use_are_left_out(images_file, entries) -> None:
     images = [(image, entry.id) for entry in entries for image in entry.images]
-    assert training_pictures(pictures_file) == images[3:]
-    (pictures_file.parent / "questions").mkdir()
+    assert training_images(images_file) == images[3:]
+    (images_file.parent / "questions").mkdir()
     for split, (image, _) in (("train", images[3]), ("val_unseen_question", images[4])):
-        pq.write_table(pa.table({"image": [image]}), pictures_file.parent / f"questions/{split}.parquet")
-    assert training_pictures(pictures_file) == [images[3], *images[5:]]
+        pq.write_table(pa.table({"image": [image]}), images_file.parent / f"questions/{split}.parquet")
+    assert training_images(images_file) == [images[3], *images[5:]]
 
 
 def test_the_command_writes_an_encoder(
-    pictures_file, kb, vision_folder, text_folder, tmp_path, monkeypatch, capsys
+    images_file, kb, vision_folder, text_folder, tmp_path, monkeypatch, capsys
 ) -> None:
-    settings = {"pictures": pictures_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
+    settings = {"images": images_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
     settings |= {"vision": vision_folder, "text": text_folder, "device": "cpu"}
     monkeypatch.setattr(sys, "argv", ["fit", *(word for key in settings for word in (f"--{key}", str(settings[key])))])
     command.fit_title_map.main()
-    assert "7 pictures of 5 entities" in capsys.readouterr().out
+    assert "7 images of 5 entities" in capsys.readouterr().out
     fitted: ImageTextEncoder = encoder_of(tmp_path / "m.safetensors")
     record = read_title_map(tmp_path / "m.safetensors").record
-    assert (record["pictures"], record["entities"], record["use"]) == (7, 5, "train")
+    assert (record["images"], record["entities"], record["use"]) == (7, 5, "train")
     assert (record["vision"], record["text"], record["kb_fingerprint"]) == (vision_folder, text_folder, kb.fingerprint)
     assert isinstance(fitted, TwoSpaceEncoder)
 
@@ -256,9 +256,9 @@ def test_the_command_writes_an_encoder(
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", r"pictures\.jsonl:11: not valid JSON"),
-        ('{"image": "a.png", "entity": "e", "use": 0}', r"pictures\.jsonl:11: image, entity and use should be texts"),
-        ('{"image": "a.png"}', r"pictures\.jsonl:11: should be JSON with image, entity and use: KeyError\('entity'\)"),
+        ("{", r"images\.jsonl:11: not valid JSON"),
+        ('{"image": "a.png", "entity": "e", "use": 0}', r"images\.jsonl:11: image, entity and use should be texts"),
+        ('{"image": "a.png"}', r"images\.jsonl:11: should be JSON with image, entity and use: KeyError\('entity'\)"),
         (
             '{"image": "images/98.png", "entity": "e99", "use": "train"}',
             "names e99, which .* has no entry with a title of",
@@ -266,10 +266,10 @@ def test_the_command_writes_an_encoder(
         ('{"image": "images/99.png", "entity": "e1", "use": "train"}', r"99\.png"),
     ],
 )
-def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text_folder, tmp_path) -> None:
-    lines = [line for line in pictures_file.read_text().splitlines() if "knowledge base" not in line]
-    pictures_file.write_text("\n".join([*lines, row]) + "\n")
-    paths = {"pictures": pictures_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
+def test_a_bad_row_is_named(row, message, images_file, kb, vision_folder, text_folder, tmp_path) -> None:
+    lines = [line for line in images_file.read_text().splitlines() if "knowledge base" not in line]
+    images_file.write_text("\n".join([*lines, row]) + "\n")
+    paths = {"images": images_file, "knowledge": kb.folder, "output": tmp_path / "m.safetensors"}
     config = TitleMapConfig(**{key: str(path) for key, path in paths.items()}, vision=vision_folder, text=text_folder)
     with pytest.raises(UserError, match=message):
         run(config)
@@ -279,7 +279,7 @@ def test_a_bad_row_is_named(row, message, pictures_file, kb, vision_folder, text
 def test_all_problems_of_a_config_are_reported_at_once() -> None:
     assert find_problems(TitleMapConfig, {"output": "map.bin", "batch_size": 0}) == [
         "`batch_size` must be at least 1, found 0",
-        "`pictures` is needed",
+        "`images` is needed",
         "`knowledge` is needed",
         "`output` must end in .safetensors, found map.bin",
     ]
@@ -288,7 +288,7 @@ def test_all_problems_of_a_config_are_reported_at_once() -> None:
 # What is shipped.
 
 
-def test_the_shipped_map_was_fitted_on_training_pictures_alone() -> None:
+def test_the_shipped_map_was_fitted_on_training_images_alone() -> None:
     path = SHIPPED
     assert path.stat().st_size < 500_000
     title_map = read_title_map(path)

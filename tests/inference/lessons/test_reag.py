@@ -44,23 +44,23 @@ def critic_example(*texts: str) -> PromptedExample:
     )
 
 
-def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(checkpoints, pictures) -> None:
+def test_the_critic_is_trained_on_the_tokens_that_the_pipeline_asks_it(checkpoints, images) -> None:
     """Each branch behind the shared prefix is the single prompt, as `judge_each` and `judge` read it."""
     engine = PrefixEngine(load(checkpoints.base))
-    tree = PLAIN.encode(engine.renderer, critic_example(*TEXTS), pictures[0])
+    tree = PLAIN.encode(engine.renderer, critic_example(*TEXTS), images[0])
     model = LocalModel(engine, 1)
     for branch, text in zip(tree.branches, TEXTS, strict=True):
         prompt = Prompt(CRITIC, {"question": "When was it built? "}, (text,), CRITIC_SYSTEM)
-        _, rendered = model.fit(pictures[0], prompt, 8)
+        _, rendered = model.fit(images[0], prompt, 8)
         reply = engine.renderer.reply_ids("Yes" if "1603" in text else "No")
         assert [*tree.prefix.ids, *branch.ids] == [*rendered.ids, *reply]
         assert [label for label in branch.labels if label != -100] == reply
     assert not PLAIN.problem(critic_example(*TEXTS))
 
 
-def test_passages_of_one_tree_have_the_loss_of_single_rows(checkpoints, pictures) -> None:
+def test_passages_of_one_tree_have_the_loss_of_single_rows(checkpoints, images) -> None:
     loaded = load(checkpoints.base)
-    tree = PLAIN.encode(loaded.renderer, critic_example(*TEXTS), pictures[0])
+    tree = PLAIN.encode(loaded.renderer, critic_example(*TEXTS), images[0])
     together, weight = loss_terms(loaded.model, TreeCollator(loaded.model)([tree]))
     apart = [loss_terms(loaded.model, TreeCollator(loaded.model)([row]))[0] for row in independent_rows(tree)]
     assert together.item() == pytest.approx(sum(each.item() for each in apart), rel=1e-4)
@@ -180,7 +180,7 @@ def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callab
         assert lesson.documents.count("<paragraph>") == 3
         statement = f"{NAMES[number]}: It was founded in {1600 + number}."
         assert branch.reply == (
-            f"<think>The picture shows this: A thing called {NAMES[number]}. {statement}</think>"
+            f"<think>The image shows this: A thing called {NAMES[number]}. {statement}</think>"
             f"<answer>{1600 + number}</answer>"
         )
         assert parsing.answer(branch.reply) == str(1600 + number)

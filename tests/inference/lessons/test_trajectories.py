@@ -48,18 +48,18 @@ def trace(
     return pipeline.run([asked(number)], [Image.new("RGB", (8, 8))])[0]
 
 
-def test_training_reads_the_tokens_that_inference_reads(checkpoints, pictures) -> None:
+def test_training_reads_the_tokens_that_inference_reads(checkpoints, images) -> None:
     engine = PrefixEngine(load(checkpoints.base))
     rounds = ((IMAGE, "Title e1: made of <image> oak. "), (TEXT, "two\n\nlines"))
     prompt = Prompt("{question}", {"question": "What is it made of?"}, system=SYSTEM, rounds=rounds)
-    _, rendered = LocalModel(engine, 1).fit(pictures[0], prompt, 8)
+    _, rendered = LocalModel(engine, 1).fit(images[0], prompt, 8)
     follow_ups = (FollowUp(rounds[0][1], TEXT), FollowUp(rounds[1][1], RIGHT))
     branches = (PromptedBranch("vqa", reply=IMAGE),)
     example = PromptedExample(
         "q", "q.png", "What is it made of?", branches, template="{question}", system=SYSTEM, follow_ups=follow_ups
     )
     assert not PLAIN.problem(example)
-    tree, renderer = PLAIN.encode(engine.renderer, example, pictures[0]), engine.renderer
+    tree, renderer = PLAIN.encode(engine.renderer, example, images[0]), engine.renderer
     (branch,) = tree.branches
     assert [*tree.prefix.ids, *branch.ids] == [*rendered.ids, *renderer.reply_ids(RIGHT)]
     supervised = [label for label in branch.labels if label != -100]
@@ -76,7 +76,7 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         trace(scripting, 4, "oak?", RIGHT, retries=True),
         trace(scripting, 5, IMAGE, IMAGE, TEXT, RIGHT),
         trace(scripting, 9, RIGHT),
-        Trace("q5", "promsa", error="no picture"),
+        Trace("q5", "promsa", error="no image"),
         trace(scripting, 5, IMAGE, RIGHT, budget=Budget(question_tokens=1)),
     ]
     questions = {f"q{number}": asked(number) for number in range(6)}
@@ -103,7 +103,7 @@ def test_traces_of_other_settings_are_refused(scripting: type[Any]) -> None:
         replay(asked(0), written, PromsaSettings(image_calls=0))
 
 
-def test_a_question_is_evaluated_if_its_id_or_its_words_and_picture_are(tmp_path: Path, make) -> None:
+def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: Path, make) -> None:
     for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
     held_out = [asked(0, "Other?", split="val"), asked(7, "what is it  made of?", "b.png", split="val")]

@@ -49,11 +49,11 @@ def engine(checkpoints: SimpleNamespace) -> PrefixEngine:
     scope="session",
 )
 def test_training_reads_the_tokens_that_inference_reads(
-    engine: PrefixEngine, pictures: list[Image.Image], name: str
+    engine: PrefixEngine, images: list[Image.Image], name: str
 ) -> None:
     template, documents = PROMPTS[name]
     prompt = Prompt(template, {"question": "What is it made of? "}, documents)
-    shown, rendered = LocalModel(engine, 1).fit(pictures[0], prompt, 8)
+    shown, rendered = LocalModel(engine, 1).fit(images[0], prompt, 8)
     reply = "## Output\nQuestion: made of oak?"
     example = PromptedExample(
         "q",
@@ -63,7 +63,7 @@ def test_training_reads_the_tokens_that_inference_reads(
         template=template,
         documents=prompt.text(shown)["documents"],
     )
-    tree = PLAIN.encode(engine.renderer, example, pictures[0])
+    tree = PLAIN.encode(engine.renderer, example, images[0])
     assert list(tree.prefix.ids) == rendered.ids
     assert not PLAIN.problem(example)
     (branch,) = tree.branches

@@ -36,7 +36,7 @@ Answer = Callable[..., list[BenchmarkReply]]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
-    """Two entries, and for a red picture the order in which they are found."""
+    """Two entries, and for a red image the order in which they are found."""
     folder = tmp_path_factory.mktemp("world")
     make.data_set(folder, [make.entry(0), make.entry(1)], [], metric="exact_match")
     Image.new("RGB", (64, 64), "red").save(folder / "red.png")
@@ -45,10 +45,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
 
 
 @pytest.fixture
-def asked(pictures: list[Image.Image]) -> list[BenchmarkRequest]:
+def asked(images: list[Image.Image]) -> list[BenchmarkRequest]:
     """Three questions; the second one's answer may be longer than the others'."""
     limits = (2, 4, 2)
-    return [BenchmarkRequest("task", n, *each) for n, each in enumerate(zip(TEXTS, pictures, limits, strict=True))]
+    return [BenchmarkRequest("task", n, *each) for n, each in enumerate(zip(TEXTS, images, limits, strict=True))]
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_the_base_model_has_no_gate(answers: Answer) -> None:
     assert reply.checkpoint != answers("no_retrieval")[0].checkpoint
 
 
-def test_pictures_are_taken_batch_by_batch(answers: Answer, asked: list[BenchmarkRequest]) -> None:
+def test_images_are_taken_batch_by_batch(answers: Answer, asked: list[BenchmarkRequest]) -> None:
     taken = []
 
     def requests() -> Any:
@@ -175,18 +175,18 @@ def test_a_model_that_does_not_reflect_is_named_as_the_base_it_is(answers, check
         answers("gate", model=checkpoints.plain)
 
 
-PICTURE = Image.new("RGB", (8, 8))
+IMAGE = Image.new("RGB", (8, 8))
 
 
 @pytest.mark.parametrize(
     ("visuals", "generation", "message"),
     [
-        pytest.param([], {}, r"mme, document 3: .*found 0 \(none\)", id="no picture"),
-        pytest.param([PICTURE, PICTURE], {}, r"found 2 \(Image, Image\)", id="two pictures"),
+        pytest.param([], {}, r"mme, document 3: .*found 0 \(none\)", id="no image"),
+        pytest.param([IMAGE, IMAGE], {}, r"found 2 \(Image, Image\)", id="two images"),
         pytest.param(["film.mp4"], {}, r"found 1 \(str\)", id="video"),
-        pytest.param([PICTURE], {"do_sample": True}, "answers are greedy", id="samples"),
-        pytest.param([PICTURE], {"temperature": 0.7}, "answers are greedy", id="temperature"),
-        pytest.param([PICTURE], {"num_beams": 4}, "answers are greedy", id="beams"),
+        pytest.param([IMAGE], {"do_sample": True}, "answers are greedy", id="samples"),
+        pytest.param([IMAGE], {"temperature": 0.7}, "answers are greedy", id="temperature"),
+        pytest.param([IMAGE], {"num_beams": 4}, "answers are greedy", id="beams"),
     ],
 )
 def test_what_can_not_be_answered_is_refused_in_a_line(visuals: Any, generation: Any, message: str) -> None:

@@ -48,7 +48,7 @@ def python() -> str:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, make) -> Path:
-    """Two entries, found for the picture of every question of the task."""
+    """Two entries, found for the image of every question of the task."""
     folder = tmp_path_factory.mktemp("world")
     make.data_set(folder, [make.entry(0), make.entry(1)], [], metric="exact_match")
     rankings = []

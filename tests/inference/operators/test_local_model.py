@@ -24,13 +24,13 @@ DOCUMENTS = ("It is made of oak.", "Title e1: H0. It is made.", "oak " * 40, "It
 PROMPTS = {
     "a system's turn": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS, system="Be brief."),
     "no system's turn": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS),
-    "no picture": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS, picture=False),
+    "no image": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS, image=False),
     "one document": Prompt(TEMPLATE, {"question": "What is it made of?"}, DOCUMENTS[:1]),
 }
 JUDGED = [
     ("a system's turn", ("Yes", "No")),
     ("no system's turn", ("oak", "of")),
-    ("no picture", ("Yes", "No")),
+    ("no image", ("Yes", "No")),
     ("one document", ("made", "title")),
 ]
 
@@ -42,7 +42,7 @@ def engine(checkpoints: SimpleNamespace) -> PrefixEngine:
 
 @pytest.fixture
 def model(engine: PrefixEngine) -> LocalModel:
-    return LocalModel(engine, pictures=4)
+    return LocalModel(engine, images=4)
 
 
 def alone(prompt: Prompt) -> list[Prompt]:
@@ -51,11 +51,11 @@ def alone(prompt: Prompt) -> list[Prompt]:
 
 @pytest.mark.parametrize(("name", "words"), JUDGED, ids=[f"{name}-{'-'.join(words)}" for name, words in JUDGED])
 def test_documents_over_a_shared_prefix_are_judged_as_each_alone(
-    model: LocalModel, name: str, words: tuple[str, str], pictures: list[Image.Image]
+    model: LocalModel, name: str, words: tuple[str, str], images: list[Image.Image]
 ) -> None:
     prompt = PROMPTS[name]
-    shared = model.judge_each([(image, prompt) for image in pictures], *words)
-    for image, judged in zip(pictures, shared, strict=True):
+    shared = model.judge_each([(image, prompt) for image in images], *words)
+    for image, judged in zip(images, shared, strict=True):
         expected = model.judge([(image, each) for each in alone(prompt)], *words)
         assert [each.yes for each in judged.each] == pytest.approx([each.yes for each in expected], rel=1e-4)
         assert [each.no for each in judged.each] == pytest.approx([each.no for each in expected], rel=1e-4)
@@ -66,46 +66,44 @@ def test_documents_over_a_shared_prefix_are_judged_as_each_alone(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_what_is_shared_and_what_follows_are_the_whole_prompt(engine, prompt: Prompt, pictures) -> None:
+def test_what_is_shared_and_what_follows_are_the_whole_prompt(engine, prompt: Prompt, images) -> None:
     renderer = engine.renderer
-    turns = renderer.under_system(prompt.system, Turn("user", prompt_parts(prompt.template), image=prompt.picture))
+    turns = renderer.under_system(prompt.system, Turn("user", prompt_parts(prompt.template), image=prompt.image))
     texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
-    prefix, branches = renderer.conversations(turns, texts, pictures[0])
+    prefix, branches = renderer.conversations(turns, texts, images[0])
     for text, branch in zip(texts, branches, strict=True):
-        assert [*prefix.ids, *branch] == renderer.conversation(turns, text, pictures[0]).ids
+        assert [*prefix.ids, *branch] == renderer.conversation(turns, text, images[0]).ids
         assert branch
-    assert (renderer.image_token_id in prefix.ids) is prompt.picture
-    assert bool(prefix.vision) is prompt.picture
+    assert (renderer.image_token_id in prefix.ids) is prompt.image
+    assert bool(prefix.vision) is prompt.image
 
 
 @ONE_FAMILY
-def test_a_document_that_the_context_does_not_hold_is_not_judged(engine, model, pictures) -> None:
+def test_a_document_that_the_context_does_not_hold_is_not_judged(engine, model, images) -> None:
     long = dataclasses.replace(PROMPTS["no system's turn"], documents=("oak", "oak " * 5000))
-    first, second = model.judge_each([(pictures[0], long)], "Yes", "No")[0].each
+    first, second = model.judge_each([(images[0], long)], "Yes", "No")[0].each
     assert first.shown == 1
     assert second == JudgeReply(0.0, 0.0)
     only = dataclasses.replace(long, documents=("oak " * 5000,))
-    assert model.judge_each([(pictures[0], only)], "Yes", "No")[0].each == (JudgeReply(0.0, 0.0),)
+    assert model.judge_each([(images[0], only)], "Yes", "No")[0].each == (JudgeReply(0.0, 0.0),)
 
 
-def test_questions_with_different_numbers_of_documents_are_judged_together(model, pictures) -> None:
+def test_questions_with_different_numbers_of_documents_are_judged_together(model, images) -> None:
     prompt = PROMPTS["a system's turn"]
     fewer = dataclasses.replace(prompt, documents=prompt.documents[:2])
-    both = model.judge_each([(pictures[0], prompt), (pictures[1], fewer)], "Yes", "No")
+    both = model.judge_each([(images[0], prompt), (images[1], fewer)], "Yes", "No")
     assert [len(judged.each) for judged in both] == [5, 2]
-    (single,) = model.judge_each([(pictures[1], fewer)], "Yes", "No")
+    (single,) = model.judge_each([(images[1], fewer)], "Yes", "No")
     assert [each.yes for each in both[1].each] == pytest.approx([each.yes for each in single.each], rel=1e-4)
 
 
 @ONE_FAMILY
-def test_a_model_that_sees_no_picture_says_the_same_about_any(model: LocalModel, pictures: list[Image.Image]) -> None:
-    blind = PROMPTS["no picture"]
-    replies = {
-        (reply.text, reply.read, reply.score) for image in pictures for reply in model.write([(image, blind)], 4)
-    }
+def test_a_model_that_sees_no_image_says_the_same_about_any(model: LocalModel, images: list[Image.Image]) -> None:
+    blind = PROMPTS["no image"]
+    replies = {(reply.text, reply.read, reply.score) for image in images for reply in model.write([(image, blind)], 4)}
     assert len(replies) == 1
-    seeing = dataclasses.replace(blind, picture=True)
-    assert model.write([(pictures[0], seeing)], 4)[0].read > next(iter(replies))[1]
+    seeing = dataclasses.replace(blind, image=True)
+    assert model.write([(images[0], seeing)], 4)[0].read > next(iter(replies))[1]
 
 
 @ONE_FAMILY
@@ -140,21 +138,21 @@ REFLECTIVA_ASKED = Prompt(
 )
 
 
-def test_turns_before_a_prompt_are_those_of_the_scheme_that_was_tuned_on_them(checkpoints, pictures) -> None:
+def test_turns_before_a_prompt_are_those_of_the_scheme_that_was_tuned_on_them(checkpoints, images) -> None:
     renderer = load(checkpoints.base, scheme="reflectiva").renderer
     read: Any = SimpleNamespace(renderer=renderer, max_length=4096, image_prefixes=MagicMock())
     passage = Passage("e1", 0, 0, title="", lead="", heading="", text="\n".join(REFLECTIVA_ASKED.documents))
     branch = REFLECTIVA.answer_branch(renderer, [passage])
 
-    shown, rendered = LocalModel(read, 1).fit(pictures[0], REFLECTIVA_ASKED, 8)
+    shown, rendered = LocalModel(read, 1).fit(images[0], REFLECTIVA_ASKED, 8)
 
     assert shown == 2
-    assert rendered.ids == [*renderer.prefix("What is it made of?", pictures[0]).ids, *branch]
+    assert rendered.ids == [*renderer.prefix("What is it made of?", images[0]).ids, *branch]
     ids = {role: rendered.ids.count(token) for role, token in renderer.token_ids.items()}
     assert (ids["retrieve"], ids["paragraph"], ids["end_of_paragraph"]) == (1, 1, 1)  # a document forges none
 
 
-def test_a_server_is_sent_the_turns_before_a_prompt_with_the_picture_in_the_first() -> None:
+def test_a_server_is_sent_the_turns_before_a_prompt_with_the_image_in_the_first() -> None:
     first, reply, last = conversation("data:,", REFLECTIVA_ASKED)
     assert [part["type"] for part in first["content"]] == ["image_url", "text"]
     assert first["content"][1]["text"] == "What is it made of?"
@@ -164,10 +162,10 @@ def test_a_server_is_sent_the_turns_before_a_prompt_with_the_picture_in_the_firs
     assert last == {"role": "user", "content": [{"type": "text", "text": text}]}
 
 
-def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, pictures, monkeypatch) -> None:
+def test_a_replys_lines_are_kept_since_queries_stand_in_them(engine, model, images, monkeypatch) -> None:
     said = "## Analysis\nOf  oak. \n\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
     generation = Generation([1], said, [-1.0], True)
     monkeypatch.setattr(engine, "generate", lambda *_, **__: [generation])
-    (reply,) = model.write([(pictures[0], PROMPTS["one document"])], 8)
+    (reply,) = model.write([(images[0], PROMPTS["one document"])], 8)
     assert reply.text == "## Analysis\nOf oak.\n## Queries\nQuestion 1: Where?\nQuestion 2: When?"
     assert read_queries(reply.text, 2) == ("Where?", "When?")

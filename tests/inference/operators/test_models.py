@@ -38,10 +38,10 @@ from reflectune.inference.scoring.trajectories import replies, reply_sentences
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.remote import pictures as sent_pictures
+from reflectune.models.remote import images as sent_images
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 
 IMAGE = Image.new("RGB", (8, 6), "red")
 ASKED = Prompt("Question: {question}\n{documents}", {"question": "Who built it?"}, ("One.", "Two."))
@@ -83,22 +83,22 @@ def remote(tmp_path: Path) -> Callable[[str], RemoteModel]:
 
 
 def sent(server: Any) -> list[tuple[str, bytes]]:
-    """Return the type and the bytes of each request's picture, which stands before the text."""
-    pictures = [body["messages"][-1]["content"][0]["image_url"]["url"] for _, body in server.requests]
-    split = [url.removeprefix("data:").split(";base64,") for url in pictures]
+    """Return the type and the bytes of each request's image, which stands before the text."""
+    images = [body["messages"][-1]["content"][0]["image_url"]["url"] for _, body in server.requests]
+    split = [url.removeprefix("data:").split(";base64,") for url in images]
     return [(mime, base64.b64decode(content)) for mime, content in split]
 
 
-def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tmp_path, monkeypatch) -> None:
+def test_an_image_travels_in_its_own_bytes_encoded_once(stub_server, remote, tmp_path, monkeypatch) -> None:
     Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.jpg", quality=70)
     encoded: list[Image.Image] = []
-    encode = sent_pictures.encode_image
+    encode = sent_images.encode_image
 
     def counted(image: Image.Image, most: int, **form: Any) -> tuple[str, bytes]:
         encoded.append(image)
         return encode(image, most, **form)
 
-    monkeypatch.setattr(sent_pictures, "encode_image", counted)
+    monkeypatch.setattr(sent_images, "encode_image", counted)
     server = stub_server(say, first_token={"Yes": -0.1})
     with remote(server.url) as model:
         asked = ServedModel(model)
@@ -109,15 +109,15 @@ def test_a_picture_travels_in_its_own_bytes_encoded_once(stub_server, remote, tm
     assert server.requests[-1][1]["messages"][0]["content"][1]["text"] == "Question: Who built it?\nOne.\nTwo."
 
 
-def test_pictures_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypatch) -> None:
+def test_images_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypatch) -> None:
     images = [Image.new("RGB", (8, 8), (shade, 0, 0)) for shade in range(64)]
     encoded: list[Image.Image] = []
     form = "image/jpeg", b"0" * 300
-    monkeypatch.setattr(sent_pictures, "encode_image", lambda image, most, **_: encoded.append(image) or form)
-    urls = PictureUrls()
+    monkeypatch.setattr(sent_images, "encode_image", lambda image, most, **_: encoded.append(image) or form)
+    urls = ImageUrls()
     assert len({urls.of(image) for _ in range(2) for image in images}) == 1
     assert len(encoded) == 64
-    monkeypatch.setattr(sent_pictures, "MOST_ENCODED", 1_000)  # two pictures
+    monkeypatch.setattr(sent_images, "MOST_ENCODED", 1_000)  # two images
     for place in (0, 1, 1, 0, 2, 0):
         urls.of(images[place])
     assert encoded[64:] == []  # kept from before, until one more is encoded
@@ -126,10 +126,10 @@ def test_pictures_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypa
     assert encoded[65:] == [images[0]]
     encoded.clear()
     gone = weakref.ref(images.pop())
-    assert gone() is None  # a picture is not kept for its URL
+    assert gone() is None  # an image is not kept for its URL
 
 
-def test_a_large_picture_travels_within_max_pixels(stub_server, tmp_path) -> None:
+def test_a_large_image_travels_within_max_pixels(stub_server, tmp_path) -> None:
     Image.effect_noise((64, 48), 60).convert("RGB").save(path := tmp_path / "a.png")
     server = stub_server(say)
     with RemoteModel(Endpoint(server.url, "stub", max_pixels=300), tmp_path / "replies.jsonl") as model:
@@ -253,7 +253,7 @@ def test_a_probability_that_is_nan_is_an_error_and_not_kept(stub_server, remote)
 
 def test_each_document_is_judged_in_a_request_of_its_own(stub_server, remote) -> None:
     server = stub_server(say, first_token={"Yes": math.log(0.6), "No": math.log(0.3)})
-    prompt = dataclasses.replace(ASKED, system="Be brief.", picture=False)
+    prompt = dataclasses.replace(ASKED, system="Be brief.", image=False)
     with remote(server.url) as model:
         alone = dataclasses.replace(prompt, documents=("Three.",))
         judged = [reply for each in (prompt, alone) for reply in judge(ServedModel(model), each, JudgeEachRequest)]
@@ -350,7 +350,7 @@ def test_a_config_says_whether_unreadable_replies_are_asked_for_again(retries: b
 
 @pytest.fixture(scope="module")
 def local(checkpoints: SimpleNamespace) -> LocalModel:
-    return LocalModel(PrefixEngine(load(checkpoints.base), 4096), pictures=2)
+    return LocalModel(PrefixEngine(load(checkpoints.base), 4096), images=2)
 
 
 def test_a_local_model_reads_a_prompt_whole_or_its_leading_documents(local: LocalModel) -> None:
@@ -358,7 +358,7 @@ def test_a_local_model_reads_a_prompt_whole_or_its_leading_documents(local: Loca
     whole, cut = local.write([(IMAGE, ASKED), (IMAGE, long)], max_tokens=4)
     assert whole.shown == 2
     assert 0 < cut.shown < 400
-    (alone,) = local.write([(IMAGE, ASKED)], max_tokens=4)  # the picture is kept from before
+    (alone,) = local.write([(IMAGE, ASKED)], max_tokens=4)  # the image is kept from before
     assert (alone.text, alone.read, alone.tokens) == (whole.text, whole.read, whole.tokens)
     assert alone.score == pytest.approx(whole.score, abs=1e-5)
 

@@ -9,7 +9,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.iba import Iba, IbaSettings, scaled
-from reflectune.inference.pipelines.iterative import part_of_picture
+from reflectune.inference.pipelines.iterative import part_of_image
 from reflectune.inference.pipelines.reag import CRITIC_SYSTEM, THINK_SYSTEM, ReAG, ReagSettings
 from reflectune.inference.pipelines.wikiseeker import WikiSeeker, WikiSeekerSettings
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -98,7 +98,7 @@ def test_reag_thinks_and_its_answer_is_cut_out(scripting: type[Any]) -> None:
     )
 
 
-def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_picture_or_in_a_part(scripting: type[Any]) -> None:
+def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_image_or_in_a_part(scripting: type[Any]) -> None:
     found = iter([["kestrel", "merlin"], ["hobby", "kestrel"]])  # scores 0.9 and 0.8 each
     script = scripting(find=lambda query, base: next(found), probability=lambda prompt: 0.0)
     run(ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, crop=0.5, **SHORT_REPLIES)), script)
@@ -116,8 +116,8 @@ def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_picture_or_in_
         pytest.param({"other": "0 0 1 1"}, 0.5, ((0.25, 0.25, 0.75, 0.75),), id="no box"),
     ],
 )
-def test_the_part_of_a_picture(meta: dict[str, str], crop: float, expected: object) -> None:
-    assert part_of_picture(Question("q", "bird.png", QUESTION, meta=meta), crop, "box") == expected
+def test_the_part_of_an_image(meta: dict[str, str], crop: float, expected: object) -> None:
+    assert part_of_image(Question("q", "bird.png", QUESTION, meta=meta), crop, "box") == expected
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_part_of_a_picture(meta: dict[str, str], crop: float, expected: obje
 )
 def test_what_is_no_box_is_refused(told: str) -> None:
     with pytest.raises(UserError, match=r"question q: `box` is `.*`, not a box"):
-        part_of_picture(Question("q", "bird.png", QUESTION, meta={"box": told}), 0.0, "box")
+        part_of_image(Question("q", "bird.png", QUESTION, meta={"box": told}), 0.0, "box")
 
 
 # WikiSeeker.
@@ -149,7 +149,7 @@ WIKISEEKER = WikiSeeker(WikiSeekerSettings(pair_passages=2, max_new_tokens=8, ma
         pytest.param("A small falcon.", QUESTION, id="no query, so the question"),
     ],
 )
-def test_wikiseekers_inspector_passes_to_the_answerer_who_sees_no_picture(scripting, reply: str, query: str) -> None:
+def test_wikiseekers_inspector_passes_to_the_answerer_who_sees_no_image(scripting, reply: str, query: str) -> None:
     reader = scripting(
         say=lambda prompt: reply, find=lambda query, base: ["kestrel", "merlin"], probability=lambda prompt: 0.6
     )
@@ -157,7 +157,7 @@ def test_wikiseekers_inspector_passes_to_the_answerer_who_sees_no_picture(script
     tools = Tools({"reader": reader, "answerer": answerer}, reader.search)
     trace = run(WIKISEEKER, reader, tools)
     assert reader.asked == [("write", REFINE), ("search", query, "pairs", 2), ("judge", INSPECT)]
-    assert answerer.asked == [("write", f"[no picture] {QUESTION} kestrel: kestrel\nmerlin: merlin {READ}")]
+    assert answerer.asked == [("write", f"[no image] {QUESTION} kestrel: kestrel\nmerlin: merlin {READ}")]
     assert (trace.answer, trace.ended) == ("mice", "inspector passed")
     assert [read.passage.entry_id for read in trace.passages] == ["kestrel", "merlin"]
 

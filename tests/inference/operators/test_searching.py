@@ -1,4 +1,4 @@
-"""What steps search with and rank by: parts of pictures, and a reranker's scores."""
+"""What steps search with and rank by: parts of images, and a reranker's scores."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -44,14 +44,14 @@ from reflectune.retrieval.stores.exact import ExactStore
         pytest.param((0.0, 0.0, 0.001, 0.001), (1, 1), id="hardly anything"),
     ],
 )
-def test_a_part_of_a_picture_is_never_empty(box: Box | None, size: tuple[int, int]) -> None:
+def test_a_part_of_an_image_is_never_empty(box: Box | None, size: tuple[int, int]) -> None:
     assert cropped(Image.new("RGB", (40, 20)), box).size == size
 
 
-def test_a_part_of_a_picture_is_where_the_box_says() -> None:
-    picture = Image.new("RGB", (40, 20), "red")
-    picture.paste("blue", (30, 10, 40, 20))
-    assert cropped(picture, (0.75, 0.5, 1.0, 1.0)).getcolors() == [(100, (0, 0, 255))]
+def test_a_part_of_an_image_is_where_the_box_says() -> None:
+    image = Image.new("RGB", (40, 20), "red")
+    image.paste("blue", (30, 10, 40, 20))
+    assert cropped(image, (0.75, 0.5, 1.0, 1.0)).getcolors() == [(100, (0, 0, 255))]
 
 
 class Found:
@@ -68,7 +68,7 @@ class Found:
         return [[PassageHit(self.passage, float(len(query.text)), 1, parts={"entry": 0.75})] for query in queries]
 
 
-def test_a_part_of_a_picture_is_searched_with_and_a_picture_alone_finds_by_the_entrys_score(make) -> None:
+def test_a_part_of_an_image_is_searched_with_and_an_image_alone_finds_by_the_entrys_score(make) -> None:
     base = Found(make.passage())
     bases = KnowledgeBases(JointSearch([base]), embed=lambda texts: np.eye(len(texts), dtype=np.float32))
     boxes = (None, (0.0, 0.0, 0.5, 0.5), None)
@@ -155,7 +155,7 @@ def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opene
 
 
 class Upright:
-    """An encoder of two dimensions: a picture is the first axis, and so is every text."""
+    """An encoder of two dimensions: an image is the first axis, and so is every text."""
 
     name, revision, dimensions, fingerprint, longest = "upright", "", 2, "f", None
 
@@ -170,12 +170,12 @@ class Upright:
 
 
 @pytest.mark.parametrize("pair_text", ["summary", "section"])
-def test_a_picture_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text: PairText, tmp_path: Path) -> None:
+def test_an_image_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text: PairText, tmp_path: Path) -> None:
     entries = [Entry(name, name, summary=f"It is {name}.") for name in ("ash", "bee")]
     kb = write_knowledge_base(tmp_path / "kb", entries, name="k")
     store = ExactStore(tmp_path / "index", {"image": 2, "title": 2})
     axes = np.eye(2, dtype=np.float32)
-    store.add({"image": axes, "title": axes[::-1]})  # the ash looks like the picture, the bee is called as the text
+    store.add({"image": axes, "title": axes[::-1]})  # the ash looks like the image, the bee is called as the text
     retriever = EntryRetriever(Index({"kb": "k"}, ("ash", "bee"), np.arange(2), store), Upright())
     asked = SearchRequest(0, ("", "bee", ""), {"pairs": (1, 1, 1)})
 
@@ -203,11 +203,11 @@ def test_reranked_passages_keep_their_order(make: SimpleNamespace) -> None:
     assert len(found[1].scores) == 1
 
 
-def test_a_reranker_of_pictures_is_shown_the_questions_picture(make: SimpleNamespace) -> None:
+def test_a_reranker_of_images_is_shown_the_questions_image(make: SimpleNamespace) -> None:
     reranker, image = load_reranker("encoder", "miniature/clip"), Image.new("RGB", (30, 20), "teal")
     passages = tuple(make.passage(text=text) for text in ("It is green.", "An oak tree, an oak."))
     (found,) = reranked([(image, RerankRequest(0, "oak", passages))], reranker)
-    (ranked,) = reranker.rank_pictured(["oak"], [image], [passages], [{}])
+    (ranked,) = reranker.rank_with_images(["oak"], [image], [passages], [{}])
     assert dict(zip(passages, found.scores, strict=True)) == {one.passage: one.score for one in ranked}
-    with pytest.raises(UserError, match="reads a question with its picture"):
+    with pytest.raises(UserError, match="reads a question with its image"):
         reranked([(None, RerankRequest(0, "oak", passages))], reranker)

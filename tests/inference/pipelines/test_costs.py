@@ -68,19 +68,19 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "family", "packed"), CASES, indirect=["family"], scope="session")
 def test_tokens_computed_are_what_the_engine_has_read_and_each_call_would_read_its_prompt_from_the_beginning(
-    name: str, packed: bool, build, make, pictures, monkeypatch: pytest.MonkeyPatch
+    name: str, packed: bool, build, make, images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if packed:  # as on a GPU
         reader = functools.partial(PackedReader, compile_after=None)
         monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: reader(*known))
     questions: list[Question] = [make.question(n, text=text) for n, text in enumerate(("What is it?", "Who?", "Oak?"))]
     pipeline, engine = build(name)
-    traces = pipeline.run(questions, pictures)
+    traces = pipeline.run(questions, images)
     assert all(set(USAGE) <= set(trace.tokens) for trace in traces)
     assert sum(trace.tokens["computed"] for trace in traces) == engine.tokens_read
     assert all(trace.tokens["generated"] > 0 for trace in traces)
     alone, _ = build(name)
-    singly = [counts(alone.run([question], [image])[0]) for question, image in zip(questions, pictures, strict=True)]
+    singly = [counts(alone.run([question], [image])[0]) for question, image in zip(questions, images, strict=True)]
     assert [counts(trace) for trace in traces] == singly
     for told in singly:
         assert told["calls"] == CALLS[name]

@@ -142,15 +142,15 @@ def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
         drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
 
 
-def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scripting, pictures) -> None:
+def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scripting, images) -> None:
     script = scripting(find=lambda query, base: ["It eats mice."])
-    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), pictures=4)
+    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), images=4)
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
     steps = with_extraction(PIPELINES["mi_rag"], lambda _: SHOTS, max_tokens=4)
-    questions = [dataclasses.replace(ASKED, id=f"q{number}") for number in range(len(pictures))]
-    together = TrajectoryPipeline("mi_rag", steps, tools).run(questions, pictures)
-    for question, picture, trace in zip(questions, pictures, together, strict=True):
-        (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [picture])
+    questions = [dataclasses.replace(ASKED, id=f"q{number}") for number in range(len(images))]
+    together = TrajectoryPipeline("mi_rag", steps, tools).run(questions, images)
+    for question, image, trace in zip(questions, images, together, strict=True):
+        (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [image])
         assert trace.answer == alone.answer
         assert [step.text for step in trace.steps] == [step.text for step in alone.steps]
         wrote = any(step.text.strip() for step in trace.steps if step.operator in ("reason", "answer"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from reflectune.core.images import Pictures
+from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
@@ -35,7 +35,7 @@ FOUND = [*RANKED, (KESTREL[0], 0.5, 0.7)]
 SCORES = {"Voles.": 1.0, "Beetles.": 3.0, "Larks.": 2.0, "Moors.": 9.0, "A falcon.": 9.0}
 
 
-def searched(asked: Sequence[tuple[Pictures, SearchRequest]]) -> list[SearchReply]:
+def searched(asked: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
     hits = tuple(
         PassageHit(passage, score, rank, "pairs", {"passage": score, "entry": entry})
         for rank, (passage, score, entry) in enumerate(FOUND, start=1)

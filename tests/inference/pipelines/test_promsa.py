@@ -65,7 +65,7 @@ def test_every_prompt_and_search_of_a_trajectory(scripting: type[Any]) -> None:
     assert trace.tokens["calls_unread"] == trace.tokens["replies_unread"] == 0
     assert from_row(to_row(trace)) == trace
     measured: Any = trajectories([Question("q", "bird.png", QUESTION)], {"promsa": {"q": trace}}, seed=0)
-    assert measured["promsa"]["asked"]["value"] == 0.5  # the second search has the picture alone, the third a query
+    assert measured["promsa"]["asked"]["value"] == 0.5  # the second search has the image alone, the third a query
 
 
 def test_an_agent_that_knows_the_tools_has_no_system_prompt(scripting: type[Any]) -> None:
@@ -136,7 +136,7 @@ def test_results_that_do_not_fit_are_left_out() -> None:
 
 
 def test_a_server_reads_rounds_as_turns() -> None:
-    prompt = Prompt("{question}", {"question": "q"}, system="s", picture=False, rounds=(("a", "one"),))
+    prompt = Prompt("{question}", {"question": "q"}, system="s", image=False, rounds=(("a", "one"),))
     assert conversation((), prompt) == [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "q"}]},

@@ -26,7 +26,7 @@ from reflectune.models.schemes.calibration import GateScaling
 from tests.inference.families import ONE_FAMILY
 
 ASKED = Question("q", "image.png", "Who built it?")
-PICTURE = Image.new("RGB", (8, 8))
+IMAGE = Image.new("RGB", (8, 8))
 BUDGETS = {"texts": 4}
 
 
@@ -66,7 +66,7 @@ def script(scripting: type[Any]) -> Any:
 
 def run(script: Any, kind: Any = MiRag, of: Any = MiRagSettings, **settings: Any) -> Trace:
     trajectory = kind(of(iterations=2, max_new_tokens=8, **settings), BUDGETS)
-    return TrajectoryPipeline("mi_rag", trajectory, script.tools).run([ASKED], [PICTURE])[0]
+    return TrajectoryPipeline("mi_rag", trajectory, script.tools).run([ASKED], [IMAGE])[0]
 
 
 def shown(script: Any) -> list[list[str]]:
@@ -140,7 +140,7 @@ def test_both_stops_work_together(scripting) -> None:
     assert run(fixed, PmsrFixed, PmsrFixedSettings).ended == "after 2 iterations"
 
 
-def test_a_question_without_a_picture_is_refused_by_name(script) -> None:
+def test_a_question_without_an_image_is_refused_by_name(script) -> None:
     pipeline = TrajectoryPipeline(
         "mi_rag", MiRag(MiRagSettings(gate_stop=0.5), BUDGETS), script.tools, takes_texts=True
     )
@@ -169,16 +169,16 @@ def asked(style: str) -> Prompt:
     scope="session",
 )
 def test_documents_are_judged_as_mr2ag_judges_passages(
-    style: str, is_calibrated: bool, checkpoints: SimpleNamespace, pictures: list[Image.Image]
+    style: str, is_calibrated: bool, checkpoints: SimpleNamespace, images: list[Image.Image]
 ) -> None:
     loaded = load(checkpoints.tuned, scheme="mr2ag")
     loaded = dataclasses.replace(loaded, calibration={"relevance": GateScaling(0.5, 0.7, 1.0)} if is_calibrated else {})
     answer_type = "multi_answer" if style == "list" else "string"
     question = Question("q", "image.png", "What is it made of?", answer_type=answer_type)
     reader = PassageReader(PrefixEngine(loaded, token_budget=256), 4)
-    expected = reader.judge(reader.open([question] * 3, pictures), [PASSAGES] * 3).relevance
-    gate = GateModel(PrefixEngine(loaded, token_budget=256), pictures=4)
-    found = gate.judge_each([(picture, asked(style)) for picture in pictures], "relevant", "irrelevant")
+    expected = reader.judge(reader.open([question] * 3, images), [PASSAGES] * 3).relevance
+    gate = GateModel(PrefixEngine(loaded, token_budget=256), images=4)
+    found = gate.judge_each([(image, asked(style)) for image in images], "relevant", "irrelevant")
     for judged, pairs in zip(found, expected, strict=True):
         assert [each.yes for each in judged.each] == pytest.approx([yes for yes, _ in pairs], rel=1e-4)
         assert [each.no for each in judged.each] == pytest.approx([no for _, no in pairs], rel=1e-4)
@@ -186,10 +186,10 @@ def test_documents_are_judged_as_mr2ag_judges_passages(
 
 
 @ONE_FAMILY
-def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, pictures) -> None:
-    gate = GateModel(PrefixEngine(load(checkpoints.tuned, scheme="mr2ag"), token_budget=256), pictures=4)
+def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, images) -> None:
+    gate = GateModel(PrefixEngine(load(checkpoints.tuned, scheme="mr2ag"), token_budget=256), images=4)
     prompt = dataclasses.replace(asked("short"), documents=("oak", "oak " * 5000))
-    (judged,) = gate.judge_each([(pictures[0], prompt)], "relevant", "irrelevant")
+    (judged,) = gate.judge_each([(images[0], prompt)], "relevant", "irrelevant")
     assert isinstance(judged, JudgeEachReply)
     assert judged.each[0].shown == 1
     assert judged.each[1] == JudgeReply(0.0, 0.0)
@@ -198,4 +198,4 @@ def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, pic
 @ONE_FAMILY
 def test_a_checkpoint_without_relevance_tokens_is_refused(checkpoints) -> None:
     with pytest.raises(UserError, match="reflects turn by turn"):
-        GateModel(PrefixEngine(load(checkpoints.plain, scheme="plain"), token_budget=256), pictures=4)
+        GateModel(PrefixEngine(load(checkpoints.plain, scheme="plain"), token_budget=256), images=4)

@@ -29,12 +29,12 @@ def reader(tuned: Loaded) -> PromptedReader:
 
 
 @ONE_FAMILY
-def test_what_a_model_computes_that_is_no_number_is_an_error(questions, passages, prompted, pictures) -> None:
+def test_what_a_model_computes_that_is_no_number_is_an_error(questions, passages, prompted, images) -> None:
     broken = load(prompted.tuned, scheme="mmkb_rag")
     with torch.no_grad():
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PromptedReader(PrefixEngine(broken), MAX_NEW, MAX_REPLY)
-    opened = reader.open(questions, pictures)
+    opened = reader.open(questions, images)
     with pytest.raises(UserError, match="NaN, in float32"):
         reader.gates(opened)
     with pytest.raises(UserError, match="NaN, in float32"):
@@ -74,61 +74,61 @@ def greedy(tuned, log_probabilities) -> Callable[..., tuple[str, float, int]]:
     return decode
 
 
-def test_score_ret_is_the_softmax_of_two_logits(questions, tuned, reader, pictures, softmax_of_two) -> None:
-    gates = reader.gates(reader.open(questions, pictures))
-    for score, question, picture in zip(gates, questions, pictures, strict=True):
-        prefix = tuned.renderer.question_prefix(question.text, picture)
+def test_score_ret_is_the_softmax_of_two_logits(questions, tuned, reader, images, softmax_of_two) -> None:
+    gates = reader.gates(reader.open(questions, images))
+    for score, question, image in zip(gates, questions, images, strict=True):
+        prefix = tuned.renderer.question_prefix(question.text, image)
         expected = softmax_of_two(prefix, prompt(tuned, "ret"), ("retrieve", "no_retrieve"))
         assert score == pytest.approx(expected, abs=1e-5)
 
 
-def test_score_srt_is_the_softmax_of_two_logits(questions, passages, tuned, reader, pictures, softmax_of_two) -> None:
-    judged = reader.judge(reader.open(questions, pictures), passages)
+def test_score_srt_is_the_softmax_of_two_logits(questions, passages, tuned, reader, images, softmax_of_two) -> None:
+    judged = reader.judge(reader.open(questions, images), passages)
     assert [len(scores) for scores in judged] == [2, 0, 1]
-    for scores, question, picture, documents in zip(judged, questions, pictures, passages, strict=True):
-        prefix = tuned.renderer.question_prefix(question.text, picture)
+    for scores, question, image, documents in zip(judged, questions, images, passages, strict=True):
+        prefix = tuned.renderer.question_prefix(question.text, image)
         for score, passage in zip(scores, documents, strict=True):
             expected = softmax_of_two(prefix, prompt(tuned, "srt", passage), ("relevant", "irrelevant"))
             assert score == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_reply_to_mct_is_decoded_from_the_numbered_documents(
-    questions, passages, tuned, reader, pictures, greedy
+    questions, passages, tuned, reader, images, greedy
 ) -> None:
-    replies = reader.agree(reader.open(questions, pictures), {2: passages[0]})
-    prefix = tuned.renderer.question_prefix(questions[2].text, pictures[2])
+    replies = reader.agree(reader.open(questions, images), {2: passages[0]})
+    prefix = tuned.renderer.question_prefix(questions[2].text, images[2])
     text, _, tokens = greedy(prefix, prompt(tuned, "mct", *passages[0]), MAX_REPLY)
     assert list(replies) == [2]
     assert (replies[2].text, replies[2].tokens, replies[2].shown) == (text, tokens, 2)
     assert replies[2].finished is (tokens < MAX_REPLY)
 
 
-def test_answers_are_read_with_and_without_documents(questions, passages, tuned, reader, pictures, greedy) -> None:
-    answers = reader.answer(reader.open(questions, pictures), dict(enumerate(passages[:2])))
+def test_answers_are_read_with_and_without_documents(questions, passages, tuned, reader, images, greedy) -> None:
+    answers = reader.answer(reader.open(questions, images), dict(enumerate(passages[:2])))
     for i, documents in enumerate(passages[:2]):
-        prefix = tuned.renderer.question_prefix(questions[i].text, pictures[i])
+        prefix = tuned.renderer.question_prefix(questions[i].text, images[i])
         text, score, tokens = greedy(prefix, prompt(tuned, "vqa", *documents), MAX_NEW)
         assert (answers[i].text, answers[i].tokens, answers[i].passages_read) == (text, tokens, len(documents))
         assert answers[i].score == pytest.approx(score, abs=1e-5)
 
 
-def test_the_tuned_model_is_asked_as_a_plain_model_is(questions, passages, tuned, reader, pictures) -> None:
-    expected = Reader(PrefixEngine(tuned), MAX_NEW).answer_plainly(questions, pictures, passages)
-    answers = reader.answer(reader.open(questions, pictures), dict(enumerate(passages)))
+def test_the_tuned_model_is_asked_as_a_plain_model_is(questions, passages, tuned, reader, images) -> None:
+    expected = Reader(PrefixEngine(tuned), MAX_NEW).answer_plainly(questions, images, passages)
+    answers = reader.answer(reader.open(questions, images), dict(enumerate(passages)))
     assert [answers[i].text for i in range(3)] == [answer.text for answer in expected]
     assert [answers[i].score for i in range(3)] == pytest.approx([answer.score for answer in expected], abs=1e-5)
 
 
 @ONE_FAMILY
-def test_what_does_not_fit_is_left_out_whole(questions, passages, tuned, pictures) -> None:
+def test_what_does_not_fit_is_left_out_whole(questions, passages, tuned, images) -> None:
     engine = PrefixEngine(tuned)
     short, long = passages[0]
-    length = len(tuned.renderer.question_prefix(questions[0].text, pictures[0]).ids)
+    length = len(tuned.renderer.question_prefix(questions[0].text, images[0]).ids)
 
     def opened(room: int):
         engine.max_length = length + room
         reader = PromptedReader(engine, MAX_NEW, MAX_REPLY)
-        return reader, reader.open(questions[:1], pictures[:1])
+        return reader, reader.open(questions[:1], images[:1])
 
     reader, state = opened(len(prompt(tuned, "srt", short)) + MAX_NEW)
     (scores,) = reader.judge(state, [[long, short]])
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_left_out_whole(questions, passages, tuned, picture
 
 
 @ONE_FAMILY
-def test_nothing_to_ask_costs_nothing(questions, reader, pictures) -> None:
-    opened = reader.open(questions, pictures)
+def test_nothing_to_ask_costs_nothing(questions, reader, images) -> None:
+    opened = reader.open(questions, images)
     assert reader.judge(opened, [[], [], []]) == [[], [], []]
     assert reader.agree(opened, {}) == reader.answer(opened, {}) == {}

@@ -179,7 +179,7 @@ GATES: dict[str, Any] = {"gate_filter": 0.5, "gate_stop": 0.5}
 @pytest.mark.parametrize("name", ["the base does both", "the server does both", "a model answers for the server"])
 def test_a_gate_loads_the_tuned_model_in_addition(name: str, checkpoints, config, ran, monkeypatch) -> None:
     case = CASES[name]
-    monkeypatch.setattr(iterative, "GateModel", lambda engine, pictures: engine)
+    monkeypatch.setattr(iterative, "GateModel", lambda engine, images: engine)
     gated = {"model": checkpoints.tuned, **GATES}
     loaded, stopped = ran(config(case, **gated))
     assert tuple(loaded) == (*case.loaded, checkpoints.tuned)

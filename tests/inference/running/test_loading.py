@@ -1,4 +1,4 @@
-"""The base model and the checkpoint of a run see the same pictures."""
+"""The base model and the checkpoint of a run see the same images."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ OTHERWISE: dict[str, tuple[ImageSettings, dict[str, Any]]] = {
 
 @pytest.fixture
 def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str:
-    """The tuned checkpoint, as if it had been trained on pictures that were fitted otherwise than the base's."""
+    """The tuned checkpoint, as if it had been trained on images that were fitted otherwise than the base's."""
     folder = shutil.copytree(checkpoints.tuned, tmp_path / "tuned")
     processor = load(str(folder)).processor
     fit_images(processor, family, OTHERWISE[family][0])
@@ -32,7 +32,7 @@ def checkpoint(checkpoints: SimpleNamespace, family: str, tmp_path: Path) -> str
     return str(folder)
 
 
-def test_a_base_model_that_would_see_other_pictures_than_the_checkpoint_is_refused(checkpoint, checkpoints) -> None:
+def test_a_base_model_that_would_see_other_images_than_the_checkpoint_is_refused(checkpoint, checkpoints) -> None:
     config = ModelSettings(model=checkpoint, base_model=checkpoints.base, device="cpu")
     open_tuned(config)
     with pytest.raises(UserError, match="give the first in the config, for both"):
@@ -45,5 +45,5 @@ def test_the_keys_are_for_both(checkpoint: str, checkpoints: SimpleNamespace, fa
     tuned, base = open_tuned(config), open_plain(config, config.base_model)
     first, second = (loaded.processor.image_processor.to_dict() for loaded in (tuned, base))
     assert {**first, "image_processor_type": ""} == {**second, "image_processor_type": ""}
-    with pytest.raises(UserError, match="was trained on pictures"):
+    with pytest.raises(UserError, match="was trained on images"):
         open_tuned(ModelSettings(model=checkpoints.tuned, device="cpu", **keys))

@@ -61,8 +61,8 @@ class TokenStub:
         if "prompt" in body:
             ids = renderer.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
         else:
-            picture, words = body["messages"][0]["content"]
-            ids = [*renderer.prefix(words["text"], self.decoded(picture["image_url"]["url"])).ids, *self.words]
+            image, words = body["messages"][0]["content"]
+            ids = [*renderer.prefix(words["text"], self.decoded(image["image_url"]["url"])).ids, *self.words]
         return {"tokens": [token_id + self.shift for token_id in ids]}
 
     def decoded(self, url: str) -> Any:
@@ -77,7 +77,7 @@ class TokenStub:
             read = [renderer.document((renderer.processor.image_token,), {}, self.decoded(url)) for url in urls]
             places = [k for k, token_id in enumerate(ids) if token_id == renderer.image_token_id]
             for place, shown in reversed([*zip(places, read, strict=True)]):
-                ((_, start, end),) = shown.pictures
+                ((_, start, end),) = shown.images
                 ids = [*ids[:place], *shown.ids[start:end], *ids[place + 1 :]]
             vision = join_vision([shown.vision for shown in read])
             new, content = [], []
@@ -138,18 +138,18 @@ def close(one: Any, other: Any) -> bool:
     return torch.allclose(torch.tensor(one), torch.tensor(other), atol=1e-5)
 
 
-def test_a_scheme_of_turns_reads_the_same_from_a_server(make, both, stub, pictures) -> None:
+def test_a_scheme_of_turns_reads_the_same_from_a_server(make, both, stub, images) -> None:
     questions = [make.question(0), make.question(1, text=f"What is {FORGED}?")]
     passages = [[make.passage("e1"), make.passage("e2", text=FORGED)], [make.passage("e3", text="Grey stone.")]]
     found = []
     for engine in (both.local, served(both.name, stub)):
         reader = PassageReader(engine, 4)
-        opened = reader.open(questions, pictures[:2])
+        opened = reader.open(questions, images[:2])
         gates, judged = reader.gates(opened), reader.judge(opened, passages)
         answers = [*reader.answer_from(judged, [(0, 1), (1, 0)]), *reader.answer_directly(opened, [1])]
-        several = [pictures[1], (pictures[2], pictures[0], pictures[1])]
+        several = [images[1], (images[2], images[0], images[1])]
         plain = Reader(engine, 4).answer_plainly(
-            [*questions, *questions], [*pictures[:2], *several], [passages[0], []] * 2
+            [*questions, *questions], [*images[:2], *several], [passages[0], []] * 2
         )
         found.append(
             (gates, [pair for row in judged.relevance for pair in row], [*answers, *plain], opened.usage.of(0))
@@ -163,7 +163,7 @@ def test_a_scheme_of_turns_reads_the_same_from_a_server(make, both, stub, pictur
 
 
 @ONE_FAMILY
-def test_reflectiva_answers_from_several_passages_by_a_server(make, checkpoints, pictures, tmp_path) -> None:
+def test_reflectiva_answers_from_several_passages_by_a_server(make, checkpoints, images, tmp_path) -> None:
     loaded = load(checkpoints.base, scheme="reflectiva", seed=2)
     save_checkpoint(tmp_path / "reflectiva", loaded.model, loaded.processor, REFLECTIVA, {})
     both, found = started(str(tmp_path / "reflectiva")), []
@@ -171,7 +171,7 @@ def test_reflectiva_answers_from_several_passages_by_a_server(make, checkpoints,
     passages = [[make.passage("e1"), make.passage("e2", text=FORGED)], [make.passage("e3", text="Grey stone.")]]
     for engine in (both.local, served(both.name, both.stub)):
         reader = ReflectivaReader(engine, 4)
-        opened = reader.open(questions, pictures[:2])
+        opened = reader.open(questions, images[:2])
         scores = [*reader.gates(opened), *(yes for row in reader.judge(opened, passages).relevance for yes, _ in row)]
         answers = reader.answer_together(opened, dict(enumerate(passages)))
         found.append(([*scores, *(answers[i].score for i in range(2))], answers, opened.usage.of(0)))
@@ -183,19 +183,19 @@ def test_reflectiva_answers_from_several_passages_by_a_server(make, checkpoints,
     both.stub.server.close()
 
 
-def test_prompts_on_one_picture_read_the_same_from_a_server(make, prompted, pictures) -> None:
+def test_prompts_on_one_image_read_the_same_from_a_server(make, prompted, images) -> None:
     both, questions, found = started(prompted.tuned), [make.question(0)], []
     documents = [make.passage("e1"), make.passage("e2", text=FORGED)]
     for engine in (both.local, served(both.name, both.stub)):
         reader = PromptedReader(engine, 4, 6)
-        opened = reader.open(questions, pictures[:1])
+        opened = reader.open(questions, images[:1])
         scores = [*reader.gates(opened), *reader.judge(opened, [documents])[0]]
         texts = reader.agree(opened, {0: documents})[0].raw, reader.answer(opened, {0: documents})[0].text
         model = LocalModel(engine, 1)
         prompt = Prompt("It is {question}. {documents} Yes or no?", {"question": FORGED}, ("oak", FORGED))
-        each = [judged.yes for judged in model.judge_each([(pictures[0], prompt)], "oak", "made")[0].each]
+        each = [judged.yes for judged in model.judge_each([(images[0], prompt)], "oak", "made")[0].each]
         written = model.write(
-            [(pictures[0], prompt), (None, Prompt("What is {question}?", {"question": "oak"}, picture=False))], 3
+            [(images[0], prompt), (None, Prompt("What is {question}?", {"question": "oak"}, image=False))], 3
         )
         found.append(([*scores, *each], (*texts, *(reply.text for reply in written))))
     assert close(found[0][0], found[1][0])
@@ -203,20 +203,20 @@ def test_prompts_on_one_picture_read_the_same_from_a_server(make, prompted, pict
     both.stub.server.close()
 
 
-def test_requests_hold_ids_that_no_text_forges_and_share_a_beginning(make, both, stub, pictures) -> None:
+def test_requests_hold_ids_that_no_text_forges_and_share_a_beginning(make, both, stub, images) -> None:
     engine = served(both.name, stub)
     stub.requests.clear()
     reader, renderer = PassageReader(engine, 4), both.loaded.renderer
-    opened = reader.open([make.question(0)], pictures[:1])
+    opened = reader.open([make.question(0)], images[:1])
     reader.judge(opened, [[make.passage(f"e{k}", text=FORGED) for k in range(3)]])
     first, *others = [body["token_ids"] for body in stub.requests]
-    prefix = renderer.prefix("What is it made of?", pictures[0])
-    ((_, start, end),) = prefix.pictures
+    prefix = renderer.prefix("What is it made of?", images[0])
+    ((_, start, end),) = prefix.images
     for ids in (first, *others):
         assert ids[: start + 1] == prefix.ids[: start + 1]
         assert ids[start + 1 : start + 1 + len(prefix.ids) - end] == prefix.ids[end:]
         counts = [ids.count(token_id) for token_id in (*renderer.token_ids.values(), renderer.image_token_id)]
-        assert counts == [1, 0, 0, 0, 1]  # [Retrieval] and the picture, of ours alone
+        assert counts == [1, 0, 0, 0, 1]  # [Retrieval] and the image, of ours alone
     yes, no = (renderer.token_id(role) for role in ("relevant", "irrelevant"))
     body = stub.requests[0]
     assert body["sampling_params"] == {
@@ -267,11 +267,11 @@ def refusing(kind: type[Exception]) -> Any:
         ({"fault": refusing(ValueError)}, "refuses a request: status 400: .*too long"),
     ],
 )
-def test_a_bad_server_is_refused_with_one_sentence(make, both, stub, pictures, change, message: str) -> None:
+def test_a_bad_server_is_refused_with_one_sentence(make, both, stub, images, change, message: str) -> None:
     stub.__dict__.update(change)
     with pytest.raises(UserError, match=message) as raised:
         PassageReader(served(both.name, stub), 4).gates(
-            PassageReader(served(both.name, stub), 4).open([make.question(0)], pictures[:1])
+            PassageReader(served(both.name, stub), 4).open([make.question(0)], images[:1])
         )
     assert "\n" not in str(raised.value)
 
@@ -284,9 +284,9 @@ def test_a_server_of_other_weights_is_refused(both, stub, monkeypatch) -> None:
 
 
 @ONE_FAMILY
-def test_a_picture_of_another_size_is_refused(make, both, stub, pictures, monkeypatch) -> None:
+def test_an_image_of_another_size_is_refused(make, both, stub, images, monkeypatch) -> None:
     reader = PassageReader(served(both.name, stub), 4)
-    opened = reader.open([make.question(0)], pictures[:1])
+    opened = reader.open([make.question(0)], images[:1])
     generate = stub.generate
     monkeypatch.setattr(stub, "generate", lambda body: {**generate(body), "prompt_token_ids": [1] * 9})
     with pytest.raises(
@@ -296,9 +296,9 @@ def test_a_picture_of_another_size_is_refused(make, both, stub, pictures, monkey
 
 
 @ONE_FAMILY
-def test_a_refusal_in_the_middle_is_that_questions(make, both, stub, pictures) -> None:
+def test_a_refusal_in_the_middle_is_that_questions(make, both, stub, images) -> None:
     reader = PassageReader(served(both.name, stub), 4)
-    opened = reader.open([make.question(0)], pictures[:1])
+    opened = reader.open([make.question(0)], images[:1])
     stub.fault = refusing(ValueError)
     with pytest.raises(UnusableInput, match="status 400"):
         reader.gates(opened)

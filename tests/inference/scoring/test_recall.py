@@ -18,7 +18,7 @@ from reflectune.retrieval.retrievers.queries import Query
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Dataset:
-    """Entries a to e; two questions about pictures 8 and 9 pixels wide, and one about an entry that isn't there."""
+    """Entries a to e; two questions about images 8 and 9 pixels wide, and one about an entry that isn't there."""
     for width in (8, 9):
         Image.new("RGB", (width, 8)).save(tmp_path / f"{width}.png")
     write_knowledge_base(tmp_path / "knowledge", [Entry(name, name) for name in "abcde"], name="kb")
@@ -32,7 +32,7 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 def finding(**entries: str) -> object:
-    """A search that finds these entries, a letter each, by a picture's width and its text."""
+    """A search that finds these entries, a letter each, by an image's width and its text."""
 
     def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
         rows = [entries[f"of_{query.image.width}{query.text}"][:top] for query in queries]
@@ -55,13 +55,13 @@ def test_entries_are_measured_by_search_with_the_overlap_of_an_exact_one(dataset
     assert values(record["searches"]["near"]) == pytest.approx({**recalls, **overlaps, "mrr": 0.25})
     assert values(record["searches"]["none"]) == dict.fromkeys((*recalls, *overlaps, "mrr"), 0.5)
     printed = "\n".join(entry_tables(figures, "title_weight"))
-    assert "val: 2 questions, intervals over 2 entities; 1 without a picture or a gold entry left out\n" in printed
+    assert "val: 2 questions, intervals over 2 entities; 1 without an image or a gold entry left out\n" in printed
     assert "| title_weight | article_recall@1 | article_recall@4 | mrr |" in printed
     assert "| title_weight | overlap@1 | overlap@4 |" in printed
     assert "| near | 0.0 (0.0 to 0.0) | 50.0 (0.0 to 100.0) | 25.0 (0.0 to 50.0) |" in printed
 
 
-def test_questions_for_whose_picture_nothing_is_found_count_as_missed(dataset: Dataset) -> None:
+def test_questions_for_whose_image_nothing_is_found_count_as_missed(dataset: Dataset) -> None:
     figures = measure_entries(dataset, dataset.questions("val"), {"r": finding(of_8="b", of_9="")}, [1])
     assert figures["val"]["nothing_found"] == 1
     assert values(figures["val"]["searches"]["r"]) == {"article_recall@1": 0.5, "mrr": 0.5}
@@ -70,7 +70,7 @@ def test_questions_for_whose_picture_nothing_is_found_count_as_missed(dataset: D
     assert "overlap" not in printed
 
 
-def test_questions_about_one_picture_are_told_apart_by_their_texts(dataset: Dataset) -> None:
+def test_questions_about_one_image_are_told_apart_by_their_texts(dataset: Dataset) -> None:
     asked = [Question(name, "8.png", name, split="val", entity_ids=(name.lower(),)) for name in "AB"]
     search = finding(of_8="ab", of_8A="ab", of_8B="ba")
     alone = measure_entries(dataset, asked, {"w": search}, [1])
@@ -86,7 +86,7 @@ def test_a_question_without_text_is_named_where_texts_are_searched_with(dataset:
         measure_entries(dataset, asked, {"w": finding(of_8="a")}, [1], with_texts=True)
 
 
-def test_a_question_without_a_picture_is_left_out(dataset: Dataset) -> None:
+def test_a_question_without_an_image_is_left_out(dataset: Dataset) -> None:
     asked = [*dataset.questions("val"), Question("7", "", "What?", split="val", entity_ids=("a",))]
     assert measure_entries(dataset, asked, {"r": finding(of_8="b", of_9="")}, [1])["val"]["left_out"] == 2
 

@@ -114,7 +114,7 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     second = make.question(2, entity_ids=("e2",))
     steps = (search(0, ("e2", "texts")), reason(0, "Oak."))
     other = make.trace(2, "pmsr", steps=steps, ended="after 0 iterations", tokens={"iterations": 1})
-    failed = make.trace(3, "pmsr", error="no picture")
+    failed = make.trace(3, "pmsr", error="no image")
     traces = {"pmsr": {"q001": walked, "q002": other, "q003": failed}, "closed_book": {"q001": make.trace(1)}}
     measured: dict[str, Any] = trajectories([first, second, make.question(3)], traces, seed=0)
     assert list(measured) == ["pmsr"]
@@ -149,7 +149,7 @@ def test_costs_are_means_and_unknown_where_they_are_not_counted(make: SimpleName
     counted = {"calls": 5.0, "searches": 2.0, "read": 70.0, "computed": 40.0, "generated": 12.0}
     assert costs({"q001": walked}) == {**counted, "passages": 0.0, "seconds": 0.75}
     assert costs({"q001": walked, "q002": make.trace(2)})["calls"] is None
-    assert costs({"q001": make.trace(1, error="no picture")})["passages"] is None
+    assert costs({"q001": make.trace(1, error="no image")})["passages"] is None
 
 
 def test_what_searches_at_most_once_has_its_searches_counted_by_what_it_found(make: SimpleNamespace) -> None:

@@ -34,7 +34,7 @@ def test_iterations_with_a_record_are_counted_on_both_sides(make: SimpleNamespac
     assert beside["gained"]["value"] < 0
     assert beside["verdict"] == "not measurable"
     assert stop_rule(questions, {"pmsr": stopping}, measure=TraceScorer("infoseek"), seed=0) is None
-    failed = {"pmsr_fixed": {q.id: make.trace(n, error="no picture") for n, q in enumerate(questions)}}
+    failed = {"pmsr_fixed": {q.id: make.trace(n, error="no image") for n, q in enumerate(questions)}}
     assert stop_rule(questions, {**traces, **failed}, measure=TraceScorer("infoseek"), seed=0) is None
 
 

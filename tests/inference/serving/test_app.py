@@ -55,19 +55,19 @@ PHOTO = encoded(Image.new("RGB", (64, 64), "blue"))
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
 
-def chat(text: str = ASKED, picture: str = url(PHOTO), **more: Any) -> dict[str, Any]:
-    content = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": picture}}]
+def chat(text: str = ASKED, image: str = url(PHOTO), **more: Any) -> dict[str, Any]:
+    content = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": image}}]
     return {"model": "mr2ag", "messages": [{"role": "user", "content": content}], **more}
 
 
-def question(text: str = ASKED, picture: str = url(PHOTO), **more: Any) -> dict[str, Any]:
-    return {"question": text, "image": picture, **more}
+def question(text: str = ASKED, image: str = url(PHOTO), **more: Any) -> dict[str, Any]:
+    return {"question": text, "image": image, **more}
 
 
 @pytest.fixture(scope="module")
 def client(service) -> Iterator[TestClient]:
     PageQuestions(service, "mr2ag")  # has pipelines of its own
-    app = create_app(service, ServerSettings(most_picture_mb=1, most_megapixels=2, most_queries=4))
+    app = create_app(service, ServerSettings(most_image_mb=1, most_megapixels=2, most_queries=4))
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
 
@@ -84,7 +84,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
 def test_an_answer_comes_as_events_by_json_and_by_form(client, service, photo) -> None:
     expected = service.answer(ASKED, photo)
     form = {"files": {"image": encoded(photo)}, "data": {"question": ASKED, "pipeline": "mr2ag"}}
-    for reply in (client.post("/answer", json=question(picture=url(encoded(photo)))), client.post("/answer", **form)):
+    for reply in (client.post("/answer", json=question(image=url(encoded(photo)))), client.post("/answer", **form)):
         assert reply.headers["content-type"].startswith("text/event-stream")
         names, contents = zip(*events(reply.text), strict=True)
         assert [name for name in dict.fromkeys(names) if name != "answer"] == ["gate", "hits", "passage", "done"]
@@ -94,8 +94,8 @@ def test_an_answer_comes_as_events_by_json_and_by_form(client, service, photo) -
         assert [hit["entry_id"] for hit in trace["hits"]] == [hit.entry_id for hit in expected.hits]
 
 
-def test_a_picture_is_turned_as_its_exif_says(client) -> None:
-    """Orientation 6 turns a quarter: entries found are those of the turned picture."""
+def test_an_image_is_turned_as_its_exif_says(client) -> None:
+    """Orientation 6 turns a quarter: entries found are those of the turned image."""
     upright = Image.new("RGB", (40, 80), "red")
     upright.paste("blue", (0, 0, 40, 30))
     exif = Image.Exif()
@@ -149,13 +149,13 @@ def test_a_data_url_may_have_any_type_and_line_breaks(client, photo, head: str) 
     """As `base64.encodebytes` and file pickers write them."""
     lines = head + base64.encodebytes(encoded(photo)).decode()
     replies = [
-        client.post("/v1/chat/completions", json=chat(picture=picture, model="closed_book")).json()
-        for picture in (url(encoded(photo)), lines)
+        client.post("/v1/chat/completions", json=chat(image=image, model="closed_book")).json()
+        for image in (url(encoded(photo)), lines)
     ]
     assert replies[0]["choices"] == replies[1]["choices"]
 
 
-def test_the_last_message_is_read_with_the_latest_picture_if_asked_to() -> None:
+def test_the_last_message_is_read_with_the_latest_image_if_asked_to() -> None:
     said = [{"role": "system", "content": "Be brief."}, *chat("Who?", url(WIDE))["messages"]]
     said += [*chat("What?", url(PHOTO))["messages"], {"role": "assistant", "content": "An owl."}]
     said += [{"role": "user", "content": "And what does it eat?"}]
@@ -169,29 +169,29 @@ def test_the_last_message_is_read_with_the_latest_picture_if_asked_to() -> None:
 
 
 def bomb() -> dict[str, Any]:
-    return question(picture=url(encoded(Image.new("1", (20000, 20000)))))
+    return question(image=url(encoded(Image.new("1", (20000, 20000)))))
 
 
 BAD: dict[str, tuple[str, Any, int, str]] = {
-    "not an image": ("/answer", question(picture=url(b"hello")), 415, "in no format that is read"),
-    "svg": ("/answer", question(picture=url(SVG, "svg+xml")), 415, "in no format that is read"),
+    "not an image": ("/answer", question(image=url(b"hello")), 415, "in no format that is read"),
+    "svg": ("/answer", question(image=url(SVG, "svg+xml")), 415, "in no format that is read"),
     "animation": (
         "/answer",
-        question(picture=url(ANIMATION)),
+        question(image=url(ANIMATION)),
         415,
         "animated",
     ),
-    "damaged": ("/answer", question(picture=url(PHOTO[:-40])), 400, "image unreadable"),
-    "strip": ("/answer", question(picture=url(encoded(Image.new("L", (1000, 1))))), 400, "image too narrow"),
-    "pixels": ("/answer", question(picture=url(encoded(Image.new("1", (2000, 1001))))), 413, "more than 2 million"),
+    "damaged": ("/answer", question(image=url(PHOTO[:-40])), 400, "image unreadable"),
+    "strip": ("/answer", question(image=url(encoded(Image.new("L", (1000, 1))))), 400, "image too narrow"),
+    "pixels": ("/answer", question(image=url(encoded(Image.new("1", (2000, 1001))))), 413, "more than 2 million"),
     "pixels of all": ("/retrieve", {"images": [url(WIDE)] * 3}, 413, "have more than 2 million pixels"),
     "bomb": ("/answer", bomb, 413, "too large to decode"),
-    "file": ("/answer", question(picture=url(b"0" * 1_000_001)), 413, "larger than 1 MB"),
+    "file": ("/answer", question(image=url(b"0" * 1_000_001)), 413, "larger than 1 MB"),
     "body": ("/answer", b"0" * 2_000_000, 413, "the body is larger than"),
-    "url": ("/answer", question(picture="http://localhost/x.png"), 400, "addresses and paths are not opened"),
-    "file url": ("/v1/chat/completions", chat(picture="file:///etc/passwd"), 400, "addresses and paths are not opened"),
+    "url": ("/answer", question(image="http://localhost/x.png"), 400, "addresses and paths are not opened"),
+    "file url": ("/v1/chat/completions", chat(image="file:///etc/passwd"), 400, "addresses and paths are not opened"),
     "path": ("/retrieve", {"images": ["/etc/passwd"]}, 400, "addresses and paths are not opened"),
-    "base64": ("/answer", question(picture="data:image/png;base64,@@@"), 400, "not valid Base64"),
+    "base64": ("/answer", question(image="data:image/png;base64,@@@"), 400, "not valid Base64"),
     "empty": ("/answer", question(" \n"), 400, "the question is empty"),
     "long": ("/answer", question("x" * 10_001), 413, "has 10,001 characters, more than 2,000"),
     "surrogate": ("/answer", b'{"question": "\\ud800", "image": ""}', 400, "Invalid JSON"),
@@ -210,7 +210,7 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     ),
     "several": ("/v1/chat/completions", chat(n=2), 400, "one answer is given"),
     "history": ("/v1/chat/completions", chat(messages=[{"role": "system", "content": "x"}]), 400, "of the role user"),
-    "no picture": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
+    "no image": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
     "nothing": ("/retrieve", {}, 400, "give `queries`, texts, or `images`"),
     "many": ("/retrieve", {"queries": ["x"] * 5}, 413, "are at most 4; found 5"),
     "depth": ("/retrieve", {"queries": ["x"], "topk": 10**9}, 413, "are at most 4"),
@@ -306,12 +306,12 @@ def test_the_openai_client_and_curl_are_answered(service, started, photo, tmp_pa
     _, port = started()
     client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=0)
     assert [model.id for model in client.models.list()] == list(service.pipelines)
-    picture = url(encoded(photo))
-    whole = client.chat.completions.create(**chat(picture=picture))
+    image = url(encoded(photo))
+    whole = client.chat.completions.create(**chat(image=image))
     expected = service.answer(ASKED, photo)
     assert whole.choices[0].message.content == expected.answer
     assert whole.model_extra["reflectune"]["gate"] == pytest.approx(expected.gate, abs=1e-5)
-    chunks = list(client.chat.completions.create(**chat(picture=picture, stream=True)))
+    chunks = list(client.chat.completions.create(**chat(image=image, stream=True)))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected.answer
     assert [chunk.model_extra["reflectune"]["event"] for chunk in chunks][:2] == ["gate", "hits"]
     assert (chunks[-1].choices[0].finish_reason, chunks[-1].usage) == (whole.choices[0].finish_reason, whole.usage)
@@ -395,7 +395,7 @@ def test_two_hundred_connections_are_all_answered(started, busy) -> None:
     assert memory().rss - before < 64 * 2**20
 
 
-def test_large_pictures_wait_for_few_others_before_they_are_decoded(started, busy, service, monkeypatch) -> None:
+def test_large_images_wait_for_few_others_before_they_are_decoded(started, busy, service, monkeypatch) -> None:
     decoded: list[int] = []
     monkeypatch.setattr(app_module, "LARGE", 100)
     monkeypatch.setattr(app_module, "open_image", lambda content: decoded.append(1) or open_image(content))

@@ -67,8 +67,8 @@ def page(site, browser) -> Iterator["playwright.Page"]:
     opened.close()
 
 
-def ask(page, picture: Path, question: str) -> None:
-    page.locator("input[type=file]").first.set_input_files(picture)
+def ask(page, image: Path, question: str) -> None:
+    page.locator("input[type=file]").first.set_input_files(image)
     page.get_by_role("img", name="").first.wait_for()
     field = page.get_by_label("Question")
     field.fill(question)
@@ -140,10 +140,10 @@ def test_hostile_text_is_shown_and_never_run(site, page) -> None:
 
 
 def test_bad_input_gets_a_sentence(page, tmp_path) -> None:
-    picture = tmp_path / "picture.png"
-    picture.write_bytes(b"no picture")
+    image = tmp_path / "image.png"
+    image.write_bytes(b"no image")
     with page.expect_response(lambda response: "/upload" in response.url):
-        page.locator("input[type=file]").first.set_input_files(picture)
+        page.locator("input[type=file]").first.set_input_files(image)
     page.get_by_label("Question").fill("What does it eat?")
     page.get_by_role("button", name="Ask", exact=True).click()
     page.locator("#rt-status").get_by_text("in no format that is read").wait_for()

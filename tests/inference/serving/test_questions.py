@@ -67,11 +67,11 @@ def test_a_visitor_who_leaves_asks_nothing_more(asking, photo, busy) -> None:
     assert len(batches) < 2 + len(asking.others())
 
 
-def test_a_question_without_words_or_picture_is_refused_in_a_sentence(asking, photo) -> None:
+def test_a_question_without_words_or_image_is_refused_in_a_sentence(asking, photo) -> None:
     photo.save(buffer := io.BytesIO(), "PNG")
-    for text, picture, problem in (
-        (ASKED, b"", "a picture is needed"),
+    for text, image, problem in (
+        (ASKED, b"", "an image is needed"),
         (" ", buffer.getvalue(), "the question is empty"),
     ):
         with pytest.raises(UserError, match=problem):
-            next(asking.ask(text, picture))
+            next(asking.ask(text, image))

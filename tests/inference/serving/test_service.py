@@ -14,7 +14,7 @@ ASKED = "What does it eat?"
 
 
 def test_answers_and_searches_do_not_depend_on_who_else_asks(service, photo, busy) -> None:
-    """Requests that wait while the worker is busy are one batch, and a picture alone is answered as in a batch."""
+    """Requests that wait while the worker is busy are one batch, and an image alone is answered as in a batch."""
     alone = {name: service.answer(ASKED, photo, name) for name in service.pipelines}
     batches: list[tuple[str, int]] = []
     service.on_batch = lambda pipeline, count: batches.append((pipeline, count))
@@ -103,17 +103,17 @@ def test_searches_leave_entries_out(service, photo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "picture", "pipeline", "problem"),
+    ("question", "image", "pipeline", "problem"),
     [
         (" \n", None, "", "the question is empty"),
         (ASKED, b"not an image", "", "image unreadable"),
         (ASKED, None, "oracle", "unknown pipeline `oracle`; one of mr2ag, closed_book, naive_rag_article"),
         ("What? " * 3000, None, "", "tokens long, but the model takes"),
     ],
-    ids=["empty", "no picture", "pipeline", "long"],
+    ids=["empty", "no image", "pipeline", "long"],
 )
-def test_bad_questions_are_refused_alone(service, photo, question, picture, pipeline, problem: str) -> None:
+def test_bad_questions_are_refused_alone(service, photo, question, image, pipeline, problem: str) -> None:
     good = service.submit(ASKED, photo)
     with pytest.raises(UserError, match=problem):
-        service.answer(question, picture or photo, pipeline)
+        service.answer(question, image or photo, pipeline)
     assert good.result(60).retrieved

@@ -1,4 +1,4 @@
-"""The page reads pictures that a visitor uploaded, and opens no path of this machine and no address."""
+"""The page reads images that a visitor uploaded, and opens no path of this machine and no address."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,10 +23,10 @@ def client(service) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def ask(client) -> Callable[..., str]:
-    """Return a function that asks with a picture, as the page's script does; it returns all that the page answers."""
+    """Return a function that asks with an image, as the page's script does; it returns all that the page answers."""
     config = client.get("/config").json()
-    (picture,) = (it["id"] for it in config["components"] if it["type"] == "image")
-    asking = next(it for it in config["dependencies"] if picture in it["inputs"])
+    (image,) = (it["id"] for it in config["components"] if it["type"] == "image")
+    asking = next(it for it in config["dependencies"] if image in it["inputs"])
     values = {it["id"]: it["props"].get("value") for it in config["components"]}
 
     def post(path: object, **more: Any) -> str:
@@ -40,7 +40,7 @@ def ask(client) -> Callable[..., str]:
     return post
 
 
-def test_an_uploaded_picture_is_answered(client, ask, world: Path) -> None:
+def test_an_uploaded_image_is_answered(client, ask, world: Path) -> None:
     files = {"files": ("owl.png", (world / "images/e1.png").read_bytes())}
     (uploaded,) = client.post("/gradio_api/upload", files=files).json()
     assert "Link to this trace" in ask(uploaded)

@@ -28,11 +28,11 @@ def engines(checkpoints, monkeypatch):
 
 
 @pytest.fixture
-def read(pictures, make):
+def read(images, make):
     """Reads two questions with their branches, in one engine."""
 
     def read(engine, branches: tuple[int, ...] = (2, 1)):
-        rendered = [engine.renderer.prefix(text, pictures[i]) for i, text in enumerate(QUESTIONS)]
+        rendered = [engine.renderer.prefix(text, images[i]) for i, text in enumerate(QUESTIONS)]
         prefixes = engine.read(rendered)
         ids = [
             [

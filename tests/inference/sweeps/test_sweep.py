@@ -85,15 +85,15 @@ def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
 
 
 @ONE_FAMILY
-def test_a_question_whose_picture_was_damaged_is_asked_again(sweep, checkpoints, world) -> None:
+def test_a_question_whose_image_was_damaged_is_asked_again(sweep, checkpoints, world) -> None:
     config = sweep(checkpoints, "mr2ag", {"gamma": [0.0, 1.0]}, on_error="skip")
-    picture = world / "images/e2.png"
-    content = picture.read_bytes()
+    image = world / "images/e2.png"
+    content = image.read_bytes()
     try:
-        picture.write_bytes(b"")
+        image.write_bytes(b"")
         sweep_run.run(config)
     finally:
-        picture.write_bytes(content)
+        image.write_bytes(content)
     assert [row["id"] for row in read_rows(config.log()) if "error" in row] == ["q002"]
     sweep_run.run(config)
     assert not [row["id"] for row in read_rows(config.log()) if "error" in row]

@@ -233,7 +233,7 @@ def test_an_answer_replaces_the_failure_that_another_process_logged(form: TraceF
     """Process 1 failed at its questions and was killed; one process alone goes on."""
 
     def failing(batch):
-        return [(question.id, to_row(Trace(question.id, "mr2ag", error="no picture"))) for question in batch]
+        return [(question.id, to_row(Trace(question.id, "mr2ag", error="no image"))) for question in batch]
 
     with pytest.raises(RuntimeError, match="wait"):
         fill(store(tmp_path, form), questions, failing, processes=Processes(1, 2, _second_time_fails()))

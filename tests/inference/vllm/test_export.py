@@ -18,10 +18,10 @@ QUESTIONS = (
 )
 
 
-def log_probs_of(server: Any, question: str, picture: Image.Image, ids: list[int]) -> list[float]:
+def log_probs_of(server: Any, question: str, draw_image: Image.Image, ids: list[int]) -> list[float]:
     """Return the log-probabilities of tokens at the beginning of a served reply."""
     encoded = io.BytesIO()
-    picture.save(encoded, "PNG")
+    draw_image.save(encoded, "PNG")
     address = f"data:image/png;base64,{base64.b64encode(encoded.getvalue()).decode()}"
     content = [{"type": "image_url", "image_url": {"url": address}}, {"type": "text", "text": question}]
     body = {"model": server.model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
@@ -33,9 +33,9 @@ def log_probs_of(server: Any, question: str, picture: Image.Image, ids: list[int
 
 
 @torch.no_grad()
-def expected_of(loaded: Loaded, question: str, picture: Image.Image, ids: list[int]) -> list[float]:
+def expected_of(loaded: Loaded, question: str, draw_image: Image.Image, ids: list[int]) -> list[float]:
     """Return the same of transformers, from a reading of the whole row."""
-    rendered = loaded.renderer.prefix(question, picture)
+    rendered = loaded.renderer.prefix(question, draw_image)
     row = torch.tensor([rendered.ids])
     inputs = {"input_ids": row, **rendered.vision}
     if "image_grid_thw" in inputs:
@@ -47,13 +47,13 @@ def expected_of(loaded: Loaded, question: str, picture: Image.Image, ids: list[i
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "adapter"), [("llava", True), ("qwen2_vl", False)])
-def test_a_real_vllm_loads_an_export_and_reads_the_same_gates(family: str, adapter: bool, served, picture) -> None:
+def test_a_real_vllm_loads_an_export_and_reads_the_same_gates(family: str, adapter: bool, served, draw_image) -> None:
     server = served(family, adapter=adapter)
     loaded = load(server.checkpoint)
     ids = list(loaded.renderer.token_ids.values())
     gates = []
     for number, question in enumerate(QUESTIONS):
-        shown = picture(number).resize((150, 100))  # the processor scales it
+        shown = draw_image(number).resize((150, 100))  # the processor scales it
         found, expected = log_probs_of(server, question, shown, ids), expected_of(loaded, question, shown, ids)
         assert found == pytest.approx(expected, abs=1e-3)
         gates.append(torch.tensor(found[:2]).softmax(0)[0].item())

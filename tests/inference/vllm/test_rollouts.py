@@ -10,7 +10,7 @@ from reflectune.core.launching import ALONE
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine, end_tokens
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.models.remote.token_server import TokenServer, request_after
 from reflectune.train.answer_rewards.rollout_server import RolloutServer
 from reflectune.train.settings.sft import SftConfig
@@ -20,7 +20,7 @@ QUESTION = "What is the height of the instrument?"
 
 
 @pytest.mark.slow
-def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_path: Path) -> None:
+def test_a_real_vllm_samples_with_the_weights_in_training(served, draw_image, tmp_path: Path) -> None:
     """Log-probabilities of its samples are those of the model whose adapters were trained meanwhile."""
     started = served("qwen2_vl", use="rollouts")
     loaded = load(str(started.export))
@@ -29,11 +29,11 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, picture, tmp_p
     ends = end_tokens(loaded)
     keys: Any = {"temperature": 1.0, "reply_tokens": 12}
     rollouts = RolloutServer(server, tmp_path / "weights", loaded.renderer, ends, **keys)
-    prompt = loaded.renderer.prefix(QUESTION, picture(1))
+    prompt = loaded.renderer.prefix(QUESTION, draw_image(1))
     adapted = add_adapters(loaded.model, (), rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets)
     engine = PrefixEngine(loaded)  # adapters lie inside the model
     row = [*prompt.ids, *prompt.ids[-2:]]
-    samples, urls = [], PictureUrls(lossless=True)
+    samples, urls = [], ImageUrls(lossless=True)
     for _ in range(2):
         rollouts.load(adapted, ALONE)
         torch.manual_seed(0)

@@ -97,7 +97,7 @@ def test_the_order_of_questions_does_not_matter_to_their_entities() -> None:
     assert bootstrap_interval(VALUES[backwards], seed=0, clusters=clusters[backwards]) == pytest.approx(forth)
 
 
-def test_a_question_belongs_to_the_entity_of_its_picture_else_to_itself() -> None:
+def test_a_question_belongs_to_the_entity_of_its_image_else_to_itself() -> None:
     named = [("a", ("e1",)), ("b", ("e2", "e1")), ("c", ()), ("d", ("e2",))]
     questions = [Question(key, "", "?", entity_ids=ids) for key, ids in named]
     assert entities(questions) == ["e1", "e2", "c", "e2"]

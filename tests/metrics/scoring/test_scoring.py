@@ -105,8 +105,8 @@ def test_rows_without_ids_are_found_by_text_and_references_each_once() -> None:
     assert [question.id for question, _ in joined.pairs] == ["q0", "q1"]
     assert len(joined.unknown) == 1
     assert [question.id for question in joined.missing] == ["z"]
-    pictures = [Question("q0-2", "", "Q?", answers=("a", "b"), meta={"row_picture": "2"}), *questions]  # isn't scored
-    assert join(rows, pictures, "official").pairs == joined.pairs
+    images = [Question("q0-2", "", "Q?", answers=("a", "b"), meta={"row_image": "2"}), *questions]  # isn't scored
+    assert join(rows, images, "official").pairs == joined.pairs
     twin = Question("v", "", "Q?", answers=("a", "b"), split="val")
     with pytest.raises(UserError, match=r"p:0: 'Q\?' is in test and val; set `splits`"):
         join(rows, [*(dataclasses.replace(question, split="test") for question in questions), twin], "official")

@@ -85,7 +85,7 @@ def test_a_written_file_scores_as_the_traces_do(tmp_path: Path, layout: Layout) 
     assert 0 < sum(both[0]) < len(both[0])
 
 
-def test_a_further_picture_of_a_row_is_no_row_of_its_own(tmp_path: Path) -> None:
+def test_a_further_image_of_a_row_is_no_row_of_its_own(tmp_path: Path) -> None:
     twice = [*EVQA, Question("evqa_test_00000000-2", "", "When?", ("1925 ",), split="test", meta=EVQA[0].meta)]
     rows = submission_rows("evqa", twice, {**answers_to("evqa"), "evqa_test_00000000-2": "other"})
     assert rows == good_rows("evqa")

@@ -35,10 +35,10 @@ def packed_trees(trees, past=0):
     return segments
 
 
-def visible(segments, past, width, pictures):
+def visible(segments, past, width, images):
     """The equation, token by token: earlier ranges, and the segment up to the query; padding sees itself.
 
-    A picture's tokens see all of it.
+    An image's tokens see all of it.
     """
     seen = torch.eye(past + width, dtype=torch.bool)[past:]
     first = 0
@@ -48,7 +48,7 @@ def visible(segments, past, width, pictures):
             for start, end in spans:
                 seen[query, start:end] = True
         first += count
-    for start, end in pictures:
+    for start, end in images:
         seen[start:end, past + start : past + end] = True
     return seen
 
@@ -64,23 +64,23 @@ def blocks(numbers, indices, columns):
 @settings(max_examples=25, deadline=None)
 def test_the_mask_is_that_of_its_segments(trees, past, filled, rng):
     segments, before = packed_trees(trees, past), past * len(trees)
-    pictures, first = [], 0
+    images, first = [], 0
     for count, _ in segments if rng else ():  # one in each
         start, end = sorted((rng.randrange(count + 1), rng.randrange(count + 1)))
-        pictures += [(first + start, first + end)] if start < end else []
+        images += [(first + start, first + end)] if start < end else []
         first += count
     width = filled(sum(count for count, _ in segments))
-    expected = visible(segments, before, width, pictures)
+    expected = visible(segments, before, width, images)
     queries, keys = expected.shape
-    assert torch.equal(dense_mask(bounds_of(segments, before, width, pictures), keys), expected)
-    mask = block_mask(segments, before, width=width, pictures=pictures)
+    assert torch.equal(dense_mask(bounds_of(segments, before, width, images), keys), expected)
+    mask = block_mask(segments, before, width=width, images=images)
     index = torch.arange(queries)[:, None], torch.arange(keys)[None]
     assert torch.equal(mask.mask_mod(0, 0, *index), expected)
     tiles = expected.view(queries // BLOCK, BLOCK, keys // BLOCK, BLOCK)
     some, whole = tiles.any(3).any(1), tiles.all(3).all(1)
     assert torch.equal(blocks(mask.kv_num_blocks[0, 0], mask.kv_indices[0, 0], keys // BLOCK), some & ~whole)
     assert torch.equal(blocks(mask.full_kv_num_blocks[0, 0], mask.full_kv_indices[0, 0], keys // BLOCK), whole)
-    backward = block_mask(segments, before, width=width, pictures=pictures, backward=True)
+    backward = block_mask(segments, before, width=width, images=images, backward=True)
     assert torch.equal(
         blocks(backward.full_q_num_blocks[0, 0], backward.full_q_indices[0, 0], queries // BLOCK), whole.T
     )

@@ -76,5 +76,5 @@ def test_prompts_whose_tokens_see_those_behind_them_are_refused(family):
     text["use_bidirectional_attention"] = family == "gemma3"
     vision = {**sizes, "image_size": 16, "patch_size": 8, "projection_dim": 16}
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
-    with pytest.raises(UserError, match=r"Gemma.*: tokens see those after them, and not only a picture's; use"):
+    with pytest.raises(UserError, match=r"Gemma.*: tokens see those after them, and not only an image's; use"):
         share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))

@@ -27,8 +27,8 @@ def trees(make, renderer) -> list[Tree]:
     ]
 
 
-def test_tensors_with_a_number_a_picture_are_joined_as_those_with_tiles() -> None:
-    """LLaVA-OneVision's `batch_num_images`, next to pictures of one tile and of two."""
+def test_tensors_with_a_number_an_image_are_joined_as_those_with_tiles() -> None:
+    """LLaVA-OneVision's `batch_num_images`, next to images of one tile and of two."""
     parts = [{"pixels": torch.ones(1, tiles, 2), "batch_num_images": torch.tensor([1])} for tiles in (1, 2)]
     joined = join_vision(parts)
     assert joined["batch_num_images"].tolist() == [1, 1]

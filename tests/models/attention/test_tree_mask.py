@@ -45,17 +45,17 @@ def packed(segments: torch.Tensor) -> torch.Tensor:
     return segments[segments >= 0][None]
 
 
-def pictures_in(segments: torch.Tensor, rng: random.Random) -> torch.Tensor:
+def images_in(segments: torch.Tensor, rng: random.Random) -> torch.Tensor:
     """Numbers of random runs of tokens, each in one segment, and -1 elsewhere; shape of `segments`."""
-    pictures = torch.full_like(segments, -1)
+    images = torch.full_like(segments, -1)
     for row, codes in enumerate(segments.tolist()):
         for place, code in enumerate(codes):
             goes_on = place > 0 and codes[place - 1] == code and rng.random() < 0.7
             if goes_on:
-                pictures[row, place] = pictures[row, place - 1]
+                images[row, place] = images[row, place - 1]
             elif code >= 0 and rng.random() < 0.5:
-                pictures[row, place] = row * len(codes) + place
-    return pictures
+                images[row, place] = row * len(codes) + place
+    return images
 
 
 def attention_and_gradients(how, segments: torch.Tensor, key_heads: int):
@@ -69,17 +69,17 @@ def attention_and_gradients(how, segments: torch.Tensor, key_heads: int):
     return [output, *torch.autograd.grad(output, inputs, grad)]
 
 
-def dense(segments: torch.Tensor, pictures: torch.Tensor | None = None):
+def dense(segments: torch.Tensor, images: torch.Tensor | None = None):
     """The equation: a key is seen if it is of the same tree, not later, and in the prefix or the same branch.
 
-    A picture's tokens see all of it.
+    An image's tokens see all of it.
     """
     order = torch.arange(segments.shape[1])
     query, key = segments[:, :, None], segments[:, None, :]
     sees = (query // STRIDE == key // STRIDE) & ((key % STRIDE == 0) | (query == key)) & (order[:, None] >= order)
     sees &= key >= 0
-    if pictures is not None:
-        sees |= (pictures[:, :, None] == pictures[:, None, :]) & (pictures >= 0)[:, None, :]
+    if images is not None:
+        sees |= (images[:, :, None] == images[:, None, :]) & (images >= 0)[:, None, :]
     sees |= torch.eye(len(order), dtype=torch.bool)  # padding sees itself, so that it is a number
 
     def attention(query, keys, values):
@@ -101,10 +101,10 @@ def way(request, monkeypatch):
 @pytest.mark.usefixtures("way")
 def test_it_is_the_equation(trees, key_heads, in_one_row, rng):
     segments = packed(segments_of(trees)) if in_one_row else segments_of(trees)
-    pictures = pictures_in(segments, rng) if rng else None
-    marks = torch.stack([segments, *([pictures] if rng else [])], 1)[:, None]
+    images = images_in(segments, rng) if rng else None
+    marks = torch.stack([segments, *([images] if rng else [])], 1)[:, None]
     whole = attention_and_gradients(lambda q, k, v: tree_attention(q, k, v, marks, SCALE), segments, key_heads)
-    wanted = attention_and_gradients(dense(segments, pictures), segments, key_heads)
+    wanted = attention_and_gradients(dense(segments, images), segments, key_heads)
     torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-5)
 
 

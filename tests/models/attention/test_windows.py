@@ -34,7 +34,7 @@ TOWERS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("family", "grids", "before", "after"),
     [
-        ("qwen2_5_vl", [(1, 32, 40)], 28 * 20 + 4, 32),  # 2,244 for a picture of 1,280 tokens
+        ("qwen2_5_vl", [(1, 32, 40)], 28 * 20 + 4, 32),  # 2,244 for an image of 1,280 tokens
         ("qwen2_5_vl", [(1, 20, 12), (1, 8, 24)], 28 * (6 + 3) + 4 * 2, 28 * 3 + 4 * 2),  # of 64, 32 and 16
         ("qwen2_vl", [(1, 4, 6), (1, 8, 4), (1, 6, 4)], 2 * 3, 2 * 2),
         ("qwen3_vl", [(1, 4, 4)] * 5, 3 * 5, 3),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from reflectune.models.features.cache import FeatureCache, picture_key
+from reflectune.models.features.cache import FeatureCache, image_key
 
 KEY = "ab" * 16
 
@@ -17,10 +17,10 @@ def test_what_is_put_is_got_bit_by_bit(tmp_path: Path) -> None:
     assert torch.equal(cache.get(KEY), features)
 
 
-def test_a_picture_keeps_all_but_its_pixels(tmp_path: Path) -> None:
+def test_an_image_keeps_all_but_its_pixels(tmp_path: Path) -> None:
     cache, grid = FeatureCache(tmp_path, "one"), torch.tensor([[1, 4, 4]])
     vision = {"pixel_values": torch.randn(16, 12), "image_grid_thw": grid}
-    cache.put(picture_key(vision), torch.ones(4, 8))
+    cache.put(image_key(vision), torch.ones(4, 8))
 
     swapped = cache.swapped(vision)
 
@@ -33,6 +33,6 @@ def test_the_key_is_of_what_the_processor_made() -> None:
     other = pixels.clone()
     other[0, 0, 0, 0] += 1e-6
 
-    assert picture_key({"pixel_values": pixels}) == picture_key({"pixel_values": pixels.clone()})
-    assert picture_key({"pixel_values": pixels}) != picture_key({"pixel_values": other})
-    assert picture_key({"pixel_values": pixels}) != picture_key({"pixel_values": pixels.bfloat16()})
+    assert image_key({"pixel_values": pixels}) == image_key({"pixel_values": pixels.clone()})
+    assert image_key({"pixel_values": pixels}) != image_key({"pixel_values": other})
+    assert image_key({"pixel_values": pixels}) != image_key({"pixel_values": pixels.bfloat16()})

@@ -1,4 +1,4 @@
-"""Questions about the same pictures have the same image prefix, and others have not."""
+"""Questions about the same images have the same image prefix, and others have not."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def parts(loaded, text, image):
     return split_prefix
 
 
-def test_both_parts_are_the_whole_and_the_first_ends_after_the_picture(loaded, make):
+def test_both_parts_are_the_whole_and_the_first_ends_after_the_image(loaded, make):
     prefix = loaded.renderer.prefix("Who drew this?", make.image())
     image_prefix, suffix = parts(loaded, "Who drew this?", make.image())
     assert [*image_prefix.ids, *suffix] == prefix.ids
@@ -35,17 +35,17 @@ def test_both_parts_are_the_whole_and_the_first_ends_after_the_picture(loaded, m
     assert loaded.renderer.image_token_id not in suffix
 
 
-def test_other_pixels_are_another_picture_and_other_words_are_not(loaded, make):
+def test_other_pixels_are_another_image_and_other_words_are_not(loaded, make):
     one, same = (key_of(parts(loaded, text, make.image(1))[0]) for text in ("Who?", "What is it made of?"))
     assert one == same != key_of(parts(loaded, "Who?", make.image(2))[0])
 
 
-def test_whole_pictures_decide_which_are_shared():
+def test_whole_images_decide_which_are_shared():
     pixels = torch.arange(3 * 400 * 400, dtype=torch.float32).view(1, 3, 400, 400)
     other = pixels.clone()
     other[0, 0, 0, 1] += 1
     prefixes = [
-        Rendered([1, *[3] * 600, 2, 7, 8], [], {"pixel_values": picture.clone()}) for picture in (pixels, other, pixels)
+        Rendered([1, *[3] * 600, 2, 7, 8], [], {"pixel_values": image.clone()}) for image in (pixels, other, pixels)
     ]
     assert len({sample_of(prefix) for prefix in prefixes}) == 1, "the one that differs is not in the sample"
     assert list(shared_image_prefixes(prefixes, 3, kept=False)) == [0, 2]
@@ -53,7 +53,7 @@ def test_whole_pictures_decide_which_are_shared():
     assert list(shared_image_prefixes(prefixes[:2], 3, kept=True)) == [0, 1]
 
 
-def test_without_a_picture_or_with_nothing_after_it_there_is_no_image_prefix(loaded):
+def test_without_an_image_or_with_nothing_after_it_there_is_no_image_prefix(loaded):
     image = loaded.renderer.image_token_id
     assert split_after_images(Rendered([1, 2], []), image) is None
     assert split_after_images(Rendered([1, image, 2], []), image) is None
@@ -93,8 +93,8 @@ def test_without_room_nothing_is_kept():
     assert not len(kept)
 
 
-def test_gates_are_the_same_where_few_pictures_fit(loaded, make):
-    """Ten questions about five pictures, with room for two."""
+def test_gates_are_the_same_where_few_images_fit(loaded, make):
+    """Ten questions about five images, with room for two."""
     engine, small = (PrefixEngine(loaded, keep_images=9) for _ in range(2))
     prefixes = [loaded.renderer.prefix("Who?", make.image(n % 5, (80, 60))) for n in range(10)]
     engine.read(prefixes[:1])

@@ -209,10 +209,10 @@ def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, remote: 
 
 
 def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, remote: Open) -> None:
-    def about(picture: str, question: str, passage: str) -> list[dict[str, Any]]:
-        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+    def about(image: str, question: str, passage: str) -> list[dict[str, Any]]:
+        part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
         return [
-            {"role": "user", "content": [image, {"type": "text", "text": question}]},
+            {"role": "user", "content": [part, {"type": "text", "text": question}]},
             {"role": "assistant", "content": "[Retrieval]"},
             {"role": "user", "content": passage},
         ]
@@ -223,7 +223,7 @@ def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server
         replies = model.complete_all(conversations)
 
     assert [reply.text for reply in replies] == [conversation[-1]["content"] for conversation in conversations]
-    arrived = [text[:-1] for text in server.delivered]  # picture and question, in the order of arrival
+    arrived = [text[:-1] for text in server.delivered]  # image and question, in the order of arrival
     assert len([1 for one, other in pairwise(arrived) if one != other]) == 3
 
 

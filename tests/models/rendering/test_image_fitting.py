@@ -1,4 +1,4 @@
-"""Pictures are fitted as the config says, alike in training, probing and inference; nothing is cut off a LLaVA's."""
+"""Images are fitted as the config says, alike in training, probing and inference; nothing is cut off a LLaVA's."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ def pixels_of(renderer: Any, image: Image.Image) -> Tensor:
 
 
 def padded_to_a_square(image: Image.Image) -> Image.Image:
-    """What LLaVA-1.5 is trained and evaluated with: the picture in the middle of a square of the mean colour."""
+    """What LLaVA-1.5 is trained and evaluated with: the image in the middle of a square of the mean colour."""
     side = max(image.size)
     square = Image.new("RGB", (side, side), tuple(int(mean * 255) for mean in OPENAI_CLIP_MEAN))
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
@@ -38,13 +38,13 @@ def padded_to_a_square(image: Image.Image) -> Image.Image:
 
 
 def as_clip_reads_it(square: Image.Image) -> Tensor:
-    """A square picture scaled, then normalised: float32, (1, 3, side, side)."""
+    """A square image scaled, then normalised: float32, (1, 3, side, side)."""
     clip = CLIPImageProcessorPil(size={"height": SIDE, "width": SIDE}, do_center_crop=False)
     return clip(square, return_tensors="pt")["pixel_values"]
 
 
 @pytest.mark.parametrize("size", [(192, 64), (64, 192), (101, 50), (64, 64), (1, 40)])
-def test_a_picture_is_padded_bit_for_bit_as_llava_does(make, tmp_path, size: tuple[int, int]) -> None:
+def test_an_image_is_padded_bit_for_bit_as_llava_does(make, tmp_path, size: tuple[int, int]) -> None:
     renderer = load(make.saved(tmp_path, "llava"), images=PAD).renderer
     image = make.image(size=size)
 
@@ -56,8 +56,8 @@ def test_a_picture_is_padded_bit_for_bit_as_llava_does(make, tmp_path, size: tup
     torch.testing.assert_close(pixels_of(renderer, image)[0], (scaled / 255 - mean) / deviation)
 
 
-def test_nothing_of_a_wide_picture_is_cut_off_and_what_is_added_has_the_mean_colour(make, tmp_path) -> None:
-    """A blue stripe at each end of a red picture three times as wide as high."""
+def test_nothing_of_a_wide_image_is_cut_off_and_what_is_added_has_the_mean_colour(make, tmp_path) -> None:
+    """A blue stripe at each end of a red image three times as wide as high."""
     folder = make.saved(tmp_path, "llava")
     image = Image.new("RGB", (192, 64), (255, 0, 0))
     image.paste((0, 0, 255), (0, 0, 16, 64))
@@ -107,13 +107,13 @@ def test_a_checkpoint_keeps_what_it_was_trained_with(
 
     assert torch.equal(pixels_of(again.renderer, image), pixels_of(trained.renderer, image))
     assert load(str(tmp_path / "out"), images=settings).fingerprint == again.fingerprint
-    with pytest.raises(UserError, match=r"was trained on pictures that were fitted with `(image_fit: pad|min_pixels)"):
+    with pytest.raises(UserError, match=r"was trained on images that were fitted with `(image_fit: pad|min_pixels)"):
         load(str(tmp_path / "out"), images=other)
 
 
 @pytest.mark.parametrize("size", [(640, 480), (300, 900), (1600, 1600), (30, 20)])
 @pytest.mark.parametrize("tokens", [4, 16, 61])
-def test_the_tokens_of_a_picture_obey_max_pixels_and_min_pixels(
+def test_the_tokens_of_an_image_obey_max_pixels_and_min_pixels(
     make, tmp_path, size: tuple[int, int], tokens: int
 ) -> None:
     """A token of the miniature is a square of 16 pixels a side."""
@@ -157,7 +157,7 @@ def test_wrong_values_are_found_before_a_model_is_loaded() -> None:
     assert "must not be below" in find_problems(ImageKeys, {"min_pixels": 30, "max_pixels": 20})[0]
 
 
-def test_a_picture_that_a_processor_refuses_or_would_pad_too_far_is_named(make, tmp_path, monkeypatch) -> None:
+def test_an_image_that_a_processor_refuses_or_would_pad_too_far_is_named(make, tmp_path, monkeypatch) -> None:
     Image.new("RGB", (90, 30)).save(path := tmp_path / "wide.png")
     image = load_image(path, needed_by="question q7")
     renderer = make.renderer("qwen2_vl")

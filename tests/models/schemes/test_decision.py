@@ -108,7 +108,7 @@ def test_stock_transformers_answers_both_gates_with_the_engines_probability(fami
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"state": {"question": TEXT}}, "must be the name of a picture"),
+        ({"state": {"question": TEXT}}, "must be the name of an image"),
         ({"state": {"image": "img-1", "question": " "}}, "ask a `noul` question"),
         ({"questions": {"q": {"type": "choice", "criteria": {"irrelevant": None, "relevant": None}}}}, "in this order"),
         ({"questions": {"q": {"type": "score", "criteria": ["no", "yes"]}}}, "ask a `noul` question"),

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, CLIPVisionModel
 
 from reflectune.core.errors import UserError
-from reflectune.models.weights.assembly import load_part, shrink_pictures
+from reflectune.models.weights.assembly import load_part, shrink_images
 from reflectune.models.weights.projector import PROJECTOR, read_projector, untrained_projector
 
 SIDE, PATCH, SEEN, WIDTH = 64, 8, 32, 48
@@ -23,7 +23,7 @@ def make_tower(side: int = SIDE) -> CLIPVisionModel:
 @pytest.mark.parametrize("side", [32, 40, 96])
 def test_interpolated_positions_compute_what_transformers_interpolates_at_every_call(side: int) -> None:
     whole, shrunk = make_tower(), make_tower()
-    shrink_pictures(shrunk, side)
+    shrink_images(shrunk, side)
     pixels = torch.randn(2, 3, side, side)
     with torch.no_grad():
         expected = whole(pixels, interpolate_pos_encoding=True).last_hidden_state
@@ -34,7 +34,7 @@ def test_interpolated_positions_compute_what_transformers_interpolates_at_every_
 
 def test_they_are_saved_and_loaded_and_the_class_tokens_position_is_kept(tmp_path: Path) -> None:
     whole, shrunk = make_tower(), make_tower()
-    shrink_pictures(shrunk, 32)
+    shrink_images(shrunk, 32)
     shrunk.save_pretrained(tmp_path)
     again = load_part(CLIPVisionModel, str(tmp_path), "vision")
     weights = {name: value for name, value in again.state_dict().items() if "position_embedding" in name}
@@ -48,11 +48,11 @@ def test_they_are_saved_and_loaded_and_the_class_tokens_position_is_kept(tmp_pat
 def test_the_towers_own_size_changes_nothing_and_half_a_patch_is_refused() -> None:
     tower = make_tower()
     before = {name: value.clone() for name, value in tower.state_dict().items()}
-    shrink_pictures(tower, SIDE)
+    shrink_images(tower, SIDE)
     assert all(torch.equal(value, before[name]) for name, value in tower.state_dict().items())
     for side in (36, 0, -8):
         with pytest.raises(UserError, match="multiple of the vision tower's patches, 8 pixels"):
-            shrink_pictures(tower, side)
+            shrink_images(tower, side)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends
     refuse(tmp_path / "copy", r"cannot load the model|`eos_token_id` must be one of the")
 
 
-OTHER_NUMBER = "pictures would become another number of tokens"
+OTHER_NUMBER = "images would become another number of tokens"
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,7 @@ def test_what_a_llava_processor_does_not_say_is_as_its_model_says(make, tmp_path
 
 
 @pytest.mark.parametrize("change", [{"crop_size": {"height": None, "width": 32}}, {"size": {"shortest_edge": None}}])
-def test_odd_settings_of_an_image_processor_are_refused_however_pictures_are_fitted(
-    make, tmp_path, change: dict
-) -> None:
+def test_odd_settings_of_an_image_processor_are_refused_however_images_are_fitted(make, tmp_path, change: dict) -> None:
     make.saved(tmp_path, "llava")
     change_json(tmp_path / PROCESSOR, {"image_processor": change})
     for fit in ("pad", "crop", "processor"):

@@ -49,7 +49,7 @@ def held(folder: Path) -> dict[str, torch.Tensor]:
     return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
 
 
-def picture() -> Image.Image:
+def draw_image() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3), dtype=np.uint8))
 
 
@@ -58,7 +58,7 @@ def test_its_logits_are_those_of_the_same_weights_put_together_by_hand(published
     """The language model's of the text and projector(the last but one layer of the tower, without the class token)."""
     folder = published(tower=tower)
     loaded = load(str(convert(folder)))
-    prompt = loaded.renderer.prefix("When?", picture())
+    prompt = loaded.renderer.prefix("When?", draw_image())
     ids = torch.tensor([prompt.ids])
     weights = held(folder)
     clip = CLIPVisionModel.from_pretrained(folder.parent / "clip").eval()
@@ -72,10 +72,10 @@ def test_its_logits_are_those_of_the_same_weights_put_together_by_hand(published
     with torch.no_grad():
         made = loaded.model(input_ids=ids, pixel_values=prompt.vision["pixel_values"]).logits
         seen = clip(prompt.vision["pixel_values"], output_hidden_states=True).hidden_states[-2][:, 1:]
-        image = nn.functional.linear(nn.functional.gelu(nn.functional.linear(seen, *first)), *second)
+        features = nn.functional.linear(nn.functional.gelu(nn.functional.linear(seen, *first)), *second)
         is_image = ids == loaded.renderer.image_token_id
         embedded = llama.get_input_embeddings()(ids.masked_fill(is_image, 0))
-        embedded[is_image] = image[0]
+        embedded[is_image] = features[0]
         expected = llama(inputs_embeds=embedded).logits
 
     assert int(is_image.sum()) == 16
@@ -84,7 +84,7 @@ def test_its_logits_are_those_of_the_same_weights_put_together_by_hand(published
 
 def test_prompts_have_llavas_system_turn_and_replies_end_where_the_checkpoint_says(published) -> None:
     loaded = load(str(convert(published())))
-    text = loaded.renderer.decode(loaded.renderer.prefix("When?", picture()).ids)
+    text = loaded.renderer.decode(loaded.renderer.prefix("When?", draw_image()).ids)
 
     assert text.startswith("<s>system: You are a helpful language and vision assistant. You are able")
     assert "</s>user: <image>" in text
@@ -96,7 +96,7 @@ def test_prompts_have_llavas_system_turn_and_replies_end_where_the_checkpoint_sa
 
 def test_a_tokenizer_without_a_template_gets_that_of_llava_15(published) -> None:
     loaded = load(str(convert(published(template=None))))
-    text = loaded.renderer.decode(loaded.renderer.prefix("When?", picture()).ids)
+    text = loaded.renderer.decode(loaded.renderer.prefix("When?", draw_image()).ids)
     assert text.startswith("<s>A chat between a curious user")
     assert text.endswith("When? ASSISTANT:")
 

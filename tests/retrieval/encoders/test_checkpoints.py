@@ -57,14 +57,14 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
 # A folder.
 
 
-def test_a_folder_with_a_pickle_alone_gives_the_vectors_of_its_safetensors(bin_folder, encoder, picture) -> None:
+def test_a_folder_with_a_pickle_alone_gives_the_vectors_of_its_safetensors(bin_folder, encoder, draw_image) -> None:
     same = load_encoder(str(bin_folder))
-    assert_same(same.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    assert_same(same.encode_images([draw_image(1)]), encoder.encode_images([draw_image(1)]))
     assert_same(same.encode_texts(["the owl"]), encoder.encode_texts(["the owl"]))
     assert same.fingerprint != encoder.fingerprint
 
 
-def test_a_pickle_in_parts_is_read_too(clip_folder, encoder, tmp_path, picture) -> None:
+def test_a_pickle_in_parts_is_read_too(clip_folder, encoder, tmp_path, draw_image) -> None:
     target = tmp_path / "parts"
     shutil.copytree(clip_folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
     weights = load_file(Path(clip_folder, "model.safetensors"))
@@ -74,8 +74,8 @@ def test_a_pickle_in_parts_is_read_too(clip_folder, encoder, tmp_path, picture) 
         torch.save({name: weights[name] for name in part}, target / file)
         where.update(dict.fromkeys(part, file))
     (target / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    vectors = load_encoder(str(target)).encode_images([picture(1)])
-    assert_same(vectors, encoder.encode_images([picture(1)]))
+    vectors = load_encoder(str(target)).encode_images([draw_image(1)])
+    assert_same(vectors, encoder.encode_images([draw_image(1)]))
 
 
 def test_the_fingerprint_follows_the_pickle(bin_folder) -> None:
@@ -157,13 +157,13 @@ def test_safetensors_need_no_commit_and_the_one_they_are_of_is_known(cached, cli
         assert encoder.fingerprint == find_checkpoint(clip_folder).fingerprint
 
 
-def test_a_pickle_of_the_hub_is_loaded_at_a_commit_alone(cached, bin_folder, encoder, picture) -> None:
+def test_a_pickle_of_the_hub_is_loaded_at_a_commit_alone(cached, bin_folder, encoder, draw_image) -> None:
     cached(bin_folder, "owner/clip")
     with pytest.raises(UserError, match=rf"no weights in safetensors.*`owner/clip@{COMMIT}`: nothing but its tensors"):
         load_encoder("owner/clip")
     pinned = load_encoder(f"owner/clip@{COMMIT}")
     assert pinned.revision == COMMIT
-    assert_same(pinned.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    assert_same(pinned.encode_images([draw_image(1)]), encoder.encode_images([draw_image(1)]))
 
 
 def test_what_to_pin_is_said_where_we_know_it(cached, bin_folder) -> None:

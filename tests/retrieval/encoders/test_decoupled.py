@@ -43,25 +43,25 @@ WORDS = "owl tower river red old query passage Instruct Query: Given a web searc
 
 
 def vision(kind: str, folder: Path, clip_folder: str) -> Callable[[Any], torch.Tensor]:
-    """Write a tiny random image tower, and return the vectors that its class computes of pictures."""
+    """Write a tiny random image tower, and return the vectors that its class computes of images."""
     torch.manual_seed(5)
-    image = {**TOWER, "image_size": 32, "patch_size": 16}
+    sizes = {**TOWER, "image_size": 32, "patch_size": 16}
     processor: Any = SiglipImageProcessorPil(size={"height": 32, "width": 32})
     if kind == "clip":
         model: Any = CLIPModel.from_pretrained(clip_folder)
         processor = AutoImageProcessor.from_pretrained(clip_folder, backend="pil")
     elif kind == "clip_vision_model":
-        model = CLIPVisionModelWithProjection(CLIPVisionConfig(**image, projection_dim=24))
+        model = CLIPVisionModelWithProjection(CLIPVisionConfig(**sizes, projection_dim=24))
     elif kind == "siglip":
         text = {**TOWER, "vocab_size": 40, "max_position_embeddings": 12, "projection_size": 16}
-        model = SiglipModel(SiglipConfig(text_config=text, vision_config=image))
+        model = SiglipModel(SiglipConfig(text_config=text, vision_config=sizes))
     else:
-        model = SiglipVisionModel(SiglipVisionConfig(**image))
+        model = SiglipVisionModel(SiglipVisionConfig(**sizes))
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
-    def expected(pictures: Any) -> torch.Tensor:
-        inputs = processor([picture.convert("RGB") for picture in pictures], return_tensors="pt")
+    def expected(images: Any) -> torch.Tensor:
+        inputs = processor([draw_image.convert("RGB") for draw_image in images], return_tensors="pt")
         with torch.no_grad():
             whole = hasattr(model, "get_image_features")
             out = model.eval().get_image_features(**inputs) if whole else model.eval()(**inputs)
@@ -108,12 +108,12 @@ def text_model(name: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["clip", "clip_vision_model", "siglip", "siglip_vision_model"])
-def test_pictures_are_encoded_by_the_tower_itself(kind, clip_folder, tmp_path, picture) -> None:
+def test_images_are_encoded_by_the_tower_itself(kind, clip_folder, tmp_path, draw_image) -> None:
     expected = vision(kind, tmp_path / kind, clip_folder)
     encoder = load_encoder(f"pair:{tmp_path / kind}+{text_model('intfloat/e5-base-v2', tmp_path)}")
-    pictures = [picture(1), picture(2).resize((80, 50)), picture(3)]
-    rows = encoder.encode_images(pictures)
-    np.testing.assert_allclose(rows, expected(pictures), atol=1e-5)
+    images = [draw_image(1), draw_image(2).resize((80, 50)), draw_image(3)]
+    rows = encoder.encode_images(images)
+    np.testing.assert_allclose(rows, expected(images), atol=1e-5)
     assert (encoder.dimensions, len(rows)) == (rows.shape[1], 3)
 
 
@@ -135,52 +135,52 @@ def test_texts_are_pooled_and_prefixed_as_published(name, clip_folder, tmp_path)
 
 
 @pytest.fixture
-def searched(request, clip_folder, encoder, tmp_path, picture) -> tuple[Any, Any, np.ndarray]:
+def searched(request, clip_folder, encoder, tmp_path, draw_image) -> tuple[Any, Any, np.ndarray]:
     """A pair encoder, its index of 200 entries, and the concatenated vectors of entries; the pair's way by `param`."""
     way, tower = getattr(request, "param", "pair"), encoder
     entries = []
     for number in range(200):
-        picture(number).save(tmp_path / f"{number}.png")
+        draw_image(number).save(tmp_path / f"{number}.png")
         words = " ".join(np.random.default_rng(number).choice(WORDS, 6))
         entries.append(Entry(id=f"e{number}", title=f"{words} {number}", images=(f"{number}.png",)))
     kb = write_knowledge_base(tmp_path / "kb", entries, name="kb", image_root="..")
     encoder: Any = load_encoder(f"{way}:{clip_folder}+{text_model('intfloat/e5-base-v2', tmp_path)}")
     index = build_index(kb, encoder, tmp_path / "index")
-    images = encoder.encode_images([picture(number) for number in range(200)])
-    if way == "mixture":  # RA-CM3: the mean of the tower's vectors of picture and text
+    images = encoder.encode_images([draw_image(number) for number in range(200)])
+    if way == "mixture":  # RA-CM3: the mean of the tower's vectors of image and text
         images = (images + tower.encode_texts([entry.title for entry in entries])) / 2
         images /= np.linalg.norm(images, axis=1, keepdims=True)
     titles = encoder.encode_entry_texts([entry.title for entry in entries])
     return encoder, index, np.concatenate([images, titles], axis=1)
 
 
-def test_a_thousand_queries_find_what_a_flat_index_of_concatenated_vectors_does(searched, picture) -> None:
+def test_a_thousand_queries_find_what_a_flat_index_of_concatenated_vectors_does(searched, draw_image) -> None:
     encoder, index, rows = searched
     flat = faiss.IndexFlatIP(rows.shape[1])
     flat.add(rows)
     draw = np.random.default_rng(0)
-    queries = [Query(picture(1000 + n % 20), " ".join(draw.choice(WORDS, 8))) for n in range(1000)]
-    pictures = encoder.encode_images([query.image for query in queries[:20]])
+    queries = [Query(draw_image(1000 + n % 20), " ".join(draw.choice(WORDS, 8))) for n in range(1000)]
+    images = encoder.encode_images([query.image for query in queries[:20]])
     texts = encoder.encode_texts([query.text for query in queries])
     for weight in (0.5, 0.2):
-        joined = np.concatenate([(1 - weight) * np.tile(pictures, (50, 1)), weight * texts], axis=1)
+        joined = np.concatenate([(1 - weight) * np.tile(images, (50, 1)), weight * texts], axis=1)
         scores, places = flat.search(joined.astype(np.float32), 10)
         found = EntryRetriever(index, encoder).search_queries(queries, 10, weights=equation_7(weight))
         assert [[hit.entry_id for hit in hits] for hits in found] == [[f"e{n}" for n in row] for row in places]
         np.testing.assert_allclose([[hit.score for hit in hits] for hits in found], scores, atol=1e-5)
 
 
-def test_a_picture_is_never_compared_with_a_text(searched, picture) -> None:
+def test_an_image_is_never_compared_with_a_text(searched, draw_image) -> None:
     encoder, index, rows = searched
     retriever = EntryRetriever(index, encoder, title_weight=0.0)
-    (hits,) = retriever.search([picture(7)], 3)
+    (hits,) = retriever.search([draw_image(7)], 3)
     assert hits[0].entry_id == "e7"
     assert set(hits[0].parts) == {"image"}
     (by_text,) = retriever.search_queries([Query(text="red owl")], 1)
     assert by_text[0].entry_id == f"e{(rows[:, encoder.dimensions :] @ encoder.encode_texts(['red owl'])[0]).argmax()}"
     for weights in (equation_3(0.5), equation_3(0.5).with_summaries(1), equation_7().fused("vectors")):
         with pytest.raises(UserError, match=r"compares images with images|set `fusion: scores`|has no summaries"):
-            retriever.search_queries([Query(picture(7), "owl")], 3, weights=weights)
+            retriever.search_queries([Query(draw_image(7), "owl")], 3, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_a_config_names_two_models(name, problem) -> None:
 
 
 @pytest.mark.parametrize("searched", ["mixture"], indirect=True)
-def test_a_mixture_compares_pictures_with_pictures_mixed_with_texts(searched, picture) -> None:
+def test_a_mixture_compares_images_with_images_mixed_with_texts(searched, draw_image) -> None:
     encoder, index, rows = searched
     mixed, titles = np.split(rows, [encoder.dimensions], axis=1)
     stored = index.store.get(np.arange(len(rows)))
     np.testing.assert_allclose(stored["image"], mixed, atol=1e-6)
     np.testing.assert_allclose(stored["title"], titles, atol=1e-6)
-    query = Query(picture(1001), "the red owl")
+    query = Query(draw_image(1001), "the red owl")
     scores = encoder.encode_images([query.image])[0] @ mixed.T + encoder.encode_texts([query.text])[0] @ titles.T
     (hits,) = EntryRetriever(index, encoder).search_queries([query], 10, weights=equation_7(0.5))
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores / 2)[::-1][:10], atol=1e-5)

@@ -21,9 +21,9 @@ from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.encoder import load_encoder
 
 
-def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder, picture) -> None:
+def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder, draw_image) -> None:
     model, processor = CLIPModel.from_pretrained(clip_folder).eval(), AutoProcessor.from_pretrained(clip_folder)
-    texts, images = ["the red owl", "tower"], [picture(1), picture(2).resize((80, 50))]
+    texts, images = ["the red owl", "tower"], [draw_image(1), draw_image(2).resize((80, 50))]
     with torch.no_grad():
         out = model(**processor(text=texts, images=images, padding=True, return_tensors="pt"))
     for vectors, expected in (
@@ -35,7 +35,7 @@ def test_vectors_are_those_of_the_model_itself_at_length_1(clip_folder, encoder,
         assert vectors.dtype == np.float32
 
 
-def test_a_clip_with_code_of_its_own_is_read_as_a_clip(clip_folder, encoder, picture, tmp_path) -> None:
+def test_a_clip_with_code_of_its_own_is_read_as_a_clip(clip_folder, encoder, draw_image, tmp_path) -> None:
     folder = tmp_path / "bge_vl"  # BAAI/BGE-VL-large's layout
     shutil.copytree(clip_folder, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -43,11 +43,11 @@ def test_a_clip_with_code_of_its_own_is_read_as_a_clip(clip_folder, encoder, pic
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "modeling_MMRet_CLIP.py").write_text("raise RuntimeError('run')")
     found = load_encoder(str(folder))
-    np.testing.assert_array_equal(found.encode_images([picture(1)]), encoder.encode_images([picture(1)]))
+    np.testing.assert_array_equal(found.encode_images([draw_image(1)]), encoder.encode_images([draw_image(1)]))
     np.testing.assert_array_equal(found.encode_texts(["owl"]), encoder.encode_texts(["owl"]))
 
 
-def test_a_vector_does_not_depend_on_its_companions(encoder, picture) -> None:
+def test_a_vector_does_not_depend_on_its_companions(encoder, draw_image) -> None:
     texts = ["owl", "the red owl of the tower", "x"]
     np.testing.assert_allclose(
         encoder.encode_texts(texts), np.concatenate([encoder.encode_texts([text]) for text in texts]), atol=1e-6
@@ -56,14 +56,14 @@ def test_a_vector_does_not_depend_on_its_companions(encoder, picture) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 3e38])
 @pytest.mark.parametrize("tower", ["visual", "text"])
-def test_vectors_that_are_zero_or_no_numbers_are_refused(clip_folder, tmp_path, picture, tower, value) -> None:
+def test_vectors_that_are_zero_or_no_numbers_are_refused(clip_folder, tmp_path, draw_image, tower, value) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(clip_folder, folder)
     weights = load_file(folder / "model.safetensors")
     weights[f"{tower}_projection.weight"].fill_(value)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"damaged computes vectors that are zero or no numbers"):
-        load_encoder(str(folder)).encode_images([picture(1)])
+        load_encoder(str(folder)).encode_images([draw_image(1)])
 
 
 def test_nothing_gives_no_rows(encoder) -> None:
@@ -74,8 +74,8 @@ def test_a_long_text_is_cut_to_what_the_model_reads(encoder) -> None:
     assert encoder.encode_texts(["tower " * 500]).shape == (1, encoder.dimensions)
 
 
-def test_a_grey_image_is_read_as_colour(encoder, picture) -> None:
-    grey = picture(3).convert("L")
+def test_a_grey_image_is_read_as_colour(encoder, draw_image) -> None:
+    grey = draw_image(3).convert("L")
     np.testing.assert_array_equal(encoder.encode_images([grey]), encoder.encode_images([grey.convert("RGB")]))
 
 
@@ -85,18 +85,18 @@ def siglip_folder(clip_folder, tmp_path) -> str:
     clip = CLIPModel.from_pretrained(clip_folder).config
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     words = {"vocab_size": clip.text_config.vocab_size, "max_position_embeddings": 12, "projection_size": 16}
-    picture = {"image_size": clip.vision_config.image_size, "patch_size": clip.vision_config.patch_size}
+    draw_image = {"image_size": clip.vision_config.image_size, "patch_size": clip.vision_config.patch_size}
     shutil.copytree(clip_folder, tmp_path / "siglip", ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
     torch.manual_seed(0)
-    config = SiglipConfig(text_config={**tower, **words}, vision_config={**tower, **picture})
+    config = SiglipConfig(text_config={**tower, **words}, vision_config={**tower, **draw_image})
     SiglipModel(config).save_pretrained(tmp_path / "siglip")
     return str(tmp_path / "siglip")
 
 
-def test_siglip_reads_texts_padded_to_full_length(siglip_folder, picture) -> None:
+def test_siglip_reads_texts_padded_to_full_length(siglip_folder, draw_image) -> None:
     encoder = load_encoder(siglip_folder)
     model, processor = SiglipModel.from_pretrained(siglip_folder).eval(), AutoProcessor.from_pretrained(siglip_folder)
-    texts, images = ["owl", "the red owl"], [picture(1)]
+    texts, images = ["owl", "the red owl"], [draw_image(1)]
     inputs = processor(text=texts, images=images, padding="max_length", max_length=12, return_tensors="pt")
     with torch.no_grad():
         out = model(**inputs)

@@ -178,15 +178,15 @@ def published_pixels(image: Image.Image, side: int) -> torch.Tensor:
     return (values - torch.tensor(CLIP_MEAN)[:, None, None]) / torch.tensor(CLIP_STD)[:, None, None]
 
 
-def test_pictures_are_made_ready_as_published(tiny, picture) -> None:
+def test_images_are_made_ready_as_published(tiny, draw_image) -> None:
     encoder = load_encoder(tiny)
-    for image in (picture(1), picture(2).resize((120, 70)), picture(3).resize((56, 90))):
+    for image in (draw_image(1), draw_image(2).resize((120, 70)), draw_image(3).resize((56, 90))):
         np.testing.assert_allclose(encoder.prepare(image)["pixel_values"][0], published_pixels(image, 56), atol=1e-5)
 
 
-def test_vectors_are_those_of_the_reference(tiny, weights, picture) -> None:
+def test_vectors_are_those_of_the_reference(tiny, weights, draw_image) -> None:
     encoder = load_encoder(tiny)
-    images = [picture(1), picture(2).resize((120, 70))]
+    images = [draw_image(1), draw_image(2).resize((120, 70))]
     expected = torch.stack([image_vector(published_pixels(image, 56), weights) for image in images])
     np.testing.assert_allclose(encoder.encode_images(images), expected, atol=2e-5)
     texts = ["the owl", "tower", "the red owl eats the mice of the tower"]
@@ -199,31 +199,31 @@ def test_vectors_are_those_of_the_reference(tiny, weights, picture) -> None:
     assert encoder.dimensions == 24
 
 
-def test_other_towers_of_the_family_follow_their_config(tmp_path, picture) -> None:
+def test_other_towers_of_the_family_follow_their_config(tmp_path, draw_image) -> None:
     change = {"use_rms_norm": False, "post_layernorm": True, "q_bias": True, "v_bias": True}
     config = {**TINY, "vision_config": {**TINY["vision_config"], **change}}
     weights = random_weights(config, ("vision_model.embeddings.patch_embedding.bias", "visual_projection.bias"))
     weights["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
     encoder = load_encoder(write(tmp_path / "plus", config, weights))
-    expected = image_vector(published_pixels(picture(1), 56), weights, behind=True)
-    np.testing.assert_allclose(encoder.encode_images([picture(1)])[0], expected, atol=2e-5)
+    expected = image_vector(published_pixels(draw_image(1), 56), weights, behind=True)
+    np.testing.assert_allclose(encoder.encode_images([draw_image(1)])[0], expected, atol=2e-5)
 
 
-def test_bfloat16_is_near_and_another_encoder(tiny, picture) -> None:
+def test_bfloat16_is_near_and_another_encoder(tiny, draw_image) -> None:
     exact, half = load_encoder(tiny), load_encoder(tiny, dtype="bfloat16")
-    images = [picture(number) for number in range(3)]
+    images = [draw_image(number) for number in range(3)]
     assert (exact.encode_images(images) * half.encode_images(images)).sum(1).min() > 0.99
     assert exact.fingerprint != half.fingerprint
     assert (exact.precision, half.precision) == ("float32", "bfloat16")
 
 
-def test_pickled_weights_are_read_as_tensors_alone(tiny, weights, picture, tmp_path) -> None:
+def test_pickled_weights_are_read_as_tensors_alone(tiny, weights, draw_image, tmp_path) -> None:
     folder = Path(write(tmp_path / "bin", TINY, weights))
     for path in folder.glob("*.safetensors"):
         torch.save(load_file(path), folder / f"pytorch_{path.stem}.bin")
         path.unlink()
     found, expected = load_encoder(str(folder)), load_encoder(tiny)
-    np.testing.assert_array_equal(found.encode_images([picture(1)]), expected.encode_images([picture(1)]))
+    np.testing.assert_array_equal(found.encode_images([draw_image(1)]), expected.encode_images([draw_image(1)]))
 
 
 @pytest.mark.parametrize(
@@ -268,11 +268,11 @@ def test_a_truncated_file_is_refused(tiny) -> None:
         load_encoder(tiny)
 
 
-def test_the_code_that_the_repository_brings_is_not_run(tiny, picture, tmp_path) -> None:
+def test_the_code_that_the_repository_brings_is_not_run(tiny, draw_image, tmp_path) -> None:
     proof = tmp_path / "ran"
     for name in ("configuration_evaclip", "modeling_evaclip"):
         Path(tiny, f"{name}.py").write_text(f"open({str(proof)!r}, 'w')\n")
-    load_encoder(tiny).encode_images([picture(1)])
+    load_encoder(tiny).encode_images([draw_image(1)])
     assert not proof.exists()
 
 

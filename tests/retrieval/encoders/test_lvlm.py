@@ -49,8 +49,8 @@ def last_state(model: str, prompt: str, image: Image.Image | None, **images) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_vlm2vec_takes_the_last_token_of_its_prompts(encoders, picture, family: str) -> None:
-    encoder, token, image = encoders(f"vlm2vec:miniature/{family}"), FAMILIES[family], picture(3)
+def test_vlm2vec_takes_the_last_token_of_its_prompts(encoders, draw_image, family: str) -> None:
+    encoder, token, image = encoders(f"vlm2vec:miniature/{family}"), FAMILIES[family], draw_image(3)
     expected = {
         "image": last_state(family, f"{token} Represent the given image.", image),
         "text": last_state(family, "The red owl", None),
@@ -65,14 +65,14 @@ def test_vlm2vec_takes_the_last_token_of_its_prompts(encoders, picture, family: 
         np.testing.assert_allclose(vector, expected[what], atol=2e-5, err_msg=what)
 
 
-def test_gme_takes_the_end_token_behind_its_chat(encoders, picture) -> None:
-    encoder, image = encoders("gme:miniature/qwen2_vl"), picture(3)
+def test_gme_takes_the_end_token_behind_its_chat(encoders, draw_image) -> None:
+    encoder, image = encoders("gme:miniature/qwen2_vl"), draw_image(3)
     tokenizer = load("miniature/qwen2_vl").processor.tokenizer
     ids = encoder.prepare(image).ids
-    pictured = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    assert 256 <= ids.count(pictured) <= 1280
-    place = ids.index(pictured)
-    shown = tokenizer.decode([*ids[:place], *[one for one in ids[place:] if one != pictured]])
+    with_images = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert 256 <= ids.count(with_images) <= 1280
+    place = ids.index(with_images)
+    shown = tokenizer.decode([*ids[:place], *[one for one in ids[place:] if one != with_images]])
     assert shown == SYSTEM + "<|vision_start|><|vision_end|>" + ANSWER
     images = {"images": ImageSettings(min_pixels=256 * 28 * 28, max_pixels=1280 * 28 * 28)}
     np.testing.assert_allclose(
@@ -123,9 +123,9 @@ NARROW = {
 
 
 @pytest.mark.parametrize(("way", "case"), NARROW.items(), ids=NARROW)
-def test_a_narrow_model_of_the_published_layout_is_read_by_its_prompts(narrow, picture, way: str, case) -> None:
+def test_a_narrow_model_of_the_published_layout_is_read_by_its_prompts(narrow, draw_image, way: str, case) -> None:
     family, images, *prompts = case
-    folder, image = narrow(family), picture(3).resize((96, 64))
+    folder, image = narrow(family), draw_image(3).resize((96, 64))
     encoder = load_encoder(f"{way}:{folder}")
     shown = image.resize((512, 512)) if way == "bge_vl" else image
     found = [
@@ -133,19 +133,19 @@ def test_a_narrow_model_of_the_published_layout_is_read_by_its_prompts(narrow, p
         encoder.encode_texts(["The red owl"])[0],
         encoder.encode_pairs([image], [QUESTION])[0],
     ]
-    for vector, prompt, picture_of in zip(found, prompts, (shown, None, shown), strict=True):
-        expected = last_state(str(folder), prompt, picture_of, images=images)
+    for vector, prompt, image_of in zip(found, prompts, (shown, None, shown), strict=True):
+        expected = last_state(str(folder), prompt, image_of, images=images)
         np.testing.assert_allclose(vector, expected, atol=1e-4, err_msg=prompt)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_vector_does_not_depend_on_its_companions_and_keeps_its_place(encoders, picture, family: str) -> None:
+def test_a_vector_does_not_depend_on_its_companions_and_keeps_its_place(encoders, draw_image, family: str) -> None:
     encoder = encoders(f"vlm2vec:miniature/{family}")
     texts = ["owl", "the red owl of the tower eats mice", "a"]
     np.testing.assert_allclose(
         encoder.encode_texts(texts), np.concatenate([encoder.encode_texts([text]) for text in texts]), atol=1e-5
     )
-    images = [picture(1), picture(2).resize((112, 48)), picture(3)]
+    images = [draw_image(1), draw_image(2).resize((112, 48)), draw_image(3)]
     np.testing.assert_allclose(
         encoder.encode_images(images), np.concatenate([encoder.encode_images([one]) for one in images]), atol=1e-5
     )
@@ -187,20 +187,20 @@ def test_a_model_without_the_prompts_tokens_is_refused() -> None:
         load_encoder("gme:miniature/llava")
 
 
-def test_an_index_is_built_and_searched_with_it(encoders, kb, picture, tmp_path) -> None:
+def test_an_index_is_built_and_searched_with_it(encoders, kb, draw_image, tmp_path) -> None:
     name = "vlm2vec:miniature/llava"
     build_index(kb, encoders(name), tmp_path / "index", batch_size=3, workers=2)
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=name, title_weight=0.0)
-    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([picture(4)], 3)
+    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([draw_image(4)], 3)
     assert hits[0].parts["image"] == pytest.approx(1, abs=1e-5)
 
 
-def test_bfloat16_is_another_encoder_that_the_manifest_remembers(encoders, kb, picture, tmp_path) -> None:
+def test_bfloat16_is_another_encoder_that_the_manifest_remembers(encoders, kb, draw_image, tmp_path) -> None:
     name = "vlm2vec:miniature/llava"
     half = load_encoder(name, dtype="bfloat16")
     assert half.fingerprint != encoders(name).fingerprint
     index = build_index(kb, half, tmp_path / "index")
     assert index.manifest["encoder_dtype"] == "bfloat16"
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=name, title_weight=0.0)
-    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([picture(4)], 3)
+    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([draw_image(4)], 3)
     assert hits[0].parts["image"] == pytest.approx(1, abs=1e-2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.retrieval.indexes.pictures import ahead
+from reflectune.retrieval.indexes.images import ahead
 
 
 @given(st.lists(st.lists(st.integers(), max_size=4), max_size=8), st.integers(0, 5))

@@ -1,4 +1,4 @@
-"""Captions of pictures as the summaries of an index: encoded, remembered, searched, refused where they are others."""
+"""Captions of images as the summaries of an index: encoded, remembered, searched, refused where they are others."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def captions(tmp_path: Path, entries) -> Write:
     """Write captions of all entries but the last; others by id."""
 
     def write(name: str = "captions.jsonl", **others: str) -> Path:
-        rows = {entry.id: f"A picture of owl {n}" for n, entry in enumerate(entries[:-1])} | others
+        rows = {entry.id: f"An image of owl {n}" for n, entry in enumerate(entries[:-1])} | others
         path = tmp_path / name
         path.write_text("".join(json.dumps({"entry_id": key, "caption": text}) + "\n" for key, text in rows.items()))
         return path
@@ -51,13 +51,13 @@ def test_captions_are_encoded_as_summaries(built, captions: Write, kb, encoder, 
     built(captions=str(captions()))
     assert "10 titles, as many captions" in capsys.readouterr().out
     index = load_index(tmp_path / "index", kb, encoder)  # which knows the knowledge base without captions
-    texts = [*(f"A picture of owl {n}" for n in range(len(entries) - 1)), entries[-1].title]
+    texts = [*(f"An image of owl {n}" for n in range(len(entries) - 1)), entries[-1].title]
     np.testing.assert_allclose(
         vectors(index, "summary"), encoder.encode_texts(texts)[np.asarray(index.owner)], atol=1e-6
     )
     retriever = EntryRetriever(index, encoder)
     retriever.check(modality_weights("IC", "IC"), captions=True)
-    (hits,) = retriever.search_queries([Query(text="A picture of owl 3")], 1, weights=modality_weights("C", "C"))
+    (hits,) = retriever.search_queries([Query(text="An image of owl 3")], 1, weights=modality_weights("C", "C"))
     assert hits[0].entry_id == entries[3].id
 
 

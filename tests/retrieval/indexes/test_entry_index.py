@@ -24,7 +24,7 @@ from reflectune.retrieval.stores.ivf import FaissStore, Search
 from .conftest import Counting, files, two_processes, vectors
 
 
-def pictured(index: Index) -> np.ndarray:
+def with_images(index: Index) -> np.ndarray:
     """The rows that have an image, which is of length 1; the mean of several isn't."""
     return np.flatnonzero(np.isclose(np.linalg.norm(vectors(index, "image"), axis=1), 1, atol=1e-6))
 
@@ -39,8 +39,8 @@ def test_the_files_hold_every_vector_in_order(kb, entries, encoder, tmp_path) ->
     kept = np.fromfile(tmp_path / "index/title.f32", "<f4").reshape(13, -1)
     np.testing.assert_allclose(kept, titles[OWNERS], atol=1e-6)
     images = np.fromfile(tmp_path / "index/image.f32", "<f4").reshape(13, -1)
-    assert pictured(index).tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12]
-    np.testing.assert_allclose(images[[3, 7, 11]], [images[pictured(index)].mean(0)] * 3, atol=1e-6)
+    assert with_images(index).tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10, 12]
+    np.testing.assert_allclose(images[[3, 7, 11]], [images[with_images(index)].mean(0)] * 3, atol=1e-6)
     manifest = json.loads((tmp_path / "index/manifest.json").read_text())
     assert (manifest["rows"], manifest["entries"], manifest["images"]) == (13, 10, 10)
     assert manifest["kb_fingerprint"] == kb.fingerprint
@@ -57,7 +57,7 @@ def test_workers_change_no_byte(kb, encoder, tmp_path) -> None:
 
 def test_workers_leave_the_same_bad_images_out_in_the_same_order(kb, encoder, tmp_path) -> None:
     for number in (1, 2, 6):
-        (tmp_path / f"images/{number}.png").write_text("no picture")
+        (tmp_path / f"images/{number}.png").write_text("no image")
     for name, workers in (("alone", 0), ("index", 3)):
         index = build_index(kb, encoder, tmp_path / name, batch_size=4, on_error="skip", workers=workers)
         assert left_out(index.manifest) == 3
@@ -66,7 +66,7 @@ def test_workers_leave_the_same_bad_images_out_in_the_same_order(kb, encoder, tm
         build_index(kb, encoder, tmp_path / "stopped", batch_size=4, workers=3)
 
 
-def test_an_encoder_that_prepares_nothing_apart_gets_the_pictures(kb, encoder, tmp_path) -> None:
+def test_an_encoder_that_prepares_nothing_apart_gets_the_images(kb, encoder, tmp_path) -> None:
     build_index(kb, encoder, tmp_path / "index", batch_size=3)
     build_index(kb, Counting(encoder), tmp_path / "plain", batch_size=3, workers=2)
     assert files(tmp_path / "plain") == files(tmp_path / "index")
@@ -92,7 +92,7 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
 
     index = load_index(moved / "runs/index", kb, encoder)
     own = vectors(index, "image")
-    assert index.store.search({"image": own}, 1).rows[pictured(index), 0].tolist() == pictured(index).tolist()
+    assert index.store.search({"image": own}, 1).rows[with_images(index), 0].tolist() == with_images(index).tolist()
     index.store.close()
     shutil.move(moved / "runs/a", tmp_path / "away")
     with pytest.raises(UserError, match=r"isn't there: .*moved/runs/a/x\.db; move it back, or run `build_index` again"):
@@ -104,18 +104,18 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
     again.store.close()
 
 
-def test_pictures_that_changed_are_no_rows_that_a_server_has(kb, encoder, picture, tmp_path, monkeypatch) -> None:
-    """A knowledge base's fingerprint is of its pictures' paths; what the server proposes must be of their pixels."""
+def test_images_that_changed_are_no_rows_that_a_server_has(kb, encoder, draw_image, tmp_path, monkeypatch) -> None:
+    """A knowledge base's fingerprint is of its images' paths; what the server proposes must be of their pixels."""
     pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
     monkeypatch.setattr("reflectune.retrieval.stores.milvus.LEAST", 1)
     monkeypatch.setattr("reflectune.retrieval.stores.milvus.BATCH", 4)
     store = str(tmp_path / "server.db")
     build_index(kb, encoder, tmp_path / "before", store=store).store.close()
     for number in range(10):
-        picture(9 - number).save(tmp_path / f"images/{number}.png")
+        draw_image(9 - number).save(tmp_path / f"images/{number}.png")
     index = build_index(kb, encoder, tmp_path / "index", store=store)
     exact = build_index(kb, encoder, tmp_path / "exact", store="exact")
-    images = {"image": encoder.encode_images([picture(number) for number in range(10)])}
+    images = {"image": encoder.encode_images([draw_image(number) for number in range(10)])}
     assert index.store.search(images, 1).rows.tolist() == exact.store.search(images, 1).rows.tolist()
     index.store.close()
 
@@ -225,10 +225,10 @@ def test_another_knowledge_base_is_refused_by_both_names(kb, entries, encoder, t
             assert part in str(caught.value)
 
 
-def test_hits_name_the_knowledge_base_as_it_is_called_now(kb, entries, encoder, picture, tmp_path) -> None:
+def test_hits_name_the_knowledge_base_as_it_is_called_now(kb, entries, encoder, draw_image, tmp_path) -> None:
     build_index(kb, encoder, tmp_path / "index")
     renamed = write_knowledge_base(tmp_path / "renamed", entries, name="birds", image_root="..")
-    (hits,) = EntryRetriever(load_index(tmp_path / "index", renamed, encoder), encoder).search([picture(0)], 1)
+    (hits,) = EntryRetriever(load_index(tmp_path / "index", renamed, encoder), encoder).search([draw_image(0)], 1)
     assert hits[0].kb == "birds"
 
 
@@ -290,7 +290,7 @@ def damaged_kb(kb, tmp_path) -> KnowledgeBase:
     (tmp_path / "images/3.png").unlink()
     whole = (tmp_path / "images/6.png").read_bytes()
     (tmp_path / "images/6.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "images/7.png").write_text("no picture")
+    (tmp_path / "images/7.png").write_text("no image")
     return kb
 
 
@@ -301,7 +301,7 @@ def rejected(folder: Path) -> list[dict]:
 def test_bad_images_are_left_out_listed_and_counted(damaged_kb, encoder, tmp_path) -> None:
     index = build_index(damaged_kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4, on_error="skip")
     assert list(index.entry_ids) == list(damaged_kb.ids)
-    assert [index.entry_ids[index.owner[row]] for row in pictured(index)] == ["e0", "e1", "e4", "e4", "e7", "e9"]
+    assert [index.entry_ids[index.owner[row]] for row in with_images(index)] == ["e0", "e1", "e4", "e4", "e7", "e9"]
     assert index.manifest["left_out"] == {"image missing": 2, "image unreadable": 2}
     assert left_out(index.manifest) == 4
     rows = rejected(tmp_path / "index")
@@ -367,7 +367,7 @@ def test_what_skip_left_out_is_not_taken_for_whole_under_stop(damaged_kb, encode
     assert again.batches == 0
 
 
-def test_pictures_that_were_repaired_are_indexed_under_stop(damaged_kb, encoder, tmp_path) -> None:
+def test_images_that_were_repaired_are_indexed_under_stop(damaged_kb, encoder, tmp_path) -> None:
     settings = {"batch_size": 2, "shard_rows": 4}
     with pytest.raises(KeyboardInterrupt):
         build_index(damaged_kb, Counting(encoder, 2), tmp_path / "index", **settings, on_error="skip")
@@ -402,7 +402,7 @@ def test_an_empty_knowledge_base_is_refused(encoder, tmp_path) -> None:
         build_index(empty, encoder, tmp_path / "index")
 
 
-FILES = ("owners.npy", "entries.npy", "pictureless.npy", "image.f32", "title.f32")
+FILES = ("owners.npy", "entries.npy", "without_image.npy", "image.f32", "title.f32")
 
 
 @pytest.fixture(scope="module")
@@ -464,8 +464,8 @@ def test_of_a_large_file_chunks_are_read_and_with_verify_all(tmp_path, monkeypat
             check_files(tmp_path, recorded, [path.name], verify=False)
 
 
-def test_an_approximate_store_is_calibrated_with_pictures_alone(kb, encoder, tmp_path, monkeypatch) -> None:
-    """The mean image in place of a missing picture is not a query. A loaded index has the calibrated parameters."""
+def test_an_approximate_store_is_calibrated_with_images_alone(kb, encoder, tmp_path, monkeypatch) -> None:
+    """The mean image in place of a missing image is not a query. A loaded index has the calibrated parameters."""
     queries = []
     calibrate = FaissStore.calibrate
     monkeypatch.setattr(FaissStore, "calibrate", lambda store, query: queries.append(query) or calibrate(store, query))
@@ -517,7 +517,7 @@ def test_what_was_left_out_before_stays_listed(damaged_kb, entries, encoder, tmp
     assert list(index.owner) == list(load_index(tmp_path / "whole", damaged_kb, encoder).owner)
 
 
-def test_an_index_that_lacks_pictures_stays_as_it_is_under_stop(damaged_kb, encoder, tmp_path) -> None:
+def test_an_index_that_lacks_images_stays_as_it_is_under_stop(damaged_kb, encoder, tmp_path) -> None:
     first = grown(list(damaged_kb), tmp_path, 8, "first")
     build_index(first, encoder, tmp_path / "index", shard_rows=4, on_error="skip")
     before = files(tmp_path / "index")

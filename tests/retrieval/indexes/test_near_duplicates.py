@@ -1,4 +1,4 @@
-"""Pictures that are test pictures too: found however they are scaled, and left out of an index that says so."""
+"""Images that are test images too: found however they are scaled, and left out of an index that says so."""
 
 import dataclasses
 import json
@@ -34,18 +34,18 @@ from .conftest import files, two_processes
 
 
 def photo(seed: int) -> Image.Image:
-    """A smooth picture that differs from every other seed's."""
+    """A smooth image that differs from every other seed's."""
     noise = np.random.default_rng(seed).integers(0, 256, (12, 12, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((160, 120), Image.Resampling.BICUBIC).filter(ImageFilter.GaussianBlur(2))
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> KnowledgeBase:
-    """Entries a (pictures 0, 1), b (2), c (none), d (a damaged file); test pictures like 1 and 2, and another."""
+    """Entries a (images 0, 1), b (2), c (none), d (a damaged file); test images like 1 and 2, and another."""
     pytest.importorskip("imagehash", reason="an extra: pip install 'reflectune[dedup]'")
     for number in range(3):
         photo(number).save(tmp_path / f"{number}.png")
-    (tmp_path / "bad.png").write_text("no picture")
+    (tmp_path / "bad.png").write_text("no image")
     photo(1).resize((320, 240)).save(tmp_path / "test1.jpg", quality=60)
     photo(2).save(tmp_path / "test2.png")
     photo(9).save(tmp_path / "test9.png")
@@ -66,13 +66,13 @@ def test_a_hash_survives_scaling_and_compression(photos: KnowledgeBase, tmp_path
     assert min(apart(photo(1), photo(seed)) for seed in (0, 2, 9)) > 10
 
 
-def test_near_duplicates_are_listed_with_the_nearest_test_picture(photos: KnowledgeBase, tmp_path: Path) -> None:
+def test_near_duplicates_are_listed_with_the_nearest_test_image(photos: KnowledgeBase, tmp_path: Path) -> None:
     found, counts = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out", distance=6)
     pairs = [(each.entry, each.image, each.of) for each in found]
     assert pairs == [("a", "1.png", "test1.jpg"), ("b", "2.png", "test2.png")]
     assert found[1].distance == 0
     assert all(each.distance <= 6 for each in found)
-    assert counts == {"pictures": 4, "unreadable": 1, "test_pictures": 3}
+    assert counts == {"images": 4, "unreadable": 1, "test_images": 3}
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "unfinished"])
@@ -105,7 +105,7 @@ def test_a_run_that_was_cut_off_goes_on_and_hashes_are_kept(photos: KnowledgeBas
     assert again == [dataclasses.replace(straight[1], of="test2.png")]
 
 
-def test_a_damaged_picture_is_read_again_once_it_is_replaced(photos: KnowledgeBase, tmp_path: Path) -> None:
+def test_a_damaged_image_is_read_again_once_it_is_replaced(photos: KnowledgeBase, tmp_path: Path) -> None:
     find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
     photo(9).save(tmp_path / "bad.png")
     found, counts = find_near_duplicates(photos, TESTED, tmp_path, tmp_path / "out")
@@ -113,8 +113,8 @@ def test_a_damaged_picture_is_read_again_once_it_is_replaced(photos: KnowledgeBa
     assert ("bad.png", "test9.png") in {(each.image, each.of) for each in found}
 
 
-def test_a_bad_test_picture_or_none_is_an_error(photos: KnowledgeBase, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no question has a picture"):
+def test_a_bad_test_image_or_none_is_an_error(photos: KnowledgeBase, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no question has an image"):
         find_near_duplicates(photos, [], tmp_path, tmp_path / "out")
     with pytest.raises(UserError, match="image unreadable"):
         find_near_duplicates(photos, ["bad.png"], tmp_path, tmp_path / "out")
@@ -122,17 +122,17 @@ def test_a_bad_test_picture_or_none_is_an_error(photos: KnowledgeBase, tmp_path:
 
 @pytest.fixture
 def listed(kb: KnowledgeBase, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a list of pictures of `kb`, whose entry e1 has images/1.png and images/2.png."""
+    """Writes a list of images of `kb`, whose entry e1 has images/1.png and images/2.png."""
 
-    def write(*pictures: tuple[str, str]) -> Path:
+    def write(*images: tuple[str, str]) -> Path:
         path = tmp_path / "near_duplicates.jsonl"
-        path.write_text(as_lines(NearDuplicate(entry, image, "test.png", 0) for entry, image in pictures))
+        path.write_text(as_lines(NearDuplicate(entry, image, "test.png", 0) for entry, image in images))
         return path
 
     return write
 
 
-def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, listed, tmp_path, picture) -> None:
+def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, listed, tmp_path, draw_image) -> None:
     path = listed(("e0", "images/0.png"), ("e1", "images/2.png"))
     index = build_index(kb, encoder, tmp_path / "index", leave_out=read_omission(path, kb))
     without = {"e0": (), "e1": ("images/1.png",)}
@@ -147,7 +147,9 @@ def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, lis
     assert "near_duplicates" not in expected.manifest
     built_of_all = build_index(kb, encoder, tmp_path / "all").manifest
     assert collection_of(index.manifest) != collection_of(built_of_all)  # on a server each has rows of its own
-    assert len(EntryRetriever(index, encoder).search([picture(0)], 10)[0]) == 10  # by its title an entry is found still
+    assert (
+        len(EntryRetriever(index, encoder).search([draw_image(0)], 10)[0]) == 10
+    )  # by its title an entry is found still
 
 
 def test_workers_and_processes_of_a_launch_leave_the_same_out(kb, encoder, listed, tmp_path) -> None:
@@ -158,7 +160,7 @@ def test_workers_and_processes_of_a_launch_leave_the_same_out(kb, encoder, liste
     assert files(tmp_path / "shared") == files(tmp_path / "alone")
 
 
-def test_an_index_is_not_taken_for_one_with_other_pictures(kb, encoder, listed, tmp_path) -> None:
+def test_an_index_is_not_taken_for_one_with_other_images(kb, encoder, listed, tmp_path) -> None:
     first = read_omission(listed(("e0", "images/0.png")), kb)
     build_index(kb, encoder, tmp_path / "index", leave_out=first)
     again = build_index(kb, encoder, tmp_path / "index", leave_out=first)
@@ -177,7 +179,7 @@ def test_an_index_is_not_taken_for_one_with_other_pictures(kb, encoder, listed, 
 def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(kb, encoder, listed, tmp_path) -> None:
     first = read_omission(listed(("e0", "images/0.png")), kb)
     whole = (tmp_path / "images/9.png").read_bytes()
-    (tmp_path / "images/9.png").write_text("no picture")
+    (tmp_path / "images/9.png").write_text("no image")
     with pytest.raises(UserError, match="unreadable"):
         build_index(kb, encoder, tmp_path / "index", leave_out=first, shard_rows=4)
     (tmp_path / "images/9.png").write_bytes(whole)
@@ -207,19 +209,19 @@ def test_the_command_leaves_out_what_is_listed_and_that_is_no_failure(
     where = {"knowledge": str(kb.folder), "output": str(tmp_path / "index"), "encoder": clip_folder, "device": "cpu"}
     config = IndexConfig(**where, leave_out=str(path))
     assert build_command(config.model_copy(update={"dry_run": True})) is None
-    assert f"without 1 near-duplicates of test pictures, listed in {path}" in capsys.readouterr().out
+    assert f"without 1 near-duplicates of test images, listed in {path}" in capsys.readouterr().out
     assert build_command(config) is None
     printed = capsys.readouterr().out
     assert "10 titles and 9 images of owls" in printed
-    assert f"left out: 1 near-duplicates of test pictures, listed in {path}" in printed
+    assert f"left out: 1 near-duplicates of test images, listed in {path}" in printed
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ('{"entry": "e1"}', "1 lists no near-duplicate"),
-        (as_lines([NearDuplicate("e1", "x.png", "t", 0)]), "has no picture x.png of entry e1"),
-        (as_lines([NearDuplicate("z", "x.png", "t", 0)]), "has no picture x.png of entry z"),
+        (as_lines([NearDuplicate("e1", "x.png", "t", 0)]), "has no image x.png of entry e1"),
+        (as_lines([NearDuplicate("z", "x.png", "t", 0)]), "has no image x.png of entry z"),
     ],
 )
 def test_a_list_of_something_else_is_refused(kb: KnowledgeBase, tmp_path: Path, line: str, problem: str) -> None:

@@ -15,8 +15,8 @@ from reflectune.retrieval.build_index import IndexConfig
 from reflectune.retrieval.build_index import build_index as build_command
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import load_index
+from reflectune.retrieval.indexes.images import encode_images, places_of
 from reflectune.retrieval.indexes.near_duplicates import Omission
-from reflectune.retrieval.indexes.pictures import encode_pictures, places_of
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query, equation_7
 
@@ -54,9 +54,7 @@ def pairs(articles: list[Entry]) -> list[tuple[Entry, int, str]]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_row_is_an_entrys_first_picture_and_a_sections_summary(
-    sectioned, articles, encoder, tmp_path, workers
-) -> None:
+def test_a_row_is_an_entrys_first_image_and_a_sections_summary(sectioned, articles, encoder, tmp_path, workers) -> None:
     index = build_index(sectioned, encoder, tmp_path / "index", sections=True, workers=workers, **HOW)
     expected = pairs(articles)
     assert [(index.entry_ids[owner], section) for owner, section in zip(index.owner, index.sections, strict=True)] == [
@@ -67,12 +65,12 @@ def test_a_row_is_an_entrys_first_picture_and_a_sections_summary(
     )
     plain = build_index(sectioned, encoder, tmp_path / "plain", **HOW)
     first = {plain.entry_ids[owner]: row for row, owner in reversed(list(enumerate(plain.owner)))}
-    pictured = [place for place, (entry, *_) in enumerate(expected) if entry.images]
-    rows = [first[expected[place][0].id] for place in pictured]
-    np.testing.assert_allclose(vectors(index, "image")[pictured], vectors(plain, "image")[rows], atol=1e-6)
+    with_images = [place for place, (entry, *_) in enumerate(expected) if entry.images]
+    rows = [first[expected[place][0].id] for place in with_images]
+    np.testing.assert_allclose(vectors(index, "image")[with_images], vectors(plain, "image")[rows], atol=1e-6)
 
 
-def test_a_picture_of_several_sections_is_encoded_once(sectioned, encoder) -> None:
+def test_an_image_of_several_sections_is_encoded_once(sectioned, encoder) -> None:
     counted: list[int] = []
 
     class Counted(Counting):
@@ -82,16 +80,16 @@ def test_a_picture_of_several_sections_is_encoded_once(sectioned, encoder) -> No
 
     entry = next(iter(sectioned))
     (batch,) = places_of(sectioned, [(0, entry), (1, entry), (2, entry)], 8)
-    (made,) = encode_pictures(sectioned, Counted(encoder), [batch], 0)
+    (made,) = encode_images(sectioned, Counted(encoder), [batch], 0)
     assert (counted, made.owners, len(made.vectors)) == ([len(entry.images)], [0, 1, 2], 3)
 
 
 def test_queries_find_sections_and_entries_alike_by_comparing_everything(
-    sectioned, articles, encoder, tmp_path, picture
+    sectioned, articles, encoder, tmp_path, draw_image
 ) -> None:
     index = build_index(sectioned, encoder, tmp_path / "index", sections=True)
     retriever, expected = EntryRetriever(index, encoder), pairs(articles)
-    queries = [Query(picture(3), "what does it eat"), Query(picture(5), "norway")]
+    queries = [Query(draw_image(3), "what does it eat"), Query(draw_image(5), "norway")]
     found = retriever.search_sections(queries, 7, weights=equation_7(0.3))
     entries = retriever.search_queries(queries, 3, weights=equation_7(0.3))
     for query, hits, best in zip(queries, found, entries, strict=True):
@@ -109,7 +107,7 @@ def test_queries_find_sections_and_entries_alike_by_comparing_everything(
 
 
 @pytest.mark.parametrize("weight", [0.5, 1.0])
-def test_a_prompt_reads_the_section_or_its_summary(sectioned, encoder, tmp_path, picture, weight) -> None:
+def test_a_prompt_reads_the_section_or_its_summary(sectioned, encoder, tmp_path, draw_image, weight) -> None:
     retriever = EntryRetriever(build_index(sectioned, encoder, tmp_path / "index", sections=True), encoder)
     request = SearchRequest(0, ("Owl nº 3. Diet. It eats mice. It eats voles. It drinks.", ""), {"pairs": (20, 2)})
     read = {}
@@ -118,10 +116,10 @@ def test_a_prompt_reads_the_section_or_its_summary(sectioned, encoder, tmp_path,
         bases = knowledge_bases(
             retriever, None, sectioned, text, search=settings, on_failure="stop", top_n=0, lead="none"
         )
-        (found,) = bases.search([(picture(3), request)])
-        by_text, by_picture = (hits["pairs"] for hits in found.hits)
+        (found,) = bases.search([(draw_image(3), request)])
+        by_text, by_image = (hits["pairs"] for hits in found.hits)
         assert len({hit.passage.id for hit in by_text}) == 20
-        assert {hit.passage.entry_id for hit in by_picture} == {"e3"}
+        assert {hit.passage.entry_id for hit in by_image} == {"e3"}
         read[text] = next(hit.passage for hit in by_text if (hit.passage.entry_id, hit.passage.section) == ("e3", 1))
     assert (read["section"].text, read["summary"].text) == (DIET, DIET.removesuffix(" It sleeps afterwards."))
     assert (read["section"].id, read["summary"].id, read["section"].heading) == ("e3#1.-2", "e3#1.-1", "Diet")
@@ -149,7 +147,7 @@ def test_other_rows_articles_or_damaged_files_are_refused(sectioned, articles, e
         load_index(tmp_path / "index", sectioned, encoder)
 
 
-def test_a_test_picture_is_left_out_of_every_section(sectioned, encoder, tmp_path) -> None:
+def test_a_test_image_is_left_out_of_every_section(sectioned, encoder, tmp_path) -> None:
     entry = next(iter(sectioned))
     omission = Omission(frozenset({(entry.id, entry.images[0])}), "list")
     index = build_index(sectioned, encoder, tmp_path / "index", sections=True, leave_out=omission)
@@ -157,7 +155,7 @@ def test_a_test_picture_is_left_out_of_every_section(sectioned, encoder, tmp_pat
     assert whole.manifest["images"] - index.manifest["images"] == 3
 
 
-def test_a_bad_picture_of_several_sections_is_counted_once(sectioned, encoder, tmp_path) -> None:
+def test_a_bad_image_of_several_sections_is_counted_once(sectioned, encoder, tmp_path) -> None:
     (tmp_path / "images/0.png").unlink()
     index = build_index(sectioned, encoder, tmp_path / "index", sections=True, on_error="skip", **HOW)
     assert index.manifest["left_out"] == {"image missing": 1}

@@ -16,39 +16,39 @@ from reflectune.retrieval.indexes.trial import Part, describe_time, try_entries,
 
 @pytest.mark.parametrize(
     ("count", "expected"),
-    [(1, "3 h on one process of this kind: 2.0 pictures/s, 4.0 titles/s,"), (2, "1 h 30 min on 2 proc")],
+    [(1, "3 h on one process of this kind: 2.0 images/s, 4.0 titles/s,"), (2, "1 h 30 min on 2 proc")],
     ids=["one", "two"],
 )
 def test_hours_are_counts_over_rates_and_processes(count: int, expected: str) -> None:
-    parts = [Part("pictures", 14_400, 2.0), Part("titles", 14_400, 4.0)]
+    parts = [Part("images", 14_400, 2.0), Part("titles", 14_400, 4.0)]
     assert expected in describe_time(parts, Processes(0, count))
 
 
 def test_what_was_not_tried_is_not_told() -> None:
-    assert describe_time([Part("pictures", 9, 0.0)]) == ""
-    assert "pictures" not in describe_time([Part("pictures", 9, 0.0), Part("titles", 9, 1.0)])
+    assert describe_time([Part("images", 9, 0.0)]) == ""
+    assert "images" not in describe_time([Part("images", 9, 0.0), Part("titles", 9, 1.0)])
 
 
 @pytest.mark.parametrize("batch_size", [2, 64], ids=["several", "one_batch"])
 @pytest.mark.parametrize("workers", [0, 2], ids=["alone", "ahead"])
-def test_pictures_and_titles_of_a_knowledge_base_are_tried(kb, encoder, batch_size: int, workers: int) -> None:
-    pictures, titles = try_entries(kb, encoder, batch_size=batch_size, workers=workers)
-    assert (pictures.what, pictures.count, titles.what, titles.count) == ("pictures", 10, "titles", 10)
-    assert pictures.rate > 0
+def test_images_and_titles_of_a_knowledge_base_are_tried(kb, encoder, batch_size: int, workers: int) -> None:
+    images, titles = try_entries(kb, encoder, batch_size=batch_size, workers=workers)
+    assert (images.what, images.count, titles.what, titles.count) == ("images", 10, "titles", 10)
+    assert images.rate > 0
     assert titles.seconds > 0
 
 
-def test_entries_without_pictures_have_their_titles_tried(encoder, tmp_path) -> None:
+def test_entries_without_images_have_their_titles_tried(encoder, tmp_path) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Owl"), Entry("b", "Wren")], name="birds")
     (titles,) = try_entries(kb, encoder, batch_size=8, workers=0)
     assert (titles.what, titles.count) == ("titles", 2)
 
 
-def test_bad_pictures_do_not_end_a_trial(kb, encoder, tmp_path) -> None:
+def test_bad_images_do_not_end_a_trial(kb, encoder, tmp_path) -> None:
     for path in (tmp_path / "images").iterdir():
-        path.write_text("no picture")
-    pictures, titles = try_entries(kb, encoder, batch_size=4, workers=0)
-    assert pictures.rate == 0
+        path.write_text("no image")
+    images, titles = try_entries(kb, encoder, batch_size=4, workers=0)
+    assert images.rate == 0
     assert titles.rate > 0
 
 

@@ -136,7 +136,7 @@ class ByHand:
         return self.norm(f"{block}.output{ending}.LayerNorm", out + x, 1e-12)
 
     def read(self, ids: list[int], seen: Tensor | None) -> Tensor:
-        """The last states: of query tokens and a text in sight of a picture, or of a text alone."""
+        """The last states: of query tokens and a text in sight of an image, or of a text alone."""
         bert = "Qformer.bert.embeddings"
         words = self.state[f"{bert}.word_embeddings.weight"][ids]
         x = words + self.state[f"{bert}.position_embeddings.weight"][: len(ids)]
@@ -195,7 +195,7 @@ def test_scores_are_those_of_the_published_computation(folder, tokenizer, passag
     reranker = load_reranker("q_former", str(folder), TextSettings(token_budget=budget))
     questions, images = [QUESTION, "by night"], [photo(40, 90), photo(64, 60)]
     scores = [{"e": 0.4}, {"e": -0.1}]
-    found = reranker.rank_pictured(questions, images, [passages, passages[:2]], scores)
+    found = reranker.rank_with_images(questions, images, [passages, passages[:2]], scores)
     state = torch.load(folder / "reranker.pth", weights_only=True)
     choices = [passages, passages[:2]]
     for question, image, choice, ranked, own in zip(questions, images, choices, found, scores, strict=True):
@@ -209,18 +209,18 @@ def test_scores_are_those_of_the_published_computation(folder, tokenizer, passag
     assert len({round(each.score, 4) for each in found[0]}) > 1
 
 
-def test_the_picture_and_the_question_both_matter(folder, passages) -> None:
+def test_the_image_and_the_question_both_matter(folder, passages) -> None:
     reranker = load_reranker("q_former", str(folder))
 
     def scores(question: str, image: Image.Image) -> list[float]:
-        (ranked,) = reranker.rank_pictured([question], [image], [passages], [{"e": 0.0}])
+        (ranked,) = reranker.rank_with_images([question], [image], [passages], [{"e": 0.0}])
         return sorted(each.score for each in ranked)
 
     first = scores(QUESTION, photo(30, 30))
     assert first != scores(QUESTION, Image.new("RGB", (30, 30), "red"))
     assert first != scores("is it tall", photo(30, 30))
-    assert reranker.rank_pictured([QUESTION], [photo(9, 9)], [[]], [{}]) == [[]]
-    assert len(reranker.rank_pictured([QUESTION], [photo(9, 9)], [passages], [{"e": 0.0}], 2)[0]) == 2
+    assert reranker.rank_with_images([QUESTION], [photo(9, 9)], [[]], [{}]) == [[]]
+    assert len(reranker.rank_with_images([QUESTION], [photo(9, 9)], [passages], [{"e": 0.0}], 2)[0]) == 2
 
 
 def test_a_passage_is_written_as_a_section_of_echosight() -> None:
@@ -235,7 +235,7 @@ def test_a_passage_is_written_as_a_section_of_echosight() -> None:
     [((60, 60), 0), ((60, 50), 0), ((100, 40), 20), ((40, 100), 20)],
     ids=["square", "nearly", "wide", "tall"],
 )
-def test_a_long_picture_is_padded_and_its_middle_taken(size: tuple[int, int], black: int) -> None:
+def test_a_long_image_is_padded_and_its_middle_taken(size: tuple[int, int], black: int) -> None:
     """100 x 40 becomes 100 x 80; its middle 80 x 80 is seen: a quarter above and below is padding."""
     pixels = pixel_values(Image.new("RGB", size, "white"), 80)
     assert pixels.shape == (1, 3, 80, 80)
@@ -273,8 +273,8 @@ def test_a_folder_that_lacks_something_is_refused(write, tmp_path) -> None:
         load_reranker("q_former", str(folder))
 
 
-def test_without_a_picture_it_is_refused(folder, passages) -> None:
-    with pytest.raises(UserError, match="reads a question with its picture"):
+def test_without_an_image_it_is_refused(folder, passages) -> None:
+    with pytest.raises(UserError, match="reads a question with its image"):
         load_reranker("q_former", str(folder)).rank([QUESTION], [passages])
 
 
@@ -291,7 +291,7 @@ def test_a_config_chooses_it_and_naive_rag_reads_its_passages(folder, tmp_path) 
     hits = [[Hit("e1", 0.9, 1, "image", "owls", {}), Hit("e0", 0.2, 2, "image", "owls", {})]]
     (chosen,) = contexts.build("passages", [QUESTION], hits, [photo(30, 40)])
     passages = [[p for hit in hits[0] for p in contexts.build("articles", [QUESTION], [[hit]])[0]]]
-    (ranked,) = reranker.rank_pictured([QUESTION], [photo(30, 40)], passages, [{"e1": 0.9, "e0": 0.2}], 3)
+    (ranked,) = reranker.rank_with_images([QUESTION], [photo(30, 40)], passages, [{"e1": 0.9, "e0": 0.2}], 3)
     assert chosen == [each.passage for each in ranked]
-    with pytest.raises(UserError, match="picture"):
+    with pytest.raises(UserError, match="image"):
         contexts.build("passages", [QUESTION], hits)

@@ -17,9 +17,9 @@ from reflectune.retrieval.stores.exact import ExactStore
 from .conftest import KeyedEncoder
 
 
-def equation_3(query, pictures, every, title) -> tuple[float, float, float]:
+def equation_3(query, images, every, title) -> tuple[float, float, float]:
     """S_ret, sim(I, I_k) and sim(I, T_k) of the vectors of one image and one entry, written out."""
-    image_part = max((float(query @ vector) for vector in pictures), default=float(np.mean(every @ query)))
+    image_part = max((float(query @ vector) for vector in images), default=float(np.mean(every @ query)))
     title_part = float(query @ title)
     return (image_part + title_part) / 2, image_part, title_part
 
@@ -29,15 +29,15 @@ def retriever(kb, encoder, tmp_path) -> EntryRetriever:
     return EntryRetriever(build_index(kb, encoder, tmp_path / "index", batch_size=3, shard_rows=4), encoder)
 
 
-def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, picture) -> None:
-    images = [picture(seed) for seed in range(20, 40)]  # more than one batch of queries
+def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, draw_image) -> None:
+    images = [draw_image(seed) for seed in range(20, 40)]  # more than one batch of queries
     hits_by_image = retriever.search(images, 10)
-    pictures = {e.id: [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(e)] for e in kb}
+    of_entry = {e.id: [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(e)] for e in kb}
     titles = {entry.id: encoder.encode_texts([entry.title])[0] for entry in entries}
-    every = [vector for vectors in pictures.values() for vector in vectors]
+    every = [vector for vectors in of_entry.values() for vector in vectors]
     for image, hits in zip(images, hits_by_image, strict=True):
         query = encoder.encode_images([image])[0].astype(np.float64)
-        expected = {name: equation_3(query, pictures[name], every, title) for name, title in titles.items()}
+        expected = {name: equation_3(query, of_entry[name], every, title) for name, title in titles.items()}
         assert {hit.entry_id for hit in hits} == set(expected)
         for hit in hits:
             assert (hit.score, hit.parts["image"], hit.parts["title"]) == pytest.approx(
@@ -48,8 +48,8 @@ def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entr
         assert {hit.kb for hit in hits} == {"owls"}
 
 
-def test_fewer_hits_are_the_first_of_all_hits(retriever, picture) -> None:
-    images = [picture(seed) for seed in range(5)]
+def test_fewer_hits_are_the_first_of_all_hits(retriever, draw_image) -> None:
+    images = [draw_image(seed) for seed in range(5)]
     whole = retriever.search(images, 10)
     for top_n in (1, 3, 9):
         assert retriever.search(images, top_n) == [hits[:top_n] for hits in whole]
@@ -58,22 +58,22 @@ def test_fewer_hits_are_the_first_of_all_hits(retriever, picture) -> None:
 
 @pytest.fixture
 def encoded(retriever, encoder, monkeypatch) -> list[int]:
-    """Return a list that grows by the size of each batch of pictures that is encoded."""
+    """Return a list that grows by the size of each batch of images that is encoded."""
     sizes: list[int] = []
     encode = encoder.encode_images
     monkeypatch.setattr(encoder, "encode_images", lambda images: sizes.append(len(images)) or encode(images))
     return sizes
 
 
-def test_a_picture_that_several_questions_are_about_is_encoded_once(retriever, encoded, picture) -> None:
-    a, b = picture(1), picture(2)
+def test_an_image_that_several_questions_are_about_is_encoded_once(retriever, encoded, draw_image) -> None:
+    a, b = draw_image(1), draw_image(2)
     twice = retriever.search([a, b, a.copy(), a], 3)
     assert twice == [twice[0], twice[1], twice[0], twice[0]]
     assert encoded == [2]
 
 
-def test_only_a_batch_of_the_same_pictures_is_taken_from_what_was_encoded(retriever, encoded, picture) -> None:
-    a, b = picture(1), picture(2)
+def test_only_a_batch_of_the_same_images_is_taken_from_what_was_encoded(retriever, encoded, draw_image) -> None:
+    a, b = draw_image(1), draw_image(2)
     first = retriever.search([a, b], 3)
     assert retriever.search([a.copy(), b], 3) == first
     assert encoded == [2]
@@ -82,13 +82,13 @@ def test_only_a_batch_of_the_same_pictures_is_taken_from_what_was_encoded(retrie
     assert encoded == [2, 2, 1]
 
 
-def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, picture) -> None:
+def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, draw_image) -> None:
     retriever.most_kept = 2
     for seed in range(5):
-        retriever.weighted(title_weight=0.25).search([picture(seed)], 1)
-    retriever.search([picture(4)], 1)
+        retriever.weighted(title_weight=0.25).search([draw_image(seed)], 1)
+    retriever.search([draw_image(4)], 1)
     assert len(encoded) == 5
-    retriever.search([picture(0)], 1)
+    retriever.search([draw_image(0)], 1)
     assert len(encoded) == 6
 
 
@@ -112,22 +112,22 @@ def index_of(folder, names: str, owner: Sequence[int], image: np.ndarray, title:
     return Index({"kb": "k"}, tuple(names), np.array(owner), store)
 
 
-def test_equal_scores_keep_the_order_of_the_knowledge_base(picture, tmp_path) -> None:
+def test_equal_scores_keep_the_order_of_the_knowledge_base(draw_image, tmp_path) -> None:
     index = index_of(tmp_path, "zyxw", range(4), unit(0.5, 0.5, 1.0, 0.5), unit(0.5, 0.5, 0.5, 0.5))
-    hits = EntryRetriever(index, Fixed()).search([picture(0)], 3)[0]
+    hits = EntryRetriever(index, Fixed()).search([draw_image(0)], 3)[0]
     assert [hit.entry_id for hit in hits] == ["x", "z", "y"]
 
 
-def test_negative_similarities_count_and_the_nearest_image_is_taken(picture, tmp_path) -> None:
+def test_negative_similarities_count_and_the_nearest_image_is_taken(draw_image, tmp_path) -> None:
     index = index_of(tmp_path, "ab", (0, 0, 1), unit(-0.75, -0.5, 0.0), unit(0.25, 0.25, -0.5))
-    hits = EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]
+    hits = EntryRetriever(index, Fixed()).search([draw_image(0)], 2)[0]
     assert [(hit.entry_id, hit.score) for hit in hits] == [("a", -0.125), ("b", -0.25)]
     assert hits[0].parts == {"image": -0.5, "title": 0.25}
 
 
-def test_an_entry_with_many_images_hides_no_other_entry(picture, tmp_path) -> None:
+def test_an_entry_with_many_images_hides_no_other_entry(draw_image, tmp_path) -> None:
     index = index_of(tmp_path, "ab", (*[0] * 30, 1), unit(*[0.9] * 30, 0.1), unit(*[0.5] * 31))
-    assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([picture(0)], 2)[0]] == ["a", "b"]
+    assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([draw_image(0)], 2)[0]] == ["a", "b"]
 
 
 class Approximate:
@@ -151,10 +151,10 @@ class Few(Approximate):
         return found
 
 
-def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(picture, tmp_path) -> None:
+def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(draw_image, tmp_path) -> None:
     whole = index_of(tmp_path, "abcdefghijklmnopqrst", range(20), unit(*[0.9] * 20), unit(*[0.5] * 20))
     store = Few(whole.store)
-    hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([picture(0)], 5)[0]
+    hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([draw_image(0)], 5)[0]
     assert [hit.entry_id for hit in hits] == ["a", "b", "c"]
     assert store.asked == [10]
 
@@ -170,44 +170,44 @@ class Coarse(Approximate):
 
 
 class Pointing(Fixed):
-    """An encoder of pictures by their first pixel: red points one way, what isn't red the other."""
+    """An encoder of images by their first pixel: red points one way, what isn't red the other."""
 
     def encode_images(self, images):
         return np.array([(1, 0) if image.getpixel((0, 0))[0] > 127 else (0, 1) for image in images], dtype=np.float32)
 
 
-def test_what_a_picture_finds_depends_on_no_other_one(tmp_path) -> None:
-    """An entry with many pictures makes one query want more rows, and the other one isn't asked for again."""
+def test_what_an_image_finds_depends_on_no_other_one(tmp_path) -> None:
+    """An entry with many images makes one query want more rows, and the other one isn't asked for again."""
     near, crowded = unit(0.95, 0.9, 0.8), np.tile(unit(0.0), (9, 1))  # one direction each
     image = np.concatenate([near, crowded])
     whole = index_of(tmp_path, "abcd", (0, 1, 2, *[3] * 9), image, image)
-    pictures = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    images = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
 
     def found(*places: int) -> list[list[str]]:
         store = Coarse(whole.store)
         retriever = EntryRetriever(dataclasses.replace(whole, store=store), Pointing(), title_weight=0.0)
-        hits = retriever.search([pictures[place] for place in places], 2)
+        hits = retriever.search([images[place] for place in places], 2)
         assert store.asked[-1][0] == (1 if 1 in places else len(places))
         return [[hit.entry_id for hit in row] for row in hits]
 
     assert found(0, 1) == [*found(0), *found(1)]
     assert found(0) == [["b", "c"]]
     exact = EntryRetriever(whole, Pointing(), title_weight=0.0)
-    assert [[hit.entry_id for hit in row] for row in exact.search(pictures, 2)] == [["a", "b"], ["d", "c"]]
+    assert [[hit.entry_id for hit in row] for row in exact.search(images, 2)] == [["a", "b"], ["d", "c"]]
 
 
 @pytest.mark.parametrize(("weight", "order"), [(0.0, "ab"), (0.25, "ab"), (0.75, "ba"), (1.0, "ba")])
-def test_the_titles_weight_is_a_matter_of_the_query(weight, order, picture, tmp_path) -> None:
+def test_the_titles_weight_is_a_matter_of_the_query(weight, order, draw_image, tmp_path) -> None:
     index = index_of(tmp_path, "ab", (0, 1), unit(0.9, 0.5), unit(0.2, 0.6))
-    hits = EntryRetriever(index, Fixed(), title_weight=weight).search([picture(0)], 2)[0]
+    hits = EntryRetriever(index, Fixed(), title_weight=weight).search([draw_image(0)], 2)[0]
     assert [hit.entry_id for hit in hits] == list(order)
     for hit in hits:
         assert hit.score == pytest.approx((1 - weight) * hit.parts["image"] + weight * hit.parts["title"], abs=1e-6)
 
 
-def test_entries_without_any_image_are_ranked_by_title(encoder, picture, tmp_path) -> None:
+def test_entries_without_any_image_are_ranked_by_title(encoder, draw_image, tmp_path) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash"), Entry("b", "Birch")], name="trees")
-    hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([picture(0)], 5)[0]
+    hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([draw_image(0)], 5)[0]
     assert len(hits) == 2
     assert all(hit.score == hit.parts["title"] / 2 for hit in hits)
 

@@ -63,17 +63,17 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return Index({"kb": "k"}, NAMES, np.arange(ENTRIES), store)
 
 
-def picture(number: int) -> Image.Image:
+def draw_image(number: int) -> Image.Image:
     return Image.new("RGB", (2, 2), (number, 0, 0))
 
 
 def search(index: Index, encoder: ImageTextEncoder, weights: Weights, query: Query | None = None):
-    (hits,) = EntryRetriever(index, encoder).search_queries([query or Query(picture(1), TEXT)], 9, weights=weights)
+    (hits,) = EntryRetriever(index, encoder).search_queries([query or Query(draw_image(1), TEXT)], 9, weights=weights)
     return hits
 
 
 def sides() -> tuple[np.ndarray, np.ndarray]:
-    return OneSpace().encode_images([picture(1)])[0], OneSpace().encode_texts([TEXT])[0]
+    return OneSpace().encode_images([draw_image(1)])[0], OneSpace().encode_texts([TEXT])[0]
 
 
 @given(weight=st.floats(0, 1), share=st.floats(0, 1))
@@ -118,13 +118,13 @@ def test_other_weights_rank_otherwise(index: Index) -> None:
 
 @pytest.mark.parametrize("rule", ["vectors", "features"])
 def test_a_side_alone_is_searched_for_as_ever(index: Index, rule) -> None:
-    for query in (Query(picture(1)), Query(text=TEXT)):
+    for query in (Query(draw_image(1)), Query(text=TEXT)):
         weights = Weights(image=0.25, title=0.25, text_image=0.25, text_title=0.25)
         assert search(index, Pairs(), weights.fused(rule), query) == search(index, Pairs(), weights, query)
 
 
 def test_at_its_ends_the_sum_is_one_side(index: Index) -> None:
-    for weights, side in ((equation_7(0.0), Query(picture(1))), (equation_7(1.0), Query(text=TEXT))):
+    for weights, side in ((equation_7(0.0), Query(draw_image(1))), (equation_7(1.0), Query(text=TEXT))):
         both, alone = search(index, OneSpace(), weights.fused("vectors")), search(index, OneSpace(), weights, side)
         assert [hit.entry_id for hit in both] == [hit.entry_id for hit in alone]
         assert [hit.score for hit in both] == pytest.approx([hit.score for hit in alone], abs=1e-6)
@@ -134,7 +134,7 @@ def test_what_an_encoder_reads_together_it_doesnt_read_apart(index: Index, monke
     monkeypatch.setattr(KeyedEncoder, "encode", None)  # of images and of texts
     encoder = Pairs()
     hits = search(index, encoder, equation_7(0.25).fused("features"))
-    vector = encoder.encode_pairs([picture(1)], [TEXT])[0]
+    vector = encoder.encode_pairs([draw_image(1)], [TEXT])[0]
     expected = {
         name: 0.75 * FIELDS["image"][n] @ vector + 0.25 * FIELDS["title"][n] @ vector for n, name in enumerate(NAMES)
     }
@@ -143,7 +143,7 @@ def test_what_an_encoder_reads_together_it_doesnt_read_apart(index: Index, monke
 
 @pytest.mark.parametrize("rule", ["vectors", "features"])
 def test_a_batch_finds_what_its_queries_find_alone(index: Index, rule) -> None:
-    queries = [Query(picture(n % 4), text) for n, text in enumerate(["an owl", "", "an owl", "a bird"] * 6)]
+    queries = [Query(draw_image(n % 4), text) for n, text in enumerate(["an owl", "", "an owl", "a bird"] * 6)]
     queries += [Query(text="a bird"), *queries[:3]]
     weights = equation_7(0.25).fused(rule)
     batch = EntryRetriever(index, Pairs()).search_queries(queries, 4, weights=weights)
@@ -172,12 +172,12 @@ def test_sides_that_cancel_out_leave_nothing() -> None:
     assert not weighted_sum({"image": 0.5, "text_image": 0.5}, vector, -vector).any()
 
 
-def test_a_language_model_reads_picture_and_text_of_a_query_together(kb, picture, tmp_path: Path) -> None:
+def test_a_language_model_reads_image_and_text_of_a_query_together(kb, draw_image, tmp_path: Path) -> None:
     encoder = load_encoder("vlm2vec:miniature/llava")
     index = build_index(kb, encoder, tmp_path / "index", batch_size=5)
-    hits = search(index, encoder, equation_7(0.0).fused("features"), Query(picture(4), "Which owl is it?"))
-    vector = encoder.encode_pairs([picture(4)], ["Which owl is it?"])[0]
+    hits = search(index, encoder, equation_7(0.0).fused("features"), Query(draw_image(4), "Which owl is it?"))
+    vector = encoder.encode_pairs([draw_image(4)], ["Which owl is it?"])[0]
     rows = index.store.get(np.arange(len(index.store)))["image"] @ vector
     assert hits[0].score == hits[0].parts["fused_image"] == pytest.approx(float(rows.max()), abs=1e-5)
-    apart = search(index, encoder, equation_7(0.0), Query(picture(4), "Which owl is it?"))
-    assert hits[0].score < apart[0].score - 1e-3  # the picture alone is in the index: read with a text it isn't itself
+    apart = search(index, encoder, equation_7(0.0), Query(draw_image(4), "Which owl is it?"))
+    assert hits[0].score < apart[0].score - 1e-3  # the image alone is in the index: read with a text it isn't itself

@@ -179,19 +179,21 @@ class Letters:
         return [[hit(letter) for letter in text[:top]] for text in queries]
 
 
-def test_a_text_knowledge_base_is_searched_by_texts_alone(picture) -> None:
-    queries = [Query(picture(1)), Query(picture(1), "ab"), Query(text="c"), Query(picture(2), " ")]
+def test_a_text_knowledge_base_is_searched_by_texts_alone(draw_image) -> None:
+    queries = [Query(draw_image(1)), Query(draw_image(1), "ab"), Query(text="c"), Query(draw_image(2), " ")]
     assert [names(hits) for hits in Texts("t", Letters()).search(queries, 5)] == ["", "ab", "c", ""]
 
 
-def test_real_knowledge_bases_that_share_an_encoder_find_what_they_find_alone(kb, encoder, picture, tmp_path) -> None:
+def test_real_knowledge_bases_that_share_an_encoder_find_what_they_find_alone(
+    kb, encoder, draw_image, tmp_path
+) -> None:
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
     other = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder, title_weight=0.2)
     stages = [
         PassagesInside("passages", retriever, lambda name: split_passages(kb.get(name)), entries=4),
         Summaries("pairs", other, kb),
     ]
-    queries = [Query(picture(n), f"Which mice does owl nº {n} eat?" * (n % 3)) for n in range(12)]
+    queries = [Query(draw_image(n), f"Which mice does owl nº {n} eat?" * (n % 3)) for n in range(12)]
     queries += [Query(text=f"owl {n}") for n in range(5)]
     expected = [stage.search(queries, 5) for stage in stages]
     for _ in range(3):

@@ -58,12 +58,12 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return Index({"kb": "k"}, NAMES, np.array(OWNERS), store)
 
 
-def picture(number: int) -> Image.Image:
+def draw_image(number: int) -> Image.Image:
     return Image.new("RGB", (2, 2), (number, 0, 0))
 
 
 def queries() -> st.SearchStrategy[Query]:
-    images = st.integers(0, 3).map(picture)
+    images = st.integers(0, 3).map(draw_image)
     texts = st.sampled_from(["an owl", "which owl?", "a bird at night"])
     return st.one_of(
         images.map(Query), texts.map(lambda text: Query(text=text)), st.builds(Query, image=images, text=texts)
@@ -134,10 +134,10 @@ def test_real_texts_are_compared_with_titles_and_images(kb, entries, encoder, tm
     assert hits[0].entry_id == "e4"
     assert hits[0].score == hits[0].parts["text_title"] == pytest.approx(1, abs=1e-5)
     (hits,) = retriever.search_queries([Query(text="an owl")], 10, weights=modality_weights("C", "I"))
-    pictureless = {round(hit.parts["text_image"], 9) for hit in hits if hit.entry_id in ("e2", "e5", "e8")}
+    without_image = {round(hit.parts["text_image"], 9) for hit in hits if hit.entry_id in ("e2", "e5", "e8")}
     others = [hit.parts["text_image"] for hit in hits if hit.entry_id not in ("e2", "e5", "e8")]
-    assert len(pictureless) == 1
-    assert min(others) < pictureless.pop() < max(others)  # the mean of all images: not pushed to the bottom
+    assert len(without_image) == 1
+    assert min(others) < without_image.pop() < max(others)  # the mean of all images: not pushed to the bottom
 
 
 def ids(hits: Sequence) -> list[str]:
@@ -146,19 +146,19 @@ def ids(hits: Sequence) -> list[str]:
 
 def test_from_the_image_alone_to_the_text_alone_on_one_index(index: Index) -> None:
     retriever = EntryRetriever(index, Exact())
-    both = [Query(picture(1), "an owl")]
+    both = [Query(draw_image(1), "an owl")]
     (first,), (last,) = (retriever.search_queries(both, 7, weights=equation_7(weight)) for weight in (0.0, 1.0))
-    assert ids(first) == ids(EntryRetriever(index, Exact(), title_weight=0).search([picture(1)], 7)[0])
+    assert ids(first) == ids(EntryRetriever(index, Exact(), title_weight=0).search([draw_image(1)], 7)[0])
     assert ids(last) == ids(retriever.search_queries([Query(text="an owl")], 7)[0])
     assert ids(first) != ids(last)
 
 
 def test_an_encoder_of_two_spaces_compares_texts_with_titles_alone(index: Index) -> None:
     retriever = EntryRetriever(index, TwoSpaces())
-    (hits,) = retriever.search_queries([Query(picture(1), "an owl")], 7, weights=equation_7(0.25))
+    (hits,) = retriever.search_queries([Query(draw_image(1), "an owl")], 7, weights=equation_7(0.25))
     assert hits[0].parts.keys() == {"image", "title", "text_title"}
     with pytest.raises(UserError, match="`text_image` the weight 0"):
-        retriever.search_queries([Query(picture(1), "an owl")], 7, weights=modality_weights("IQ", "IT"))
+        retriever.search_queries([Query(draw_image(1), "an owl")], 7, weights=modality_weights("IQ", "IT"))
 
 
 def test_no_queries_find_nothing_and_top_n_must_be_positive(index: Index) -> None:

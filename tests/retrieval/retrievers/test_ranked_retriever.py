@@ -1,4 +1,4 @@
-"""Entries by a file of rankings: what a picture's row lists is found for it, whatever file the picture came from."""
+"""Entries by a file of rankings: what an image's row lists is found for it, whatever file the image came from."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CAFE = "https://en.wikipedia.org/wiki/Caf%C3%A9_(drink)"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data set's folder: three entries, and pictures `images/{red,green,blue}.png`."""
+    """A data set's folder: three entries, and images `images/{red,green,blue}.png`."""
     write_knowledge_base(tmp_path / "knowledge", [Entry(name, name) for name in ("a", "b", CAFE)], name="kb")
     (tmp_path / "images").mkdir()
     for colour in ("red", "green", "blue"):
@@ -61,7 +61,7 @@ def test_an_entry_without_a_score_has_one_of_its_rank(folder: Path, opened, rule
     assert same is (rule == "reciprocal_rank")
 
 
-def test_a_picture_finds_what_its_row_lists_in_that_order(folder: Path, opened: Callable[..., RankedRetriever]) -> None:
+def test_an_image_finds_what_its_row_lists_in_that_order(folder: Path, opened: Callable[..., RankedRetriever]) -> None:
     retriever = opened(
         {"image": "images/red.png", "entities": ["b", "a"]},
         {"image": "images/green.png", "entities": ["a", "b"], "scores": [0.7, -0.1]},
@@ -93,8 +93,8 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folde
     assert [(hit.entry_id, hit.score, hit.rank) for hit in hits] == [("a", 0.8, 1), ("b", 0.6, 2)]
     assert [(hit.entry_id, hit.score) for hit in others] == [("b", 1.0)]
     assert capsys.readouterr().err == (
-        f"{folder}/ranked.jsonl: rankings of 3 pictures; left out: 2 of 7 entities, which the knowledge base kb "
-        "hasn't, and 1 pictures that can't be read, e.g. images/gone.png\n"
+        f"{folder}/ranked.jsonl: rankings of 3 images; left out: 2 of 7 entities, which the knowledge base kb "
+        "hasn't, and 1 images that can't be read, e.g. images/gone.png\n"
     )
 
 
@@ -140,7 +140,7 @@ def test_a_file_that_leads_nowhere_is_refused(folder: Path, opened: Callable[...
 
 
 @pytest.mark.parametrize("image", ["images/red.png", "red.png"])
-def test_a_picture_is_named_below_any_root(folder: Path, image: str) -> None:
+def test_an_image_is_named_below_any_root(folder: Path, image: str) -> None:
     (folder / "ranked.jsonl").write_text(json.dumps({"image": image, "entities": ["a"]}))
     roots = (folder, folder / "images")
     retriever = open_ranked(folder / "ranked.jsonl", KnowledgeBase(folder / "knowledge"), roots)

@@ -67,7 +67,7 @@ def test_a_step_reads_the_same_examples_with_shares_by_tokens(count: int, config
 
 
 @pytest.mark.parametrize("family", ["llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"])
-def test_pictures_tokens_are_counted_without_decoding_them(
+def test_images_tokens_are_counted_without_decoding_them(
     family: str, write_base, config, data_folder, tmp_path
 ) -> None:
     for place, size in ((0, (70, 64)), (1, (280, 90))):
@@ -80,9 +80,9 @@ def test_pictures_tokens_are_counted_without_decoding_them(
 
     for index in (0, 1, 2, 3):
         prefix = dataset[index].trees[0].prefix.ids
-        pictured = prefix.count(loaded.model.config.image_token_id)
+        with_images = prefix.count(loaded.model.config.image_token_id)
         text = sum(map(len, data.scheme.texts(data.examples[index]))) // 4
-        assert count(index) == pictured + text
+        assert count(index) == with_images + text
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])

@@ -28,9 +28,9 @@ def other_folder(tmp_path: Path, examples: list[ReflectionExample]) -> Path:
         dataclasses.replace(example, id=f"other-{example.id}", image="red.png") for example in examples[:10]
     ]
     write_examples(folder / "train.parquet", other_examples)
-    write_manifest(folder, Manifest("mr2ag", folder / "pictures", {"train": "0"}))
-    (folder / "pictures").mkdir()
-    Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "pictures" / "red.png")
+    write_manifest(folder, Manifest("mr2ag", folder / "images", {"train": "0"}))
+    (folder / "images").mkdir()
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(folder / "images" / "red.png")
     return folder
 
 
@@ -82,11 +82,11 @@ def test_a_single_data_set_is_read_in_the_order_it_always_was() -> None:
 
 
 def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path, tmp_path: Path) -> None:
-    pictures = str(data_folder / "images")
-    requested = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": pictures}}
+    images = str(data_folder / "images")
+    requested = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": images}}
     (tmp_path / "sft.yaml").write_text(
         f"output_dir: out\ntrain_data:\n  {data_folder}: 1\n"
-        f"  {data_folder}/train.parquet: {{weight: 0.5, image_root: {pictures}}}\n"
+        f"  {data_folder}/train.parquet: {{weight: 0.5, image_root: {images}}}\n"
     )
 
     by_file = parse_config(SftConfig, argv=["--config", str(tmp_path / "sft.yaml")])
@@ -95,7 +95,7 @@ def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path
 
     expected = [
         DataSource(str(data_folder), "train", "", 1),
-        DataSource(str(data_folder / "train.parquet"), "train", pictures, 0.5),
+        DataSource(str(data_folder / "train.parquet"), "train", images, 0.5),
     ]
     assert by_file.sources() == by_flag.sources() == expected
     assert alone.sources() == expected[:1]
@@ -139,7 +139,7 @@ def test_each_data_set_has_its_own_images(data_folder: Path, other_folder: Path)
     images = [data.image_roots[0] / example.image for example in data.examples]
     assert images == [data.image_roots[0] / data.examples[i].image for i in range(34)]
     assert {image.parent for image in images[:24]} == {data_folder / "images"}
-    assert set(images[24:]) == {other_folder / "pictures/red.png"}
+    assert set(images[24:]) == {other_folder / "images/red.png"}
 
 
 def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(

@@ -65,11 +65,11 @@ def test_the_largest_batch_has_the_longest_questions_and_grows_where_the_sample_
     many = largest_batch(sample, 48, patch_size=16)
 
     assert (two.tokens, two.longest, two.trees) == (sum(lengths[-2:]), lengths[-1], 2)
-    assert two.patches == 16  # both are about one picture
+    assert two.patches == 16  # both are about one image
     assert (many.tokens, many.trees) == (2 * sum(lengths), 48)
 
 
-def test_patches_of_pictures_of_each_layout() -> None:
+def test_patches_of_images_of_each_layout() -> None:
     assert patches({"pixel_values": torch.empty(2, 3, 28, 42)}, 14) == 2 * 6
     assert patches({"pixel_values": torch.empty(2, 5, 3, 28, 28)}, 14) == 2 * 5 * 4
     assert patches({"pixel_values": torch.empty(96, 1176)}, 14) == 96

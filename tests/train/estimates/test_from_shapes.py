@@ -68,7 +68,7 @@ def test_a_shipped_model_and_an_adapters_base_are_estimated_by_their_own_shapes(
     assert "7,063,427,072" not in miniature
 
 
-def test_a_large_picture_of_each_family() -> None:
+def test_a_large_image_of_each_family() -> None:
     tokens = {}
     for folder in ("llava15_7b", "llava_next_7b", "qwen2_vl_7b", "qwen3_vl_4b", "gemma3_4b"):
         path = SHAPES / f"{folder}.json"
@@ -139,4 +139,4 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(capsys, m
         forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):
         forecast_from_shapes(frozen, SHAPES / "qwen3_vl_4b.json")
-    assert "features: 2.2 MiB a picture on the disk" in printed(capsys, monkeypatch, "--cache_features", "anywhere")
+    assert "features: 2.2 MiB an image on the disk" in printed(capsys, monkeypatch, "--cache_features", "anywhere")

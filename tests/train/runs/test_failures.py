@@ -135,7 +135,7 @@ def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config, m
 
 
 @pytest.mark.slow
-def test_a_picture_that_is_corrupt_is_named_by_a_worker(config, data_folder) -> None:
+def test_an_image_that_is_corrupt_is_named_by_a_worker(config, data_folder) -> None:
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     images = data_folder / "images"
     Image.new("RGB", (70, 64)).save(images / "odd.png")
@@ -147,7 +147,7 @@ def test_a_picture_that_is_corrupt_is_named_by_a_worker(config, data_folder) -> 
         fine_tune(config(max_steps=None, epochs=1, dataloader_workers=1))
 
 
-def test_a_picture_that_the_processor_refuses_is_named(config, data_folder: Path) -> None:
+def test_an_image_that_the_processor_refuses_is_named(config, data_folder: Path) -> None:
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     Image.new("RGB", (4000, 2)).save(data_folder / "images" / "line.png")
     line = ReflectionExample("line", "line.png", "Which colour is it?", False, answer="black")

@@ -136,7 +136,7 @@ def test_a_model_learns_its_examples(
 
 
 def test_gemma_3_learns_its_examples(config, write_base, tmp_path: Path, losses) -> None:
-    """Its embeddings are scaled, and its pictures' tokens see all of their picture."""
+    """Its embeddings are scaled, and its images' tokens see all of their image."""
     write_base("gemma3", tmp_path / "base")
     same: dict[str, Any] = {"method": "lora", "learning_rate": 3e-2, "save_steps": 100}
     run = config(model=str(tmp_path / "base"), max_steps=16, **same)
@@ -302,7 +302,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> 
 
     assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in said
     assert "tokens of an image: 16 at least, 16 on average, 16 at most" in said
-    assert "pictures: `image_fit: crop`" in said
+    assert "images: `image_fit: crop`" in said
     assert "batch: 4 questions a step, 8 rows on average" in said  # 43 branches and 6 questions without, of 24
     assert "a new token's row can move by 0.03 " in said  # half of 12 steps at 5e-3
     assert "vision tower: 0 of" in said

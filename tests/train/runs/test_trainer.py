@@ -126,7 +126,7 @@ def test_deepspeed_rounds_a_models_inputs_and_not_the_losss_weights(trainer_clas
 
 
 def test_the_batches_of_a_step_wait_on_the_cpu(config, monkeypatch) -> None:
-    """All of them are taken at its beginning: 128 pictures of 1,280 tokens would hold 3 GB of an accelerator."""
+    """All of them are taken at its beginning: 128 images of 1,280 tokens would hold 3 GB of an accelerator."""
     devices: set[str] = set()
 
     def look(trainer: Any, **_: Any) -> None:

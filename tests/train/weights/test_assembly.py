@@ -67,7 +67,7 @@ def merged(config: MergeConfig) -> str:
     return assemble(config, config.output, config.dtype)
 
 
-def picture(width: int = 64, height: int = 64) -> Image.Image:
+def draw_image(width: int = 64, height: int = 64) -> Image.Image:
     noise = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(noise)
 
@@ -83,15 +83,15 @@ def test_what_transformers_loads_computes_what_the_three_parts_do(parts, as_bin:
     clip = CLIPVisionModel.from_pretrained(config.vision).eval()
     weights = {name: value.float() for name, value in torch.load(config.projector, weights_only=True).items()}
 
-    made = processor(text="USER: <image>\nWhen? ASSISTANT:", images=picture(), return_tensors="pt")
+    made = processor(text="USER: <image>\nWhen? ASSISTANT:", images=draw_image(), return_tensors="pt")
     with torch.no_grad():
         logits = model(**made).logits
         seen = clip(made["pixel_values"], output_hidden_states=True).hidden_states[-2][:, 1:]
         hidden = nn.functional.gelu(nn.functional.linear(seen, *list(weights.values())[:2]))
-        image = nn.functional.linear(hidden, *list(weights.values())[2:])
+        features = nn.functional.linear(hidden, *list(weights.values())[2:])
         is_image = made["input_ids"] == model.config.image_token_id
         embedded = vicuna.get_input_embeddings()(made["input_ids"].masked_fill(is_image, 0))
-        embedded[is_image] = image[0]
+        embedded[is_image] = features[0]
         expected = vicuna(inputs_embeds=embedded).logits
 
     assert int(is_image.sum()) == 16
@@ -124,15 +124,15 @@ def test_our_own_loader_takes_it_and_adds_the_reflection_tokens(parts) -> None:
 
     loaded = load(config.output, scheme="mr2ag")
 
-    text = loaded.renderer.decode(loaded.renderer.prefix("When?", picture()).ids)
+    text = loaded.renderer.decode(loaded.renderer.prefix("When?", draw_image()).ids)
     assert text.startswith("<s>A chat between a curious user")
     assert text.endswith("When? ASSISTANT:")
     assert len(set(loaded.renderer.token_ids.values())) == 4
 
 
 @pytest.mark.parametrize(("image_fit", "blue"), [("pad", True), ("crop", False)])
-def test_a_wide_picture_is_padded_or_its_middle_cut_out(parts, image_fit: str, blue: bool) -> None:
-    """A blue stripe at the left edge of a red picture three times as wide as high."""
+def test_a_wide_image_is_padded_or_its_middle_cut_out(parts, image_fit: str, blue: bool) -> None:
+    """A blue stripe at the left edge of a red image three times as wide as high."""
     config = parts(image_fit=image_fit)
     merged(config)
     image = Image.new("RGB", (192, 64), (255, 0, 0))
@@ -173,9 +173,9 @@ def test_without_a_projector_a_small_chat_model_of_tied_tables_becomes_a_llava_o
 
     printed = merged(config)
 
-    assert printed.endswith("4 tokens a picture; its projector is untrained")
+    assert printed.endswith("4 tokens an image; its projector is untrained")
     loaded = load(config.output, scheme="mr2ag")
-    prompt = loaded.renderer.prefix("When?", picture(96, 32))
+    prompt = loaded.renderer.prefix("When?", draw_image(96, 32))
     assert prompt.ids.count(loaded.renderer.image_token_id) == 4
     assert "user: <image>" in loaded.renderer.decode(prompt.ids)
     assert prompt.vision["pixel_values"].shape == (1, 3, 32, 32)

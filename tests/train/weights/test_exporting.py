@@ -28,11 +28,11 @@ PROMPTS = 4
 
 
 @torch.no_grad()
-def logits(loaded: Loaded, model: Any, picture: Callable[[int], Any]) -> Tensor:
-    """Compute a model's last logits of prompts with pictures, by transformers alone."""
+def logits(loaded: Loaded, model: Any, draw_image: Callable[[int], Any]) -> Tensor:
+    """Compute a model's last logits of prompts with images, by transformers alone."""
     rows = []
     for number in range(PROMPTS):
-        rendered = loaded.renderer.prefix(f"Was it built in {1800 + number}?", picture(number))
+        rendered = loaded.renderer.prefix(f"Was it built in {1800 + number}?", draw_image(number))
         inputs = plain_inputs(loaded.model, [*rendered.ids, *loaded.renderer.token_ids.values()], rendered.vision)
         rows.append(model.eval()(**inputs).logits[0, -5:])
     return torch.stack(rows)
@@ -52,22 +52,22 @@ def opened(folder: Path) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_forms_are_the_adapter_to_plain_transformers(
-    family: str, write_base, picture, tmp_path: Path, moved_adapter
+    family: str, write_base, draw_image, tmp_path: Path, moved_adapter
 ) -> None:
     write_base(family, tmp_path / "base")
     GenerationConfig(eos_token_id=2, do_sample=True, repetition_penalty=1.5).save_pretrained(tmp_path / "base")
     loaded, model = moved_adapter(tmp_path / "base", tmp_path / "adapter", projector=True)
-    expected = logits(loaded, model, picture)
+    expected = logits(loaded, model, draw_image)
 
     exported(tmp_path / "adapter", tmp_path / "merged", "--dtype", "float32")
     split = exported(tmp_path / "adapter", tmp_path / "split", "--dtype", "float32", "--adapter", "true")
 
     merged, plain = opened(tmp_path / "merged"), opened(tmp_path / "split/base")
     assert merged.dtype == torch.float32
-    torch.testing.assert_close(logits(loaded, merged, picture), expected, rtol=1e-4, atol=1e-4)
-    without = logits(loaded, plain, picture)
+    torch.testing.assert_close(logits(loaded, merged, draw_image), expected, rtol=1e-4, atol=1e-4)
+    without = logits(loaded, plain, draw_image)
     torch.testing.assert_close(
-        logits(loaded, PeftModel.from_pretrained(plain, tmp_path / "split/adapter"), picture),
+        logits(loaded, PeftModel.from_pretrained(plain, tmp_path / "split/adapter"), draw_image),
         expected,
         rtol=1e-4,
         atol=1e-4,
@@ -79,7 +79,7 @@ def test_both_forms_are_the_adapter_to_plain_transformers(
     assert f"--lora-modules split={tmp_path}/split/adapter" in split
     ours = load(str(tmp_path / "merged"), scheme="mr2ag")
     assert ours.is_tuned
-    assert torch.equal(logits(ours, ours.model, picture), logits(loaded, merged, picture))
+    assert torch.equal(logits(ours, ours.model, draw_image), logits(loaded, merged, draw_image))
     for folder in ("merged", "split/base"):
         assert read_json(tmp_path / folder / "generation_config.json", "config").keys() <= {
             "bos_token_id",
@@ -92,7 +92,7 @@ def test_both_forms_are_the_adapter_to_plain_transformers(
         assert processor["processor_class"] in has_no_video or processor["video_processor"]
 
 
-def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, picture, tmp_path: Path) -> None:
+def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, draw_image, tmp_path: Path) -> None:
     write_base("llava", tmp_path / "base")
     loaded = load(str(tmp_path / "base"), scheme="mr2ag", dtype="bfloat16")
     save_checkpoint(tmp_path / "full", loaded.model, loaded.processor, MR2AG, {})
@@ -107,7 +107,7 @@ def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, pictu
 
     again = opened(tmp_path / "out")
     assert again.dtype == torch.bfloat16
-    assert torch.equal(logits(loaded, again, picture), logits(loaded, loaded.model, picture))
+    assert torch.equal(logits(loaded, again, draw_image), logits(loaded, loaded.model, draw_image))
     info = read_info(tmp_path / "out")
     assert load_calibration(tmp_path / "out", str(info[SAVED])).gates == {"retrieve": GateScaling(0.5, 0.5)}
     readme = (tmp_path / "out/README.md").read_text()
@@ -135,7 +135,7 @@ def test_the_readme_asks_a_gate_as_training_did(base_model, scheme: str, asked: 
 
 
 def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
-    base_model, picture, tmp_path: Path, moved_adapter
+    base_model, draw_image, tmp_path: Path, moved_adapter
 ) -> None:
     pytest.importorskip("bitsandbytes")
     moved_adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter", projector=True)
@@ -147,7 +147,7 @@ def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
     plain = PeftModel.from_pretrained(opened(tmp_path / "split/base"), tmp_path / "split/adapter")
     merged = load(str(tmp_path / "adapter"))
     torch.testing.assert_close(
-        logits(merged, plain, picture), logits(merged, merged.model, picture), rtol=1e-4, atol=1e-4
+        logits(merged, plain, draw_image), logits(merged, merged.model, draw_image), rtol=1e-4, atol=1e-4
     )
 
 

@@ -49,7 +49,7 @@ def captions(config, plain_folder: Path, tmp_path: Path) -> Callable[..., SftCon
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The pictures that vision towers read, one number a pass."""
+    """The images that vision towers read, one number a pass."""
     read: list[int] = []
 
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,8 +73,8 @@ def files(run: SftConfig) -> dict[str, int]:
 def fill_cache(run: SftConfig, loaded: Loaded, data: TrainingData) -> None:
     """Cache the features of the data, as a run does before it trains."""
     args = TrainingArguments(**common_arguments(run))
-    pictures = [(data.examples, data.image_roots)]
-    cache_features(run, loaded, pictures, args, trained_towers=run.trained_towers, autocast=run.dtype)
+    images = [(data.examples, data.image_roots)]
+    cache_features(run, loaded, images, args, trained_towers=run.trained_towers, autocast=run.dtype)
 
 
 def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
@@ -112,7 +112,7 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(captions, family: Fami
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_picture_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
+def test_each_image_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
     fine_tune(captions("one", family, max_steps=2))
     assert passes == [1, 1, 1]  # three colours, of 24 questions
 
@@ -158,7 +158,7 @@ def test_the_projector_of_a_finished_stage_shares_the_cache_and_another_tower_do
     assert len(passes) == 6
 
 
-def test_a_changed_picture_is_read_again(captions, passes, data_folder) -> None:
+def test_a_changed_image_is_read_again(captions, passes, data_folder) -> None:
     fine_tune(captions("one", max_steps=1))
     Image.new("RGB", (70, 64), (1, 2, 3)).save(data_folder / "images" / "red.png")
 
@@ -203,7 +203,7 @@ def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions) ->
         dataset[0]
     for path in paths:
         path.unlink()
-    with pytest.raises(UserError, match=r"training example k0 .* the features of its picture are not in"):
+    with pytest.raises(UserError, match=r"training example k0 .* the features of its image are not in"):
         dataset[0]
 
 
@@ -211,5 +211,5 @@ def test_a_dry_run_fills_nothing(captions, capsys: pytest.CaptureFixture[str]) -
     run = captions(dry_run=True)
     fine_tune(run)
 
-    assert "features: those of 3 pictures would be kept in" in capsys.readouterr().out
+    assert "features: those of 3 images would be kept in" in capsys.readouterr().out
     assert not Path(run.cache_features).exists()

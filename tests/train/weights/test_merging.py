@@ -31,7 +31,7 @@ CASES = [
 
 @torch.no_grad()
 def logits(loaded: Loaded, model: torch.nn.Module) -> Tensor:
-    """Compute a model's logits of a picture, a question and both gates, without our engine."""
+    """Compute a model's logits of an image, a question and both gates, without our engine."""
     rendered = loaded.renderer.prefix("When was it founded?", Image.new("RGB", (64, 64), "green"))
     ids = [*rendered.ids, *loaded.renderer.token_ids.values(), 20]
     return model(**plain_inputs(loaded.model, ids, rendered.vision)).logits

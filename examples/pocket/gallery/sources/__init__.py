@@ -1,1 +1,1 @@
-"""Sources of the gallery's pictures, articles and facts, one module each."""
+"""Sources of the gallery's images, articles and facts, one module each."""

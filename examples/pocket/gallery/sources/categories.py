@@ -156,4 +156,4 @@ STAMP_CATEGORIES: dict[str, str] = {
 """Category of each of the stamps' folders that is used; the first whose name fits."""
 
 PREFERRED = ("fruit", "vegetable", "sport", "planet", "landmark")
-"""Categories in order of preference for an entity with pictures of several; else it has the first picture's."""
+"""Categories in order of preference for an entity with images of several; else it has the first image's."""

@@ -1,4 +1,4 @@
-"""Emoji of three hands (glyphs of two fonts, and rendered pictures), and countries' flags."""
+"""Emoji of three hands (glyphs of two fonts, and rendered images), and countries' flags."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.sources.categories import EMOJI_CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Style
+from reflectune.examples.pocket.gallery.sources.images import SourceImage, Style
 
 NAMES = "package/data/openmoji.json"
 FONTS = {
@@ -21,7 +21,7 @@ FLAG_FOLDERS = {"plain_flags": "package/png250px", "glossy_flags": "usr/share/is
 _COUNTRY_FLAG = "country-flag"
 
 
-def read_emoji(folders: dict[str, Path]) -> Iterator[SourcePicture]:
+def read_emoji(folders: dict[str, Path]) -> Iterator[SourceImage]:
     """Return the emoji of things and of countries' flags, each by every hand that is among the folders.
 
     Args:
@@ -45,21 +45,21 @@ def read_emoji(folders: dict[str, Path]) -> Iterator[SourcePicture]:
             yield from _drawn(folders, code, name, category, row["emoji"])
             file = folders["fluent"] / RENDERED / f"{code.lower()}.webp" if "fluent" in folders else None
             if file is not None and file.is_file():
-                yield SourcePicture(f"fluent/{code.lower()}", name, category, "fluent", "fluent", "rendering", file)
+                yield SourceImage(f"fluent/{code.lower()}", name, category, "fluent", "fluent", "rendering", file)
 
 
-def _drawn(folders: dict[str, Path], code: str, name: str, category: str, glyph: str) -> Iterator[SourcePicture]:
+def _drawn(folders: dict[str, Path], code: str, name: str, category: str, glyph: str) -> Iterator[SourceImage]:
     style: Style = "flag" if category == "flag" else "drawing"
     for hand, (font, size) in FONTS.items():
         if hand in folders:
             file = folders[hand] / font
-            yield SourcePicture(f"{hand}/{code.lower()}", name, category, hand, hand, style, file, glyph, size)
+            yield SourceImage(f"{hand}/{code.lower()}", name, category, hand, hand, style, file, glyph, size)
 
 
-def read_flags(folders: dict[str, Path]) -> Iterator[SourcePicture]:
+def read_flags(folders: dict[str, Path]) -> Iterator[SourceImage]:
     """Return the flags of `plain_flags` and `glossy_flags`, as far as they are among the folders; countries' alone."""
     for source, below in FLAG_FOLDERS.items():
         if source in folders:
             for file in sorted((folders[source] / below).glob("*.png")):
                 if re.fullmatch("[a-z]{2}", file.stem):
-                    yield SourcePicture(f"{source}/{file.stem}", file.stem, "flag", source, source, "flag", file)
+                    yield SourceImage(f"{source}/{file.stem}", file.stem, "flag", source, source, "flag", file)

@@ -1,4 +1,4 @@
-"""GCompris' pictures (animals, landmarks, planets, things that a word names), from its resource files.
+"""GCompris' images (animals, landmarks, planets, things that a word names), from its resource files.
 
 These are Qt's binary resource files (.rcc): a tree of names, and the files in it.
 """
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 
 RESOURCES = "usr/share/gcompris-qt/rcc"
 _ROOT = "gcompris/src/activities/"
@@ -32,8 +32,8 @@ _LARGEST = 64 * 2**20
 """Most bytes of an unpacked file."""
 
 
-def read_activities(folder: Path) -> Iterator[SourcePicture]:
-    """Return the pictures of the unpacked package, and write each resource file's content next to it."""
+def read_activities(folder: Path) -> Iterator[SourceImage]:
+    """Return the images of the unpacked package, and write each resource file's content next to it."""
     root = folder / "resources"
     for resource in sorted((folder / RESOURCES).glob("*.rcc")):
         for name, content in read_resources(resource):
@@ -43,13 +43,13 @@ def read_activities(folder: Path) -> Iterator[SourcePicture]:
     activities = root / _ROOT
     for below, (category, style) in _FOLDERS.items():
         for file in sorted((activities / below).glob("*.webp")):
-            yield _picture(file, activities, split_name(file.stem), category, style)
+            yield _image(file, activities, split_name(file.stem), category, style)
     for activity, category in _BOARDS.items():
         for board in sorted((activities / activity / "resource/board").glob("*.qml")):
             for title, path in _TITLED.findall(board.read_text(encoding="utf-8")):
                 file = root / path
                 if file.is_file() and file.suffix == ".webp":
-                    yield _picture(file, activities, title, category, "photograph")
+                    yield _image(file, activities, title, category, "photograph")
 
 
 def split_name(stem: str) -> str:
@@ -57,10 +57,10 @@ def split_name(stem: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])|[_-]", " ", stem).lower()
 
 
-def _picture(file: Path, activities: Path, name: str, category: str, style: str) -> SourcePicture:
+def _image(file: Path, activities: Path, name: str, category: str, style: str) -> SourceImage:
     path = file.relative_to(activities).as_posix().replace("/resource", "")
     hand = "gcompris " + path.split("/")[0]
-    return SourcePicture(f"gcompris/{path[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
+    return SourceImage(f"gcompris/{path[:-5]}", name, category, "gcompris", hand, style, file)  # type: ignore[arg-type]
 
 
 def read_resources(path: Path) -> Iterator[tuple[str, bytes]]:

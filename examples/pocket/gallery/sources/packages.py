@@ -35,7 +35,7 @@ _RCC = "usr/share/gcompris-qt/rcc/"
 GCOMPRIS_RESOURCES = (
     "lang explore_world_animals explore_farm_animals explore_monuments solar_system erase categorization"
 ).split()
-"""Activities of GCompris whose pictures are used."""
+"""Activities of GCompris whose images are used."""
 
 SOURCES: dict[str, Source] = {
     "wikipedia": Source(
@@ -145,7 +145,7 @@ SOURCES: dict[str, Source] = {
             "MIT",
         ),
         _below("package/assets/", ends=".webp"),
-        "rendered pictures of things",
+        "rendered images of things",
         "Fluent Emoji, Microsoft; packed by LobeHub",
     ),
     "plain_flags": Source(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reflectune.examples.pocket.gallery.sources.categories import STAMP_CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 
 FOLDER = "usr/share/tuxpaint/stamps"
 _DRAWN = ("cartoon", "seasonal", "houses", "monuments", "roadsigns", "naturalforces", "clothes/hats", "people/toys")
@@ -18,7 +18,7 @@ _COLOUR = re.compile(
 )
 
 
-def read_stamps(folder: Path) -> Iterator[SourcePicture]:
+def read_stamps(folder: Path) -> Iterator[SourceImage]:
     """Return the stamps whose caption names one thing."""
     root = folder / FOLDER
     for file in sorted(root.rglob("*.png")):
@@ -32,7 +32,7 @@ def read_stamps(folder: Path) -> Iterator[SourcePicture]:
             continue
         is_drawn = any(part in path for part in _DRAWN)
         hand, style = ("stamp drawings", "drawing") if is_drawn else ("stamp photographs", "photograph")
-        yield SourcePicture(f"tuxpaint/{path[:-4]}", name, category, "tuxpaint", hand, style, file)  # type: ignore[arg-type]
+        yield SourceImage(f"tuxpaint/{path[:-4]}", name, category, "tuxpaint", hand, style, file)  # type: ignore[arg-type]
 
 
 def caption_name(caption: str) -> str:

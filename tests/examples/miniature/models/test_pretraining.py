@@ -15,7 +15,7 @@ from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import make_entity, random_looks
-from reflectune.examples.miniature.world.lessons import DrawnPicture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import DrawnImage, Teacher, corpus
 
 each_family = pytest.mark.parametrize("school", FAMILIES, indirect=True)
 """Other tests are of the loop, and have the first family alone."""
@@ -26,7 +26,7 @@ def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
     rng, family = random.Random(0), getattr(request, "param", FAMILIES[0])
     processor: Any = build_processor(family, train_tokenizer(corpus(rng, 40), 500, family))
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
-    shown = [DrawnPicture(random_looks(rng, held_out=False), 2) for _ in range(6)] + [DrawnPicture(famous[0].looks, 1)]
+    shown = [DrawnImage(random_looks(rng, held_out=False), 2) for _ in range(6)] + [DrawnImage(famous[0].looks, 1)]
     pixels = [
         dict(processor.image_processor(images=[draw(p.looks, p.balloons, rng)], return_tensors="pt")) for p in shown
     ]
@@ -35,7 +35,7 @@ def school(request: pytest.FixtureRequest) -> tuple[Pretrainer, Teacher, Any]:
 
 
 def lessons_of(teacher: Teacher) -> list[Lesson]:
-    return [teacher.look(), teacher.read(with_picture=True), teacher.copy(), teacher.match(3), teacher.recall()]
+    return [teacher.look(), teacher.read(with_image=True), teacher.copy(), teacher.match(3), teacher.recall()]
 
 
 @each_family
@@ -45,7 +45,7 @@ def test_a_tree_predicts_as_separate_rows_do(school: tuple[Pretrainer, Teacher, 
         whole = trainer.collate([lesson])
         logits = trainer.forward(whole)[0]
         for number, turn in enumerate(lesson.turns):
-            alone = trainer.collate([Lesson(lesson.picture, lesson.question, (turn,))])
+            alone = trainer.collate([Lesson(lesson.image, lesson.question, (turn,))])
             mine = logits[_targets_of(whole, number, lesson)]
             assert torch.allclose(mine, trainer.forward(alone)[0], atol=1e-5)
 
@@ -75,7 +75,7 @@ def test_a_batch_predicts_as_its_single_lessons_do(school: tuple[Pretrainer, Tea
 @each_family
 def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, teacher, processor = school
-    lesson = teacher.read(with_picture=True)
+    lesson = teacher.read(with_image=True)
     turn = lesson.turns[0]
     user = [{"type": "image"}, {"type": "text", "text": f"{lesson.question} {turn.text}"}]
     reply = [{"type": "text", "text": turn.answer}]
@@ -88,7 +88,7 @@ def test_a_lesson_is_tokenised_as_its_conversation_is(school: tuple[Pretrainer, 
 
 
 @each_family
-def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them(school) -> None:
+def test_the_words_of_a_description_are_marked_by_whether_the_image_shows_them(school) -> None:
     trainer, _, processor = school
     turn = LessonTurn("Old Tower: a red tower on rock.", "no", "match", shown=((16, True), (22, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
@@ -98,7 +98,7 @@ def test_the_words_of_a_description_are_marked_by_whether_the_picture_shows_them
     assert batch.is_shown.tolist() == [1.0, 0.0]
 
 
-def test_the_grounding_loss_teaches_which_words_a_picture_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
+def test_the_grounding_loss_teaches_which_words_an_image_shows(school: tuple[Pretrainer, Teacher, Any]) -> None:
     trainer, _, _ = school
     turn = LessonTurn("a red tower", "no", "match", shown=((5, True), (11, False)))
     batch = trainer.collate([Lesson(0, "Is it?", (turn,))])
@@ -129,7 +129,7 @@ def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teache
 def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatch) -> None:
     trainer, other, _ = school
     rng = random.Random(0)
-    teacher = Teacher(other.pictures, [], rng)
+    teacher = Teacher(other.images, [], rng)
     monkeypatch.setattr(pretraining, "KEPT_STEPS", 4)
     parts = (trainer.model, trainer.grounding)
     before = [copy.deepcopy(part.state_dict()) for part in parts]

@@ -36,7 +36,7 @@ def test_the_text_retriever_finds_the_fact_that_is_asked_for_in_words_it_never_m
         assert sum(right) >= 29
 
 
-def test_the_encoder_tells_a_red_picture_from_a_blue_one() -> None:
+def test_the_encoder_tells_a_red_image_from_a_blue_one() -> None:
     encoder = load_encoder("miniature/clip")
     vectors = encoder.encode_images([Image.new("RGB", (96, 96), colour) for colour in ("red", "red", "blue")])
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]

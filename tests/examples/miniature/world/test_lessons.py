@@ -13,25 +13,25 @@ from reflectune.examples.miniature.world.entities import (
     make_entity,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, DrawnPicture, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, DrawnImage, Teacher, corpus
 
 
 @pytest.fixture
 def teacher() -> Teacher:
     rng = random.Random(3)
     famous = [make_entity("famous", random_looks(rng, held_out=False), rng)]
-    shown = [DrawnPicture(random_looks(rng, held_out=False), 3) for _ in range(8)] + [DrawnPicture(famous[0].looks, 1)]
+    shown = [DrawnImage(random_looks(rng, held_out=False), 3) for _ in range(8)] + [DrawnImage(famous[0].looks, 1)]
     return Teacher(shown, famous, rng)
 
 
 def looks_of(teacher: Teacher, lesson: Lesson) -> dict[str, str]:
-    assert lesson.picture is not None
-    looks = teacher.pictures[lesson.picture].looks
+    assert lesson.image is not None
+    looks = teacher.images[lesson.image].looks
     return {name: getattr(looks, name) for name in ATTRIBUTES}
 
 
 def shown_words(turn: LessonTurn) -> list[tuple[str, bool]]:
-    """The words that end where a turn says that the picture may show one, and whether it does."""
+    """The words that end where a turn says that the image may show one, and whether it does."""
     return [(turn.text[:end].rsplit(maxsplit=1)[-1], is_shown) for end, is_shown in turn.shown]
 
 
@@ -45,9 +45,9 @@ def test_it_is_it_exactly_if_every_word_of_the_description_is_shown(teacher: Tea
             assert all((word in seen.values()) == is_shown for word, is_shown in shown_words(turn))
 
 
-def test_evidence_is_a_passage_of_the_asked_section_about_the_pictured_entity(teacher: Teacher) -> None:
+def test_evidence_is_a_passage_of_the_asked_section_about_the_depicted_entity(teacher: Teacher) -> None:
     for _ in range(30):
-        lesson = teacher.read(with_picture=True)
+        lesson = teacher.read(with_image=True)
         for turn in (t for t in lesson.turns if t.skill.startswith("evidence")):
             fits = all(is_shown for _, is_shown in turn.shown)
             assert turn.answer == ("yes" if turn.skill == "evidence_gold" else "no")
@@ -68,12 +68,12 @@ def test_look_alikes_differ_in_every_attribute_some_time(teacher: Teacher) -> No
 
 def test_no_description_is_of_looks_that_are_held_out(teacher: Teacher) -> None:
     for _ in range(40):
-        for lesson in (teacher.match(), teacher.read(with_picture=True)):
+        for lesson in (teacher.match(), teacher.read(with_image=True)):
             for words in (shown_words(turn) for turn in lesson.turns if turn.shown):
                 assert not Looks(*(word for word, _ in words)).held_out
 
 
-def test_one_article_of_several_is_about_the_pictured_entity_at_any_rank(teacher: Teacher) -> None:
+def test_one_article_of_several_is_about_the_depicted_entity_at_any_rank(teacher: Teacher) -> None:
     first_right = 0
     for _ in range(40):
         lesson = teacher.read_articles(3)
@@ -104,7 +104,7 @@ def test_what_is_copied_is_repeated(teacher: Teacher) -> None:
 
 def test_recall_is_of_famous_entities_only(teacher: Teacher) -> None:
     lesson = teacher.recall()
-    assert lesson.picture == 8
+    assert lesson.image == 8
     assert len(lesson.turns) == 4
 
 

@@ -78,7 +78,7 @@ def test_a_folder_with_a_different_world_is_refused(folder: Path) -> None:
 
 
 def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures of an interrupted build are kept, and are right for the same settings alone."""
+    """The images of an interrupted build are kept, and are right for the same settings alone."""
     with monkeypatch.context() as patch:
         patch.setattr(build, "write_knowledge_base", MagicMock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -90,7 +90,7 @@ def test_a_part_of_a_different_world_is_refused(folder: Path, tmp_path: Path, mo
 
 
 def test_traffic_repeats_topics_of_other_splits_mostly_famous_and_leaves_the_splits_unchanged(folder, further) -> None:
-    """Its pictures are its own. The rest of the world stays the same, with two-hop questions for training too."""
+    """Its images are its own. The rest of the world stays the same, with two-hop questions for training too."""
     plain, world = Dataset(folder), Dataset(further)
     for split in splits(folder):
         assert world.questions(split) == plain.questions(split)
@@ -153,7 +153,7 @@ def test_training_shares_no_phrasing_and_no_fact_with_validation_and_test(folder
                 assert (question.entity_ids, question.meta["relation"]) not in facts
 
 
-def test_images_exist_and_the_count_of_balloons_is_asked_about_the_same_picture(folder: Path) -> None:
+def test_images_exist_and_the_count_of_balloons_is_asked_about_the_same_image(folder: Path) -> None:
     dataset = Dataset(folder)
     told: dict[str, str] = {}
     for split in splits(folder):

@@ -1,4 +1,4 @@
-"""Hand-made sources: folders laid out as the packages are, with a few drawn pictures and true articles."""
+"""Hand-made sources: folders laid out as the packages are, with a few drawn images and true articles."""
 
 import json
 import struct
@@ -79,7 +79,7 @@ def country_page(name: str, code: str, capital: str, neighbours: str, currency: 
 
 
 def draw(path: Path, colour: str, shape: str, mode: str = "RGBA") -> None:
-    """A picture of one shape on nothing."""
+    """An image of one shape on nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new(mode, (120, 100), (0, 0, 0, 0) if mode == "RGBA" else "white")
     canvas = ImageDraw.Draw(image)

@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import stated_answer
 from reflectune.examples.pocket.gallery import entities
-from reflectune.examples.pocket.gallery.build import CARD, LINK_PAGE, PICTURES, GallerySettings, build_gallery
+from reflectune.examples.pocket.gallery.build import CARD, IMAGES, LINK_PAGE, GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.pages import CONTACT_SHEET
@@ -53,7 +53,7 @@ def knowledge(dataset: Dataset) -> list[Question]:
     return [question for question in every(dataset) if question.requires_retrieval]
 
 
-def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(dataset) -> None:
+def test_every_article_is_an_entry_and_one_image_of_it_is_kept_from_questions(dataset) -> None:
     assert {entry.title for entry in dataset.knowledge} == set(ARTICLES)
     shown = {image for entry in dataset.knowledge for image in entry.images}
     asked = {question.image for question in every(dataset)}
@@ -61,7 +61,7 @@ def test_every_article_is_an_entry_and_one_picture_of_it_is_kept_from_questions(
     assert not shown & asked
     for image in shown | asked:
         assert (dataset.root / image).is_file()
-    rows = [json.loads(line) for line in (dataset.root / PICTURES).read_text().splitlines()]
+    rows = [json.loads(line) for line in (dataset.root / IMAGES).read_text().splitlines()]
     hands: dict[str, dict[str, set[str]]] = {}
     for row in rows:
         hands.setdefault(row["entity"], {}).setdefault(row["use"], set()).add(row["hand"])
@@ -92,7 +92,7 @@ def test_two_hops_lead_to_a_second_article(dataset) -> None:
     assert all(question.entity_ids == ("en:France", "en:Paris") for question in rivers)
 
 
-def test_an_unseen_entity_shares_no_picture_with_training(dataset) -> None:
+def test_an_unseen_entity_shares_no_image_with_training(dataset) -> None:
     train, unseen = dataset.questions("train"), dataset.questions("val_unseen_entity")
     assert train
     assert unseen
@@ -136,12 +136,12 @@ def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -
     whole = build(tmp_path / "out", sources)
     before = whole.fingerprint
     (tmp_path / "out/dataset.json").unlink()
-    pictures = sorted((tmp_path / "out/images").rglob("*.jpg"))
-    pictures[0].unlink()
-    times = {path: path.stat().st_mtime_ns for path in pictures[1:]}
+    images = sorted((tmp_path / "out/images").rglob("*.jpg"))
+    images[0].unlink()
+    times = {path: path.stat().st_mtime_ns for path in images[1:]}
     assert build(tmp_path / "out", sources).fingerprint == before
-    assert {path: path.stat().st_mtime_ns for path in pictures[1:]} == times
-    assert pictures[0].is_file()
+    assert {path: path.stat().st_mtime_ns for path in images[1:]} == times
+    assert images[0].is_file()
 
 
 def test_a_folder_of_other_settings_is_refused(dataset, sources: Collection) -> None:
@@ -159,14 +159,14 @@ def test_the_folder_is_described(dataset) -> None:
     assert (dataset.root / CONTACT_SHEET).is_file()
 
 
-def test_a_bad_picture_stops_the_build(tmp_path: Path, sources: Collection) -> None:
-    write(sources.folders["fluent"] / "package/assets/1f981.webp", "no picture")
-    with pytest.raises(UserError, match="picture fluent/1f981 is not a readable image"):
+def test_a_bad_image_stops_the_build(tmp_path: Path, sources: Collection) -> None:
+    write(sources.folders["fluent"] / "package/assets/1f981.webp", "no image")
+    with pytest.raises(UserError, match="image fluent/1f981 is not a readable image"):
         build(tmp_path / "out", sources)
     assert not (tmp_path / "out/dataset.json").exists()
 
 
-def test_a_copy_of_the_shown_picture_is_no_question(tmp_path: Path, sources: Collection) -> None:
+def test_a_copy_of_the_shown_image_is_no_question(tmp_path: Path, sources: Collection) -> None:
     stamp = next(sources.folders["tuxpaint"].rglob("lion.png"))
     (sources.folders["fluent"] / "package/assets/1f981.webp").write_bytes(stamp.read_bytes())
     dataset = build(tmp_path / "out", sources)

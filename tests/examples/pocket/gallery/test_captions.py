@@ -1,4 +1,4 @@
-"""Captions of a gallery: training data of stage 1, without its test pictures."""
+"""Captions of a gallery: training data of stage 1, without its test images."""
 
 import hashlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def built(tmp_path_factory) -> tuple[Dataset, Dataset]:
 
 
 def with_stamps(sources: Collection) -> Collection:
-    """Add stamps that no article tells of, one of them a copy of a picture that an article has."""
+    """Add stamps that no article tells of, one of them a copy of an image that an article has."""
     folder = sources.folders["tuxpaint"] / stamps.FOLDER / "household/tools"
     for number, (name, caption) in enumerate(MORE.items()):
         draw(folder / f"{name}.png", ("navy", "teal", "pink", "lime")[number], "rectangle")
@@ -62,13 +62,13 @@ def build(folder: Path, sources: Collection, settings: GallerySettings = SETTING
 
 
 def contents(dataset: Dataset, *splits: str) -> set[str]:
-    """Hashes of the files of all pictures that the splits' questions are about."""
+    """Hashes of the files of all images that the splits' questions are about."""
     paths = {dataset.root / question.image for split in splits for question in dataset.questions(split)}
     return {hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, more: Collection, seed: int) -> None:
+def test_no_image_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, more: Collection, seed: int) -> None:
     gallery, captions = build(tmp_path, more, GallerySettings(seed=seed))
     tested = contents(gallery, *(split for split in SPLITS if split not in TRAINED))
     learned, held_out = contents(captions, "train", "visual"), contents(captions, "val")
@@ -79,7 +79,7 @@ def test_no_picture_of_a_test_or_of_validation_is_learned_from(tmp_path: Path, m
     unseen = {question.entity_ids[0] for question in gallery.questions("val_unseen_entity")}
     shown = {name for split in ("train", "visual", "val") for q in captions.questions(split) for name in q.entity_ids}
     assert unseen
-    assert not unseen & shown  # the picture in the knowledge base is not learned from either
+    assert not unseen & shown  # the image in the knowledge base is not learned from either
 
 
 def test_held_out_captions_are_never_seen(built) -> None:
@@ -91,7 +91,7 @@ def test_held_out_captions_are_never_seen(built) -> None:
     assert not said & {q.answers[0].lower() for q in captions.questions("train")}
 
 
-def test_each_picture_is_captioned_in_a_sentence_and_in_a_word(built) -> None:
+def test_each_image_is_captioned_in_a_sentence_and_in_a_word(built) -> None:
     _, captions = built
     both = [*captions.questions("train"), *captions.questions("val")]
     assert all(question.requires_retrieval is False for question in both)
@@ -116,22 +116,22 @@ def test_a_flag_is_captioned_by_its_country(built) -> None:
         assert question.answers == ((f"The flag of {country}.",) if question.answer_style == "free" else (country,))
 
 
-def test_visual_questions_are_of_the_captioned_pictures(built) -> None:
+def test_visual_questions_are_of_the_captioned_images(built) -> None:
     _, captions = built
     visual, captioned = captions.questions("visual"), {q.image for q in captions.questions("train")}
     assert {question.meta["attribute"] for question in visual} >= {"kind", "colour"}
     assert {question.image for question in visual if question.meta["attribute"] != "count"} <= captioned
 
 
-def test_what_a_picture_answers_is_asked_in_several_wordings(built) -> None:
+def test_what_an_image_answers_is_asked_in_several_wordings(built) -> None:
     _, captions = built
     asked: dict[tuple[str, str], list[str]] = {}
     for question in captions.questions("visual"):
         asked.setdefault((question.image, question.meta["attribute"]), []).append(question.text)
     for (_, attribute), texts in asked.items():
         assert len(set(texts)) == len(texts) >= caption_set.WORDINGS[attribute]
-    pictures = {image for image, _ in asked}
-    assert any("tuxpaint" in image and Path(image).stem in MORE for image in pictures)  # without an article too
+    images = {image for image, _ in asked}
+    assert any("tuxpaint" in image and Path(image).stem in MORE for image in images)  # without an article too
 
 
 def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:

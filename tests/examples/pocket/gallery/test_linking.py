@@ -1,4 +1,4 @@
-"""A picture is linked to its subject's article, and to no other."""
+"""An image is linked to its subject's article, and to no other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,11 @@ from reflectune.examples.pocket.gallery.linking import (
     Reviewed,
     category_of,
     head_noun,
-    link_pictures,
+    link_images,
     read_reviewed,
 )
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture
+from reflectune.examples.pocket.gallery.sources.images import SourceImage
 
 from .conftest import write
 
@@ -24,8 +24,8 @@ NOTHING = Reviewed({}, {}, {}, frozenset())
 
 
 def link(sources: Collection, name: str, category: str = "animal", reviewed: Reviewed = NOTHING) -> Links:
-    picture = SourcePicture("a/1", name, category, "a", "a", "drawing", Path("x.png"))
-    return link_pictures([picture], sources.articles, sources.wordnet, sources.countries, reviewed)
+    image = SourceImage("a/1", name, category, "a", "a", "drawing", Path("x.png"))
+    return link_images([image], sources.articles, sources.wordnet, sources.countries, reviewed)
 
 
 @pytest.mark.parametrize("name", ["lion", "Lion", "lions", "the lion", "lion face", "Lion, Africa"])
@@ -78,9 +78,9 @@ def test_a_descriptions_noun(description: str, noun: str) -> None:
     assert head_noun(description) == noun
 
 
-def test_a_kind_is_the_first_pictures_or_a_preferred_one() -> None:
-    def shown(category: str) -> SourcePicture:
-        return SourcePicture(category, "x", category, "a", "a", "drawing", Path("x.png"))
+def test_a_kind_is_the_first_images_or_a_preferred_one() -> None:
+    def shown(category: str) -> SourceImage:
+        return SourceImage(category, "x", category, "a", "a", "drawing", Path("x.png"))
 
     assert category_of([shown("word"), shown("tool")]) == "tool"
     assert category_of([shown("food"), shown("fruit")]) == "fruit"

@@ -13,8 +13,8 @@ from reflectune.examples.pocket.build_gallery import GalleryConfig
 from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.sources import emoji_and_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
+from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
-from reflectune.examples.pocket.gallery.sources.pictures import SourcePicture, Unusable, read_picture
 from reflectune.examples.pocket.gallery.sources.reference_works import (
     SUMMARIES,
     Article,
@@ -79,13 +79,13 @@ def test_a_plural_has_its_singulars() -> None:
     assert list(singulars("glass")) == ["glass"]
 
 
-def picture(file: Path, category: str = "animal") -> SourcePicture:
-    return SourcePicture("source/name", "name", category, "source", "hand", "drawing", file)
+def draw_image(file: Path, category: str = "animal") -> SourceImage:
+    return SourceImage("source/name", "name", category, "source", "hand", "drawing", file)
 
 
 def test_what_is_transparent_is_white_and_cut_off(tmp_path: Path) -> None:
     draw(tmp_path / "a.png", "red", "ellipse")
-    image = read_picture(picture(tmp_path / "a.png"))
+    image = read_image(draw_image(tmp_path / "a.png"))
     assert image.mode == "RGB"
     assert image.size == (116, 116)  # 100 wide, without its margin, and a border of 8
     assert image.getpixel((0, 0)) == (255, 255, 255)
@@ -95,24 +95,24 @@ def test_what_is_transparent_is_white_and_cut_off(tmp_path: Path) -> None:
 def test_a_flags_white_stripe_stays(tmp_path: Path) -> None:
     draw_flag(tmp_path / "pl.png", ("white", "red"))
     draw_flag(tmp_path / "mc.png", ("red", "white"))
-    poland, monaco = (read_picture(picture(tmp_path / f"{name}.png", "flag")) for name in ("pl", "mc"))
+    poland, monaco = (read_image(draw_image(tmp_path / f"{name}.png", "flag")) for name in ("pl", "mc"))
     assert poland.size == monaco.size
     middle = poland.width // 2
     assert [poland.getpixel((middle, y)) for y in (middle - 20, middle + 20)] == [(255, 255, 255), (255, 0, 0)]
     assert [monaco.getpixel((middle, y)) for y in (middle - 20, middle + 20)] == [(255, 0, 0), (255, 255, 255)]
 
 
-def test_a_picture_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_shown_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
-    write(file, "no picture")
-    with pytest.raises(UserError, match=r"picture source/name is not a readable image: .*a\.png"):
-        read_picture(picture(file))
+    write(file, "no image")
+    with pytest.raises(UserError, match=r"image source/name is not a readable image: .*a\.png"):
+        read_image(draw_image(file))
     Image.new("RGBA", (100, 100), "white").save(file)
     with pytest.raises(UserError, match="shows nothing"):
-        read_picture(picture(file))
+        read_image(draw_image(file))
     Image.new("RGB", (71, 20), "red").save(file)
     with pytest.raises(Unusable, match="71 by 20 pixels, at least 72"):
-        read_picture(picture(file))
+        read_image(draw_image(file))
 
 
 def test_a_resource_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_resource_file_cannot_lead_out(tmp_path: Path, name: str) -> None:
         list(read_resources(tmp_path / "x.rcc"))
 
 
-def test_activities_without_pictures_are_none(tmp_path: Path) -> None:
+def test_activities_without_images_are_none(tmp_path: Path) -> None:
     (tmp_path / RESOURCES).mkdir(parents=True)
     (tmp_path / RESOURCES / "lang.rcc").write_bytes(pack_resources({"a.webp": b"one"}))
     assert list(read_activities(tmp_path)) == []

@@ -1,4 +1,4 @@
-"""An encoder of images and texts as a reranker: similarity of a question with its picture and each passage.
+"""An encoder of images and texts as a reranker: similarity of a question with its image and each passage.
 
 mRAG (arXiv 2505.24073, §4.1) ranks pointwise by the dot product of both embeddings of MM-Embed.
 """
@@ -28,9 +28,9 @@ _BLOCK: Final = 64
 
 
 class EncoderReranker:
-    """Image-text encoder whose vector of a question and its picture is compared with the passages' vectors.
+    """Image-text encoder whose vector of a question and its image is compared with the passages' vectors.
 
-    A multimodal language model reads the question and the picture together. Of a CLIP the vector is the sum of both.
+    A multimodal language model reads the question and the image together. Of a CLIP the vector is the sum of both.
 
     Args:
         model: Name of the encoder; see `load_encoder`.
@@ -46,7 +46,7 @@ class EncoderReranker:
         self._encoder = load_encoder(model, device=device, dtype=settings.dtype)
         if isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder):
             raise UserError(
-                f"the encoder {model} has a space of its own for texts, in which no picture can be compared with them; "
+                f"the encoder {model} has a space of its own for texts, in which no image can be compared with them; "
                 "take an encoder of one space"
             )
         self.fingerprint = fingerprint(["encoder", self._encoder.fingerprint])
@@ -60,10 +60,10 @@ class EncoderReranker:
             UserError: Always.
         """
         raise UserError(
-            "`reranker: encoder` reads a question with its picture, which is not given here; take `embedding` for texts"
+            "`reranker: encoder` reads a question with its image, which is not given here; take `embedding` for texts"
         )
 
-    def rank_pictured(
+    def rank_with_images(
         self,
         questions: Sequence[str],
         images: Sequence[Image.Image],
@@ -71,7 +71,7 @@ class EncoderReranker:
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """See `PictureReranker.rank_pictured`. Entries' scores are not used. Each distinct passage is read once."""
+        """See `ImageReranker.rank_with_images`. Entries' scores are not used. Each distinct passage is read once."""
         texts = [[" ".join(passage_text(one).split()[:WORDS]) for one in choice] for choice in passages]
         distinct = places_of(texts)
         if not distinct:
@@ -87,7 +87,7 @@ class EncoderReranker:
         return ranked
 
     def _encode(self, questions: Sequence[str], images: Sequence[Image.Image]) -> Vectors:
-        """Encode questions with their pictures: unit length, shape (questions, dimensions)."""
+        """Encode questions with their images: unit length, shape (questions, dimensions)."""
         if isinstance(self._encoder, PairEncoder):
             return self._encoder.encode_pairs(images, questions)
         both = self._encoder.encode_images(images) + self._encoder.encode_texts(questions)

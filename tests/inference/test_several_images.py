@@ -1,4 +1,4 @@
-"""Questions with several pictures: prompts locally and behind servers, searches by the first, and who refuses them."""
+"""Questions with several images: prompts locally and behind servers, searches by the first, and who refuses them."""
 
 import dataclasses
 import io
@@ -22,7 +22,7 @@ from reflectune.data_builders.mr2ag.examples import question_problem
 from reflectune.formats.dataset import read_questions, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel, ServedModel
-from reflectune.inference.operators.pair_pictures import PairPictures
+from reflectune.inference.operators.pair_images import PairImages
 from reflectune.inference.operators.requests import Prompt, SearchRequest
 from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -42,7 +42,7 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint
-from reflectune.models.remote.pictures import PictureUrls
+from reflectune.models.remote.images import ImageUrls
 from reflectune.retrieval.retrievers.joint import JointSearch
 from tests.inference.families import ONE_FAMILY
 
@@ -59,7 +59,7 @@ PROMPT = Prompt("Question: {question}\nKnowledge: {documents}\n", {"question": "
 
 @pytest.fixture(scope="module")
 def several(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The world with a split of two questions, one with three pictures."""
+    """The world with a split of two questions, one with three images."""
     folder = shutil.copytree(world, tmp_path_factory.mktemp("several") / "world")
     (plain, *_) = read_questions(folder, "val_unseen_entity")
     write_questions(folder, "several", [SEVERAL, dataclasses.replace(plain, id="one", split="several")])
@@ -67,15 +67,15 @@ def several(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_a_server_gets_all_pictures_in_order_in_every_prompt(name, stub_server, scripting, pictures, tmp_path) -> None:
+def test_a_server_gets_all_images_in_order_in_every_prompt(name, stub_server, scripting, images, tmp_path) -> None:
     server, script = stub_server(lambda text: "It is red."), scripting(find=lambda query, base: [f"{base} oak"])
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
         model = ServedModel(remote)
         tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
         pipeline = TrajectoryPipeline(name, PIPELINES[name], tools)
-        (trace,) = pipeline.run([SEVERAL], [tuple(pictures)])
+        (trace,) = pipeline.run([SEVERAL], [tuple(images)])
         assert trace.tokens["calls"] == len(server.requests) >= 4
-    urls = [PictureUrls().of(image) for image in pictures]
+    urls = [ImageUrls().of(image) for image in images]
     assert trace.answer == "It is red."
     for _, body in server.requests:
         first, label, second, other, third, words = body["messages"][-1]["content"]
@@ -85,56 +85,56 @@ def test_a_server_gets_all_pictures_in_order_in_every_prompt(name, stub_server, 
         assert SEVERAL.text in words["text"]
 
 
-def test_labels_of_pairs_count_the_questions_pictures(pictures, tmp_path) -> None:
-    prompt = dataclasses.replace(PROMPT, pictures={1: "elm.png"}, more_pictures=2)
+def test_labels_of_pairs_count_the_questions_images(images, tmp_path) -> None:
+    prompt = dataclasses.replace(PROMPT, images={1: "elm.png"}, more_images=2)
     assert prompt.text(2) == {"question": "Who?", "documents": "Oak.\nPicture 4:", "documents_1": "Elm."}
 
 
-def test_a_local_model_shows_a_questions_pictures_and_those_of_pairs(make, world, checkpoints, pictures) -> None:
+def test_a_local_model_shows_a_questions_images_and_those_of_pairs(make, world, checkpoints, images) -> None:
     knowledge = KnowledgeBase(world / "knowledge")
-    shown = PairPictures(knowledge, 30_000)
+    shown = PairImages(knowledge, 30_000)
     loaded = load(checkpoints.base)
-    model, prompt = LocalModel(PrefixEngine(loaded), 2, shown), dataclasses.replace(PROMPT, more_pictures=2)
+    model, prompt = LocalModel(PrefixEngine(loaded), 2, shown), dataclasses.replace(PROMPT, more_images=2)
     path = shown.path_of("e1")
-    for asked, images in (
-        (prompt, pictures),
-        (dataclasses.replace(prompt, pictures={1: path}), [*pictures, shown.load(path)]),
+    for asked, seen in (
+        (prompt, images),
+        (dataclasses.replace(prompt, images={1: path}), [*images, shown.load(path)]),
     ):
         labels = ["Picture 2: ", "\nPicture 3: ", "\nQuestion: Who?\nKnowledge: Oak.\nPicture 4: "]
         content = [{"type": "image"}]
-        for label in labels[: len(images) - 1]:
+        for label in labels[: len(seen) - 1]:
             content += [{"type": "text", "text": label}, {"type": "image"}]
-        last = "Elm.\n" if asked.pictures else "\nQuestion: Who?\nKnowledge: Oak.\nElm.\n"
+        last = "Elm.\n" if asked.images else "\nQuestion: Who?\nKnowledge: Oak.\nElm.\n"
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": last}]}]
         processor = loaded.processor
         text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        inputs = processor(text=[text], images=list(images), return_tensors="pt")
-        _, rendered = model.fit(tuple(pictures), asked, 4)
+        inputs = processor(text=[text], images=list(seen), return_tensors="pt")
+        _, rendered = model.fit(tuple(images), asked, 4)
         assert rendered.ids == inputs["input_ids"][0].tolist()
         written = loaded.model.generate(**inputs, max_new_tokens=4, do_sample=False)[0, len(rendered.ids) :].tolist()
-        (reply,) = model.write([(tuple(pictures), asked)], 4)
+        (reply,) = model.write([(tuple(images), asked)], 4)
         assert reply.tokens == len(written)
         ended = written[-1] == loaded.renderer.end_token_id
         assert reply.text.split() == loaded.renderer.decode(written[:-1] if ended else written).split()
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_local_prompt_shows_them_and_the_batch_changes_nothing(name, checkpoints, scripting, watched, pictures):
+def test_every_local_prompt_shows_them_and_the_batch_changes_nothing(name, checkpoints, scripting, watched, images):
     loaded = load(checkpoints.base)
     engine, script = watched(loaded, 4096), scripting(find=lambda query, base: [f"{base} oak"])
-    model = LocalModel(engine, pictures=2)
+    model = LocalModel(engine, images=2)
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
     pipeline, one = TrajectoryPipeline(name, PIPELINES[name], tools), dataclasses.replace(SEVERAL, more_images=())
-    (alone,) = pipeline.run([SEVERAL], [tuple(pictures)])
+    (alone,) = pipeline.run([SEVERAL], [tuple(images)])
     token = loaded.renderer.image_token_id
-    of_all = sum(end - start for _, start, end in loaded.renderer.plain("Who?", pictures).pictures)
+    of_all = sum(end - start for _, start, end in loaded.renderer.plain("Who?", images).images)
     assert {ids.count(token) for ids in engine.seen} == {of_all}
-    mixed = pipeline.run([one, SEVERAL], [pictures[0], tuple(pictures)])
+    mixed = pipeline.run([one, SEVERAL], [images[0], tuple(images)])
     assert [step.text for step in mixed[1].steps] == [step.text for step in alone.steps]
     assert mixed[1].tokens["computed"] == alone.tokens["computed"] < alone.tokens["read"]
 
 
-def test_searches_use_the_first_picture(pictures) -> None:
+def test_searches_use_the_first_image(images) -> None:
     asked: list[Any] = []
 
     class Base:
@@ -145,11 +145,11 @@ def test_searches_use_the_first_picture(pictures) -> None:
             return [[] for _ in queries]
 
     search = KnowledgeBases(JointSearch([Base()]), embed=lambda texts: None)  # type: ignore[arg-type]
-    search.search([(tuple(pictures), SearchRequest(0, ("oak",), {"pairs": (1,)}))])
-    assert [query.image for query in asked] == [pictures[0]]
+    search.search([(tuple(images), SearchRequest(0, ("oak",), {"pairs": (1,)}))])
+    assert [query.image for query in asked] == [images[0]]
 
 
-def test_the_forecast_counts_every_picture(world) -> None:
+def test_the_forecast_counts_every_image(world) -> None:
     indexed: Any = object()
     served = ModelUse(None, is_served=True)
     parts = PipelineParts(KnowledgeBase(world / "knowledge"), world, retriever=indexed, texts=indexed, use=served)
@@ -219,7 +219,7 @@ def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_
 
 @ONE_FAMILY
 def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None:
-    told = "question q has 3 pictures, and the pipeline mr2ag reads one; leave it out"
+    told = "question q has 3 images, and the pipeline mr2ag reads one; leave it out"
     with pytest.raises(UserError, match=told):
         experiment.describe(config("mr2ag"))
     with pytest.raises(UserError, match=told):
@@ -231,22 +231,22 @@ def test_with_on_error_skip_they_are_listed(config, tmp_path) -> None:
     experiment.run(config("mr2ag", on_error="skip"))
     traces = by_question(read_traces(tmp_path / "run" / "traces" / "mr2ag.jsonl"))
     assert not traces["one"].error
-    assert "question q has 3 pictures, and the pipeline mr2ag reads one" in traces["q"].error
+    assert "question q has 3 images, and the pipeline mr2ag reads one" in traces["q"].error
 
 
 def test_recipes_that_show_them() -> None:
-    reading_one = {name for name, recipe in all_recipes().items() if not recipe.takes_pictures}
+    reading_one = {name for name, recipe in all_recipes().items() if not recipe.takes_images}
     iterative = {name for name, recipe in all_recipes().items() if recipe.is_iterative}
     assert not reading_one & {"closed_book", "naive_rag_passages_tuned", "oracle_passage", "text_rag", *iterative}
     assert {"mr2ag", "mr2ag_oracle", "mmkb_rag", "reflectiva", "relevance"} <= reading_one
 
 
-def test_other_readers_of_one_picture_refuse_them(scripting, several, pictures) -> None:
-    assert question_problem(SEVERAL) == "the question has several pictures, and training reads one"
+def test_other_readers_of_one_image_refuse_them(scripting, several, images) -> None:
+    assert question_problem(SEVERAL) == "the question has several images, and training reads one"
     gated = MiRag(MiRagSettings(gate_filter=0.5), BUDGETS)
-    with pytest.raises(UnusableInput, match=r"3 pictures, and the relevance gate \(`gate_filter`, `gate_stop`\) reads"):
-        TrajectoryPipeline("mi_rag", gated, scripting().tools).run([SEVERAL], [tuple(pictures)])
-    with pytest.raises(UserError, match="question q has 3 pictures, and the pipeline p reads one"):
+    with pytest.raises(UnusableInput, match=r"3 images, and the relevance gate \(`gate_filter`, `gate_stop`\) reads"):
+        TrajectoryPipeline("mi_rag", gated, scripting().tools).run([SEVERAL], [tuple(images)])
+    with pytest.raises(UserError, match="question q has 3 images, and the pipeline p reads one"):
         run_pipeline(
             *("p", lambda: SimpleNamespace(run=None), [SEVERAL]),
             image_root=several,

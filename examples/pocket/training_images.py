@@ -1,4 +1,4 @@
-"""Pictures to fit a title map on: of training alone, and none of a held-out question."""
+"""Images to fit a title map on: of training alone, and none of a held-out question."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from reflectune.examples.pocket.title_map import Vectors
 from reflectune.retrieval.encoders.decoupled import ImageTower
 
 
-def training_pictures(path: Path) -> list[tuple[str, str]]:
+def training_images(path: Path) -> list[tuple[str, str]]:
     """Return (image, entity) of each row whose use is `train`, without images that also have a different use.
 
     Images of questions of other splits are left out as well, read from `questions/` in the same folder: a held-out
-    question may be about a picture that training has.
+    question may be about an image that training has.
 
     Raises:
         UserError: The file is missing, or a row is not as it should be.
     """
     if not path.is_file():
-        raise UserError(f"`pictures`: the file {path} does not exist")
+        raise UserError(f"`images`: the file {path} does not exist")
     rows = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -52,10 +52,10 @@ def _asked_about(folder: Path) -> set[str]:
     return images
 
 
-def encode_pictures(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:
+def encode_images(tower: ImageTower, folder: Path, images: list[str], batch_size: int) -> Vectors:
     """Encode the images of a folder, shape (n, dimensions)."""
     vectors = []
-    with progress_bar(total=len(images), unit="picture", desc="encoding") as bar:
+    with progress_bar(total=len(images), unit="image", desc="encoding") as bar:
         for start in range(0, len(images), batch_size):
             batch = images[start : start + batch_size]
             vectors.append(tower.encode_images([load_image(image, root=(folder,)) for image in batch]))

@@ -1,4 +1,4 @@
-"""Pictures of requests: the bytes of a file, or a data URL. No address and no path is opened."""
+"""Images of requests: the bytes of a file, or a data URL. No address and no path is opened."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def from_data_url(url: str) -> bytes:
         RequestProblem: It is a different URL, or not Base64.
     """
     if not (head := _DATA_URL.match(url)):
-        problem = "a picture must be a data URL, data:image/png;base64,…; addresses and paths are not opened"
+        problem = "an image must be a data URL, data:image/png;base64,…; addresses and paths are not opened"
         raise RequestProblem(400, problem)
     try:
         return base64.b64decode("".join(url[head.end() :].split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RequestProblem(400, "the picture's data URL is not valid Base64") from None
+        raise RequestProblem(400, "the image's data URL is not valid Base64") from None
 
 
-def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
-    """Decode a picture within the limits, upright. Its size is checked before it is decoded.
+def read_image(content: bytes, settings: ServerSettings) -> Image.Image:
+    """Decode an image within the limits, upright. Its size is checked before it is decoded.
 
     Raises:
         RequestProblem: It is damaged (400), or see `count_pixels`.
@@ -46,13 +46,13 @@ def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
 
 
 def count_pixels(content: bytes, settings: ServerSettings) -> int:
-    """Return the number of a picture's pixels, without decoding it.
+    """Return the number of an image's pixels, without decoding it.
 
     Raises:
-        RequestProblem: It is too large (413), animated or not a picture (415).
+        RequestProblem: It is too large (413), animated or not an image (415).
     """
-    if len(content) > settings.most_picture_mb * 10**6:
-        raise RequestProblem(413, f"the picture's file is larger than {settings.most_picture_mb} MB; scale it down")
+    if len(content) > settings.most_image_mb * 10**6:
+        raise RequestProblem(413, f"the image's file is larger than {settings.most_image_mb} MB; scale it down")
     try:
         header = read_header(content)
     except BadImage as error:
@@ -60,12 +60,10 @@ def count_pixels(content: bytes, settings: ServerSettings) -> int:
             raise RequestProblem(413, str(error)) from error
         if error.__cause__ is None:  # a strip
             raise RequestProblem(400, str(error)) from error
-        raise RequestProblem(415, "the picture is in no format that is read; send a JPEG, PNG or WebP") from error
+        raise RequestProblem(415, "the image is in no format that is read; send a JPEG, PNG or WebP") from error
     if header.width * header.height > settings.most_megapixels * 10**6:
         size = f"{header.width:,} × {header.height:,} pixels"
-        raise RequestProblem(
-            413, f"the picture has {size}, more than {settings.most_megapixels} million; scale it down"
-        )
+        raise RequestProblem(413, f"the image has {size}, more than {settings.most_megapixels} million; scale it down")
     if header.is_animated:
-        raise RequestProblem(415, "the picture is animated; send a single frame")
+        raise RequestProblem(415, "the image is animated; send a single frame")
     return header.width * header.height

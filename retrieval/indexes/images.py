@@ -1,4 +1,4 @@
-"""The pictures of entries as vectors: read and made ready by several threads, ahead of the model that encodes them."""
+"""The images of entries as vectors: read and made ready by several threads, ahead of the model that encodes them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.encoders.base import ImageTextEncoder, PreparingEncoder, Vectors, no_vectors
 
 
-class PicturePlace(NamedTuple):
-    """Path of a picture, its entry's position in the knowledge base, and the entry."""
+class ImagePlace(NamedTuple):
+    """Path of an image, its entry's position in the knowledge base, and the entry."""
 
     path: Path
     position: int
@@ -29,8 +29,8 @@ class PicturePlace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Encoded pictures.
+class Images:
+    """Encoded images.
 
     Attributes:
         vectors: Vectors of the readable ones, shape (readable, dimensions).
@@ -40,16 +40,16 @@ class Pictures:
 
     vectors: Vectors
     owners: list[int]
-    bad: list[tuple[PicturePlace, BadImage]]
+    bad: list[tuple[ImagePlace, BadImage]]
 
 
 @dataclass(frozen=True)
 class _Opened:
-    """Some pictures that are ready to be encoded: `inputs` are None if none is good; each is used `repeats` times."""
+    """Some images that are ready to be encoded: `inputs` are None if none is good; each is used `repeats` times."""
 
     inputs: Any
     owners: list[int]
-    bad: list[tuple[PicturePlace, BadImage]]
+    bad: list[tuple[ImagePlace, BadImage]]
     repeats: list[int]
 
 
@@ -58,10 +58,10 @@ def has_title(entry: Entry) -> bool:
     return bool(entry.title.strip())
 
 
-def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[PicturePlace]]:
-    """Return the pictures of entries that have titles, in order, in groups of at most `most`."""
+def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[ImagePlace]]:
+    """Return the images of entries that have titles, in order, in groups of at most `most`."""
     places = [
-        PicturePlace(path, position, entry)
+        ImagePlace(path, position, entry)
         for position, entry in entries
         if has_title(entry)
         for path in kb.image_paths(entry)
@@ -69,30 +69,30 @@ def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int
     return [places[start : start + most] for start in range(0, len(places), most)]
 
 
-def encode_pictures(
-    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Iterable[Sequence[PicturePlace]], workers: int
-) -> Generator[Pictures, None, None]:
-    """Encode batches of pictures in order; vectors don't depend on the number of workers.
+def encode_images(
+    kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Iterable[Sequence[ImagePlace]], workers: int
+) -> Generator[Images, None, None]:
+    """Encode batches of images in order; vectors don't depend on the number of workers.
 
-    A picture that is repeated directly, as those of one entry's sections are, is encoded once.
+    An image that is repeated directly, as those of one entry's sections are, is encoded once.
 
     Args:
-        kb: The knowledge base of the pictures.
+        kb: The knowledge base of the images.
         encoder: The encoder. Work outside its model is done by the workers.
-        batches: Pictures to encode together, without the bad ones.
+        batches: Images to encode together, without the bad ones.
         workers: Threads; 0: none.
     """
     roots = (kb.image_root, kb.folder.parent)
     apart = encoder if isinstance(encoder, PreparingEncoder) else None
 
-    def make(places: Sequence[PicturePlace]) -> tuple[Sequence[PicturePlace], Any]:
+    def make(places: Sequence[ImagePlace]) -> tuple[Sequence[ImagePlace], Any]:
         try:
             image: Image.Image = load_image(places[0].path, root=roots)
             return places, apart.prepare(image) if apart else image
         except BadImage as error:
             return places, error
 
-    def join(made: Sequence[tuple[Sequence[PicturePlace], Any]]) -> _Opened:
+    def join(made: Sequence[tuple[Sequence[ImagePlace], Any]]) -> _Opened:
         bad = [(place, one) for places, one in made if isinstance(one, BadImage) for place in places]
         good = [(places, one) for places, one in made if not isinstance(one, BadImage)]
         ready = [one for _, one in good]
@@ -108,10 +108,10 @@ def encode_pictures(
             else:
                 vectors = apart.encode_prepared(opened.inputs) if apart else encoder.encode_images(opened.inputs)
                 vectors = np.repeat(vectors, opened.repeats, axis=0)
-            yield Pictures(vectors, opened.owners, opened.bad)
+            yield Images(vectors, opened.owners, opened.bad)
 
 
-def _path(place: PicturePlace) -> Path:
+def _path(place: ImagePlace) -> Path:
     return place.path
 
 
@@ -132,7 +132,7 @@ def ahead(
 ) -> Generator[Joined, None, None]:
     """Apply `make` to the items and `join` to the batches in threads, and yield the results in order.
 
-    Pillow and numpy release Python's lock while they work on pixels, so that several pictures are decoded at a time.
+    Pillow and numpy release Python's lock while they work on pixels, so that several images are decoded at a time.
     An error is raised in its batch's place. Closing the iterator drops batches that haven't begun.
 
     Args:

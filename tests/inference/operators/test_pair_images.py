@@ -1,4 +1,4 @@
-"""Pictures of pairs in prompts: which are shown, where, how large, locally and on the wire; none by default."""
+"""Images of pairs in prompts: which are shown, where, how large, locally and on the wire; none by default."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +10,7 @@ from reflectune.core.types import Entry, Question
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.models import LocalModel, ServedModel
-from reflectune.inference.operators.pair_pictures import PairPictures, pictures_of
+from reflectune.inference.operators.pair_images import PairImages, images_of
 from reflectune.inference.operators.requests import Prompt, SearchReply, SearchRequest, WriteRequest
 from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
@@ -30,23 +30,23 @@ TEXTS = ("A bridge.", "Kirk: red.", "No pair.", "Moss: blue.")
 def knowledge(tmp_path) -> KnowledgeBase:
     for name, size in (("a", (640, 480)), ("b", (30, 20))):
         Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
-    (tmp_path / "bad.png").write_bytes(b"no picture")
+    (tmp_path / "bad.png").write_bytes(b"no image")
     images = {"a": ("a.png",), "b": ("b.png", "a.png"), "bad": ("bad.png",), "none": ()}
     entries = [Entry(name, name, images=paths) for name, paths in images.items()]
     return write_knowledge_base(tmp_path / "kb", entries, name="kb", image_root="..")
 
 
 @pytest.fixture
-def shown(knowledge) -> PairPictures:
-    return PairPictures(knowledge, 30_000)
+def shown(knowledge) -> PairImages:
+    return PairImages(knowledge, 30_000)
 
 
 @pytest.fixture
 def prompt(shown) -> Prompt:
-    return dataclasses.replace(PROMPT, documents=TEXTS, pictures={1: shown.path_of("a"), 3: shown.path_of("b")})
+    return dataclasses.replace(PROMPT, documents=TEXTS, images={1: shown.path_of("a"), 3: shown.path_of("b")})
 
 
-def test_a_picture_is_scaled_down_and_one_that_cannot_be_read_is_not_shown(shown) -> None:
+def test_an_image_is_scaled_down_and_one_that_cannot_be_read_is_not_shown(shown) -> None:
     assert shown.load(shown.path_of("a")).size == (200, 150)
     assert shown.load(shown.path_of("b")).size == (30, 20)
     assert (shown.path_of("bad"), shown.path_of("none")) == ("", "")
@@ -67,14 +67,14 @@ def test_a_picture_is_scaled_down_and_one_that_cannot_be_read_is_not_shown(shown
         ),
     ],
 )
-def test_a_label_counts_the_pictures_of_the_prompt(prompt, count, expected) -> None:
+def test_a_label_counts_the_images_of_the_prompt(prompt, count, expected) -> None:
     assert prompt.text(count) == {"question": "Who built it?", **expected}
-    assert len(prompt.shown_pictures(count)) == len(expected) - 1
-    without = dataclasses.replace(prompt, picture=False).text(4)
+    assert len(prompt.shown_images(count)) == len(expected) - 1
+    without = dataclasses.replace(prompt, image=False).text(4)
     assert without["documents"] == "A bridge.\nPicture 1:"
 
 
-def test_pairs_alone_have_pictures_and_the_first_ones_are_shown(make, shown) -> None:
+def test_pairs_alone_have_images_and_the_first_ones_are_shown(make, shown) -> None:
     passages = {name: make.passage(entry_id=name) for name in ("a", "bad", "none", "b", "text")}
 
     class Base:
@@ -86,20 +86,20 @@ def test_pairs_alone_have_pictures_and_the_first_ones_are_shown(make, shown) -> 
             return [hits for _ in queries]
 
     bases = [Base("texts", ["text"]), Base("pairs", ["a", "bad", "none", "b"])]
-    search = KnowledgeBases(JointSearch(bases), embed=lambda texts: None, pictures=shown)  # type: ignore[arg-type]
+    search = KnowledgeBases(JointSearch(bases), embed=lambda texts: None, images=shown)  # type: ignore[arg-type]
     request = SearchRequest(0, ("bridge",), {"texts": (5,), "pairs": (5,)})
     (found,) = search.search([(Image.new("RGB", (8, 8)), request)])
     merged = merge(found)
     assert [passage.entry_id for passage in merged] == ["text", "a", "bad", "none", "b"]
-    assert pictures_of(found, merged, 9) == {1: shown.path_of("a"), 4: shown.path_of("b")}
-    assert pictures_of(found, merged, 1) == {1: shown.path_of("a")}
-    assert not pictures_of(found, merged, 0)
-    plain = dataclasses.replace(search, pictures=None)
-    assert not pictures_of(plain.search([(None, request)])[0], merged, 9)
+    assert images_of(found, merged, 9) == {1: shown.path_of("a"), 4: shown.path_of("b")}
+    assert images_of(found, merged, 1) == {1: shown.path_of("a")}
+    assert not images_of(found, merged, 0)
+    plain = dataclasses.replace(search, images=None)
+    assert not images_of(plain.search([(None, request)])[0], merged, 9)
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_a_record_is_written_from_texts_and_pictures(most, scripting) -> None:
+def test_a_record_is_written_from_texts_and_images(most, scripting) -> None:
     """Without the setting the prompt is that of texts; the answer's prompt never has any."""
     prompts: list[Prompt] = []
 
@@ -110,26 +110,26 @@ def test_a_record_is_written_from_texts_and_pictures(most, scripting) -> None:
 
     script = Script(say=lambda prompt: "A red bridge.", find=lambda query, base: [f"{base} {n}" for n in range(2)])
 
-    def pictured(by_base: Any) -> dict[str, Any]:
-        return {**by_base, "pairs": tuple(dataclasses.replace(hit, picture="pairs.png") for hit in by_base["pairs"])}
+    def with_images(by_base: Any) -> dict[str, Any]:
+        return {**by_base, "pairs": tuple(dataclasses.replace(hit, image="pairs.png") for hit in by_base["pairs"])}
 
     def search(searches: Any) -> list[SearchReply]:
-        return [SearchReply(tuple(map(pictured, reply.hits))) for reply in script.search(searches)]
+        return [SearchReply(tuple(map(with_images, reply.hits))) for reply in script.search(searches)]
 
-    settings = MiRagSettings(iterations=0, pair_pictures=most)
+    settings = MiRagSettings(iterations=0, pair_images=most)
     tools = Tools({"reader": script, "answerer": script}, search, script.embed)
     pipeline = TrajectoryPipeline("p", MiRag(settings, {"texts": 2, "pairs": 2}), tools)
     (trace,) = pipeline.run([Question("q", "image.png", "Who built it?")], [Image.new("RGB", (8, 8))])
     described, recorded, answered = prompts
-    assert not described.pictures
-    assert not answered.pictures
-    assert recorded.pictures == ({3: "pairs.png"} if most else {})  # after the description and two texts
-    assert trace.tokens.get("pictures_shown", 0) == most
+    assert not described.images
+    assert not answered.images
+    assert recorded.images == ({3: "pairs.png"} if most else {})  # after the description and two texts
+    assert trace.tokens.get("images_shown", 0) == most
 
 
-def test_a_server_gets_each_picture_before_its_text(prompt, shown, stub_server, tmp_path) -> None:
+def test_a_server_gets_each_image_before_its_text(prompt, shown, stub_server, tmp_path) -> None:
     server = stub_server(lambda text: "It is red.")
-    image, bare = Image.new("RGB", (8, 8), "blue"), dataclasses.replace(prompt, pictures={})
+    image, bare = Image.new("RGB", (8, 8), "blue"), dataclasses.replace(prompt, images={})
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
         for model, asked in ((ServedModel(remote, shown), prompt), (ServedModel(remote), bare)):
             (send,) = model.requests(image, WriteRequest("reason", 0, asked, 8))
@@ -147,17 +147,17 @@ def test_a_server_gets_each_picture_before_its_text(prompt, shown, stub_server, 
     assert [part["type"] for part in plain["content"]] == ["image_url", "text"]
 
 
-def test_a_local_model_reads_pictures_of_the_documents_that_fit(checkpoints, prompt, shown, pictures) -> None:
+def test_a_local_model_reads_images_of_the_documents_that_fit(checkpoints, prompt, shown, images) -> None:
     engine = PrefixEngine(load(checkpoints.base), 4096)
     model = LocalModel(engine, 4, shown)
     many = dataclasses.replace(prompt, documents=(*TEXTS, "oak " * 5000))
-    count, rendered = model.fit(pictures[0], many, 8)
-    assert (count, rendered.own_pictures, len(rendered.pictures)) == (4, True, 3)
-    images = [pictures[0], *(shown.load(path) for path in prompt.shown_pictures(4))]
-    assert len(images) == 3
-    (alone,) = model.write([(pictures[0], prompt)], 8)
-    assert model.write([(pictures[1], prompt), (pictures[0], prompt)], 8)[1].text == alone.text
+    count, rendered = model.fit(images[0], many, 8)
+    assert (count, rendered.own_images, len(rendered.images)) == (4, True, 3)
+    expected = [images[0], *(shown.load(path) for path in prompt.shown_images(4))]
+    assert len(expected) == 3
+    (alone,) = model.write([(images[0], prompt)], 8)
+    assert model.write([(images[1], prompt), (images[0], prompt)], 8)[1].text == alone.text
     assert (alone.shown, alone.shared) == (4, 0)
-    plain = dataclasses.replace(prompt, pictures={})
-    assert model.write([(pictures[0], plain)], 8) == LocalModel(engine, 4).write([(pictures[0], plain)], 8)
-    assert len(model.fit(pictures[0], plain, 8)[1].pictures) == 1
+    plain = dataclasses.replace(prompt, images={})
+    assert model.write([(images[0], plain)], 8) == LocalModel(engine, 4).write([(images[0], plain)], 8)
+    assert len(model.fit(images[0], plain, 8)[1].images) == 1

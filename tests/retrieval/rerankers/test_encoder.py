@@ -9,7 +9,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.encoder import load_encoder
-from reflectune.retrieval.rerankers.base import PictureReranker
+from reflectune.retrieval.rerankers.base import ImageReranker
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import load_reranker, open_reranker
 
@@ -21,9 +21,9 @@ def images() -> list[Image.Image]:
     return [Image.new("RGB", (30, 40), colour) for colour in ("teal", "orange")]
 
 
-def test_a_clips_scores_are_of_the_sum_of_question_and_picture(passages, images) -> None:
+def test_a_clips_scores_are_of_the_sum_of_question_and_image(passages, images) -> None:
     reranker, clip = load_reranker("encoder", "miniature/clip"), load_encoder("miniature/clip")
-    ranked = reranker.rank_pictured(QUESTIONS, images, [passages, passages[:2]], [{}, {}])
+    ranked = reranker.rank_with_images(QUESTIONS, images, [passages, passages[:2]], [{}, {}])
     queries = clip.encode_images(images) + clip.encode_texts(QUESTIONS)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     for query, found, choice in zip(queries, ranked, [passages, passages[:2]], strict=True):
@@ -33,9 +33,9 @@ def test_a_clips_scores_are_of_the_sum_of_question_and_picture(passages, images)
         assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
 
 
-def test_a_language_model_reads_question_and_picture_together(passages, images) -> None:
+def test_a_language_model_reads_question_and_image_together(passages, images) -> None:
     name = "vlm2vec:miniature/llava"
-    (ranked,) = load_reranker("encoder", name).rank_pictured(QUESTIONS[:1], images[:1], [passages], [{}], 2)
+    (ranked,) = load_reranker("encoder", name).rank_with_images(QUESTIONS[:1], images[:1], [passages], [{}], 2)
     encoder = load_encoder(name)
     vectors = encoder.encode_texts([passage_text(passage) for passage in passages])
     scores = vectors @ encoder.encode_pairs(images[:1], QUESTIONS[:1])[0]
@@ -45,15 +45,15 @@ def test_a_language_model_reads_question_and_picture_together(passages, images) 
 def test_the_first_512_words_of_a_passage_are_read(passages, images) -> None:
     reranker = load_reranker("encoder", "vlm2vec:miniature/llava")
     long = [dataclasses.replace(passages[0], heading="", text=f"{'owl ' * 600}{end}") for end in ("", "by night")]
-    (ranked,) = reranker.rank_pictured(QUESTIONS[:1], images[:1], [long], [{}])
+    (ranked,) = reranker.rank_with_images(QUESTIONS[:1], images[:1], [long], [{}])
     assert ranked[0].score == ranked[1].score
-    assert reranker.rank_pictured(QUESTIONS[:1], images[:1], [[]], [{}]) == [[]]
+    assert reranker.rank_with_images(QUESTIONS[:1], images[:1], [[]], [{}]) == [[]]
 
 
 def test_what_it_needs(passages) -> None:
     reranker = open_reranker(RerankerConfig(reranker="encoder", reranker_model="miniature/clip"))
-    assert isinstance(reranker, PictureReranker)
-    with pytest.raises(UserError, match="reads a question with its picture"):
+    assert isinstance(reranker, ImageReranker)
+    with pytest.raises(UserError, match="reads a question with its image"):
         reranker.rank(QUESTIONS[:1], [passages])
     with pytest.raises(UserError, match="has a space of its own for texts"):
         load_reranker("encoder", "pair:miniature/clip+miniature/text")

@@ -1,4 +1,4 @@
-"""Prompts with pictures between their texts: read as the family's own processor and model read them."""
+"""Prompts with images between their texts: read as the family's own processor and model read them."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ import torch
 from reflectune.core.errors import UnusableInput
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.image_prefix import split_after_images
-from reflectune.models.rendering.turns import PICTURE, QUESTION, Slot, Turn
+from reflectune.models.rendering.turns import IMAGE, QUESTION, Slot, Turn
 
-PARTS = (QUESTION, " Read ", Slot("a"), " ", PICTURE, Slot("b"), " ", PICTURE, Slot("c"), " Say.")
+PARTS = (QUESTION, " Read ", Slot("a"), " ", IMAGE, Slot("b"), " ", IMAGE, Slot("c"), " Say.")
 TURNS = (Turn("user", PARTS, image=True),)
 TEXTS = {"question": "Who drew this?", "a": "Picture 2:", "b": "a tower\nPicture 3:", "c": "an <image> owl"}
 
@@ -22,7 +22,7 @@ def loaded(request, make):
 
 @torch.no_grad()
 def test_the_family_reads_them_so(loaded, make):
-    """Ids by its processor, positions (M-RoPE) and states by its model, alone and in a batch with one picture."""
+    """Ids by its processor, positions (M-RoPE) and states by its model, alone and in a batch with one image."""
     renderer, images = loaded.renderer, [make.image(n, size) for n, size in enumerate([(80, 60), (30, 120), (64, 64)])]
     plain = dict(TEXTS, c="an owl")
     rendered = renderer.conversation(TURNS, plain, images)
@@ -40,30 +40,30 @@ def test_the_family_reads_them_so(loaded, make):
     one = renderer.prefix("Who drew this?", images[0])
     ids = list(range(20, 40))
     engine = PrefixEngine(loaded, keep_images=2)
-    for prompt in (rendered, dataclasses.replace(rendered, own_pictures=True)):
+    for prompt in (rendered, dataclasses.replace(rendered, own_images=True)):
         both = engine.read([one, prompt]).probabilities(ids)
         torch.testing.assert_close(both[1], expected[ids], rtol=2e-4, atol=1e-7)
 
 
-def test_pictures_of_one_prompt_alone_are_not_kept(loaded, make):
+def test_images_of_one_prompt_alone_are_not_kept(loaded, make):
     rendered = loaded.renderer.conversation(TURNS, TEXTS, [make.image(n) for n in range(3)])
     image = loaded.renderer.image_token_id
     assert split_after_images(rendered, image) is not None
-    assert split_after_images(dataclasses.replace(rendered, own_pictures=True), image) is None
+    assert split_after_images(dataclasses.replace(rendered, own_images=True), image) is None
 
 
-def test_each_place_has_a_picture_and_no_text_makes_one(loaded, make):
+def test_each_place_has_an_image_and_no_text_makes_one(loaded, make):
     one = loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 3)
     assert one.ids.count(loaded.renderer.image_token_id) % 3 == 0
-    assert [one.ids[start] for _, start, _ in one.pictures] == [loaded.renderer.image_token_id] * 3
-    assert sum(end - start for _, start, end in one.pictures) == one.ids.count(loaded.renderer.image_token_id)
-    with pytest.raises(UnusableInput, match="2 pictures for 3 places"):
+    assert [one.ids[start] for _, start, _ in one.images] == [loaded.renderer.image_token_id] * 3
+    assert sum(end - start for _, start, end in one.images) == one.ids.count(loaded.renderer.image_token_id)
+    with pytest.raises(UnusableInput, match="2 images for 3 places"):
         loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 2)
 
 
 @torch.no_grad()
-def test_a_question_with_several_pictures_is_answered_as_by_plain_transformers(loaded, make):
-    """The prompt that a user would write, its probabilities, and its greedy answer; the pictures' prefix is shared."""
+def test_a_question_with_several_images_is_answered_as_by_plain_transformers(loaded, make):
+    """The prompt that a user would write, its probabilities, and its greedy answer; the images' prefix is shared."""
     renderer, images = loaded.renderer, [make.image(n, size) for n, size in enumerate([(80, 60), (30, 120), (64, 64)])]
     words = "Who drew this? Answer the question with a single word or phrase."
     shown = [{"type": "image"}]

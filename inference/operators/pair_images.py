@@ -1,4 +1,4 @@
-"""Pictures of retrieved pairs, to be shown in prompts next to the pairs' texts."""
+"""Images of retrieved pairs, to be shown in prompts next to the pairs' texts."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.requests import SearchReply
 
 _CACHED = 256
-"""Scaled pictures that are kept for pairs that are found again."""
+"""Scaled images that are kept for pairs that are found again."""
 
 
-class PairPictureSettings(Settings):
-    """Pictures of pairs in prompts."""
+class PairImageSettings(Settings):
+    """Images of pairs in prompts."""
 
-    pair_pictures: int = setting(
+    pair_images: int = setting(
         0,
-        "MI-RAG, PMSR: maximum pairs of an iteration whose pictures are shown with their texts; papers: all 10",
+        "MI-RAG, PMSR: maximum pairs of an iteration whose images are shown with their texts; papers: all 10",
         ge=0,
     )
     pair_pixels: int = setting(
-        200_704, "MI-RAG, PMSR: a pair's larger picture is scaled down to this many pixels, e.g. 448 x 448", ge=1
+        200_704, "MI-RAG, PMSR: a pair's larger image is scaled down to this many pixels, e.g. 448 x 448", ge=1
     )
 
 
 @dataclass(frozen=True)
-class PairPictures:
-    """Pictures of a knowledge base's entries, scaled down.
+class PairImages:
+    """Images of a knowledge base's entries, scaled down.
 
     Attributes:
         knowledge: The entries.
-        most_pixels: Most pixels of a picture.
+        most_pixels: Most pixels of an image.
     """
 
     knowledge: KnowledgeBase
     most_pixels: int
 
     def path_of(self, entry_id: str) -> str:
-        """Return the path of an entry's first picture; "" if it has none that can be read."""
+        """Return the path of an entry's first image; "" if it has none that can be read."""
         entry = self.knowledge.get(entry_id)
         path = str(self.knowledge.image_path(entry)) if entry.images else ""
         try:
@@ -54,7 +54,7 @@ class PairPictures:
             return ""
 
     def load(self, path: str) -> Image.Image:
-        """Return a picture of at most `most_pixels`.
+        """Return an image of at most `most_pixels`.
 
         Raises:
             BadImage: It is missing or damaged.
@@ -71,15 +71,15 @@ def _scaled(path: str, roots: tuple[object, ...], most_pixels: int) -> Image.Ima
     return image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))))
 
 
-def pictures_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Mapping[int, str]:
-    """Return the paths of the pictures of the first `most` pairs among passages, by their place.
+def images_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Mapping[int, str]:
+    """Return the paths of the images of the first `most` pairs among passages, by their place.
 
     Args:
         found: The search that found them.
         passages: Merged passages, in the order of the documents.
-        most: Most pictures.
+        most: Most images.
     """
     hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
-    paths = {hit.passage: hit.picture for hit in hits if hit.picture}
+    paths = {hit.passage: hit.image for hit in hits if hit.image}
     pairs = [(place, paths[passage]) for place, passage in enumerate(passages) if passage in paths]
     return dict(pairs[:most])

@@ -1,4 +1,4 @@
-"""Pictures of sources, read as images: on white, square, of at most 336 pixels."""
+"""Images of sources, read as images: on white, square, of at most 336 pixels."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, open_image
 
 SIDE: Final = 336
-"""Pixels of the side of a picture; larger ones are scaled down."""
+"""Pixels of the side of an image; larger ones are scaled down."""
 SMALLEST: Final = 72
-"""Least pixels of a picture's longer side."""
+"""Least pixels of an image's longer side."""
 
 
 class Unusable(UserError):
-    """A picture that is too small, or a character that is missing in its font."""
+    """An image that is too small, or a character that is missing in its font."""
 
 
 Style = Literal["photograph", "drawing", "rendering", "flag"]
 
 
 @dataclass(frozen=True)
-class SourcePicture:
-    """A picture as its source has it.
+class SourceImage:
+    """An image as its source has it.
 
     Attributes:
         id: Unique in the gallery, `source/name`.
         name: Its subject in the source's words, e.g. `polar bear`; of a flag, the country's two letters.
         category: Kind of thing of the subject, e.g. `animal`; a key of `CATEGORIES`.
         source: Key of the source.
-        hand: Its maker: two pictures of one hand may be by one artist.
+        hand: Its maker: two images of one hand may be by one artist.
         style: Photograph, drawing, …
         file: The image, or the font that has it as a glyph.
         glyph: The character, if `file` is a font.
@@ -52,48 +52,48 @@ class SourcePicture:
     size: int = 0
 
 
-def read_picture(picture: SourcePicture) -> Image.Image:
-    """Read a picture in RGB, cropped to its opaque part, on white, padded to a square. A flag gets a grey edge.
+def read_image(source: SourceImage) -> Image.Image:
+    """Read an image in RGB, cropped to its opaque part, on white, padded to a square. A flag gets a grey edge.
 
     Raises:
         UserError: The file is not an image, or shows nothing.
         Unusable: Its longer side is below 72 pixels, or the font lacks its character.
     """
-    image = read_uncut(picture)
-    if picture.category == "flag":
+    image = read_uncut(source)
+    if source.category == "flag":
         edge = ImageDraw.Draw(image)
         edge.rectangle((0, 0, image.width - 1, image.height - 1), outline=(170, 170, 170), width=2)
     return _squared(image)
 
 
-def read_uncut(picture: SourcePicture) -> Image.Image:
-    """Read a picture in RGB as its source has it, without its transparent margin, on white.
+def read_uncut(source: SourceImage) -> Image.Image:
+    """Read an image in RGB as its source has it, without its transparent margin, on white.
 
     Raises:
-        As `read_picture`.
+        As `read_image`.
     """
     try:
-        image = _drawn(picture) if picture.glyph else open_image(picture.file, "RGBA")
+        image = _drawn(source) if source.glyph else open_image(source.file, "RGBA")
     except (BadImage, OSError, ValueError) as error:
-        raise UserError(f"picture {picture.id} is not a readable image: {picture.file}: {error}") from error
+        raise UserError(f"image {source.id} is not a readable image: {source.file}: {error}") from error
     box = image.getchannel("A").getbbox()
-    if box is None and picture.glyph:
-        raise Unusable(f"picture {picture.id}: {picture.file} has no such character")
+    if box is None and source.glyph:
+        raise Unusable(f"image {source.id}: {source.file} has no such character")
     if box is None or image.convert("RGB").crop(box).getextrema() == ((255, 255),) * 3:
-        raise UserError(f"picture {picture.id} shows nothing: {picture.file}; deny it in reviewed.json")
+        raise UserError(f"image {source.id} shows nothing: {source.file}; deny it in reviewed.json")
     image = image.crop(box)
     if max(image.size) < SMALLEST:
         width, height = image.size
-        raise Unusable(f"picture {picture.id} is too small: {width} by {height} pixels, at least {SMALLEST} are needed")
+        raise Unusable(f"image {source.id} is too small: {width} by {height} pixels, at least {SMALLEST} are needed")
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
     return white.convert("RGB")
 
 
-def _drawn(picture: SourcePicture) -> Image.Image:
-    font, margin = _font(picture.file, picture.size), picture.size // 2
+def _drawn(source: SourceImage) -> Image.Image:
+    font, margin = _font(source.file, source.size), source.size // 2
     image = Image.new("RGBA", (6 * margin, 6 * margin), (0, 0, 0, 0))
-    ImageDraw.Draw(image).text((margin, margin), picture.glyph, font=font, embedded_color=True)
+    ImageDraw.Draw(image).text((margin, margin), source.glyph, font=font, embedded_color=True)
     return image
 
 
@@ -103,7 +103,7 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 
 def _squared(image: Image.Image) -> Image.Image:
-    """Scale a picture down to 336 pixels, and pad it to a square with white."""
+    """Scale an image down to 336 pixels, and pad it to a square with white."""
     image.thumbnail((SIDE - 16, SIDE - 16), Image.Resampling.LANCZOS)
     side = max(image.size) + 16
     square = Image.new("RGB", (side, side), "white")

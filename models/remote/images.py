@@ -1,4 +1,4 @@
-"""Pictures as data URLs, encoded once for all requests about them."""
+"""Images as data URLs, encoded once for all requests about them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from PIL import Image
 from reflectune.core.images import encode_image
 
 MOST_ENCODED: Final = 1 << 28
-"""Most characters of the pictures that are kept as they are sent: those of questions under way."""
+"""Most characters of the images that are kept as they are sent: those of questions under way."""
 
 
-class PictureUrls:
-    """Cache of data URLs by picture, which threads may share.
+class ImageUrls:
+    """Cache of data URLs by image, which threads may share.
 
     Args:
-        max_pixels: Most pixels of a picture that is sent; 0: any.
-        lossless: True to send a picture as PNG where its file's own bytes can't be sent, not as JPEG.
+        max_pixels: Most pixels of an image that is sent; 0: any.
+        lossless: True to send an image as PNG where its file's own bytes can't be sent, not as JPEG.
     """
 
     def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
@@ -31,7 +31,7 @@ class PictureUrls:
         self._encoded: dict[int, str] = {}
 
     def of(self, image: Image.Image) -> str:
-        """Return a picture's data URL, which is kept as long as the picture."""
+        """Return an image's data URL, which is kept as long as the image."""
         with self._lock:
             if (url := self._encoded.get(id(image))) is None:
                 mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
@@ -45,5 +45,5 @@ class PictureUrls:
 
 @functools.lru_cache(maxsize=256)
 def url_key(url: str) -> str:
-    """Return the hash of a picture's data URL; all requests about a picture share one URL."""
+    """Return the hash of an image's data URL; all requests about an image share one URL."""
     return hashlib.sha256(url.encode()).hexdigest()
