@@ -233,9 +233,7 @@ def main() -> None:
     parser.add_argument("--articles", type=int, default=50_000)
     parser.add_argument("--questions", type=int, default=300_000)
     parser.add_argument("--run", type=Path, default=Path("runs/data_benchmark"), help="folder of the generated files")
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     run = arguments.run
     run.mkdir(parents=True, exist_ok=True)
     figures = {

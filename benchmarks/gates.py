@@ -346,9 +346,7 @@ def main() -> None:
     parser.add_argument("--train_seeds", type=int, nargs="+", default=[1, 2], help="worlds of the gate")
     parser.add_argument("--validation", type=int, nargs="+", default=[101, 102], help="worlds that choose thresholds")
     parser.add_argument("--test", type=int, nargs="+", default=[103, 104])
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     torch.set_num_threads(1)
     run_stages(arguments.run, stages(arguments.run, arguments.train_seeds))
     return BENCHMARK.finish(measure(arguments.run, arguments.validation, arguments.test), arguments)

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_training
+import torch
+import workload as w
 from gpu_tables import (
     ANSWERS,
     FAMILIES,
@@ -41,6 +43,10 @@ from gpu_tables import (
 )
 from gpu_training import TREES
 from results import Benchmark
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
+
+from reflectune.train.runs.utilization import product_rate
 
 LIMITS = {"exact": 90, "llava": 200, "qwen2_vl": 200, "qwen3_5": 220, "again": 45}
 LIMITS |= {"training": 110, "gradients": 120, "weights": 300}
@@ -68,15 +74,12 @@ class Figures:
 
         A call that fails is kept as an error, and None is returned.
         """
-        import torch
-        from workload import timed
-
         on_gpu = self._device == "cuda"
         try:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            seconds, result = timed(run, self._device, self._repeats, int(on_gpu))
+            seconds, result = w.timed(run, self._device, self._repeats, int(on_gpu))
         except Exception as error:  # the section goes on: the error is the figure
             traceback.print_exc()
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])
@@ -89,9 +92,6 @@ class Figures:
 
 def exact(arguments: argparse.Namespace, figures: Figures) -> None:
     """Compare gates and answers of the engine with those of single rows, in float32."""
-    import torch
-    import workload as w
-
     for family in FAMILIES:
         size = "tiny" if arguments.size == "tiny" else "small"
         model = w.build(family, size, device=arguments.device)
@@ -113,9 +113,6 @@ def exact(arguments: argparse.Namespace, figures: Figures) -> None:
 
 def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> None:
     """Time gates and answers of one and of eight questions, long passages, and a decode step."""
-    import torch
-    import workload as w
-
     model = w.build(family, arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     figures.put("model", "parameters", model.num_parameters())
     figures.put("model", "language parameters", w.language_parameters(model))
@@ -154,9 +151,6 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
 
 def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, *, long: bool) -> dict[str, Any]:
     """Time what an engineer would write first, on long passages too if `long`, and return gates and answers."""
-    import torch
-    import workload as w
-
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
     ours = functools.partial(w.repeated_cache, model)
 
@@ -194,8 +188,6 @@ def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figure
 
 def compiling(engine: Any, prefixes: list[Any], branches: list[Any], figures: Figures, name: str = "") -> None:
     """Compile the layers, and time their first calls on rows of several lengths with and without earlier keys."""
-    import workload as w
-
     engine.packed.compile_after = 0
     start = time.perf_counter()
     for count in (1, QUESTIONS):
@@ -206,9 +198,6 @@ def compiling(engine: Any, prefixes: list[Any], branches: list[Any], figures: Fi
 
 def again(arguments: argparse.Namespace, figures: Figures) -> None:
     """Compile LLaVA's layers by another process, which finds them on the disk."""
-    import torch
-    import workload as w
-
     model = w.build("llava", arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
@@ -228,9 +217,6 @@ def agreement(figures: Figures, name: str, gates: Any, rows: Any) -> None:
 
 def profile(answer: Callable[[], Any], figures: Figures) -> None:
     """Count the launches of gates and answers, and the share of the time in which the GPU computes."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
     start = time.perf_counter()
     with profiler(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
         answer()
@@ -275,16 +261,11 @@ def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[
 
 def hardware(device: str) -> dict[str, Any]:
     """Return the GPU's name, its rate of a large matrix product, and its memory's."""
-    import torch
-    from workload import timed
-
-    from reflectune.train.runs.utilization import product_rate
-
     if device != "cuda":
         return {"gpu": None}
     rate = product_rate(torch.device("cuda"), torch.bfloat16)
     right = torch.randn(4096, 11_008, device="cuda", dtype=torch.bfloat16)
-    copied, _ = timed(lambda: torch.empty_like(right).copy_(right), "cuda", 20, warm_up=5)
+    copied, _ = w.timed(lambda: torch.empty_like(right).copy_(right), "cuda", 20, warm_up=5)
     return {
         "gpu": torch.cuda.get_device_name(),
         "matrix product, TFLOP/s": round(rate / 1e12),
@@ -336,9 +317,7 @@ def main() -> None:
     parser.add_argument("--packed", action="store_true", help="read packed rows on a CPU too, as on a GPU")
     parser.add_argument("--limit", type=float, help="seconds of each section, in place of its own limit")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     arguments.results.mkdir(parents=True, exist_ok=True)
     if arguments.section:
         path = arguments.results / f"gpu_{arguments.section}.part"

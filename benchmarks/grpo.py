@@ -139,9 +139,7 @@ def main() -> None:
     parser.add_argument("--traffic", type=int, default=4000, help="questions to learn from")
     parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=list(VARIANTS), help="of the first seed")
     parser.add_argument("--run", type=Path, default=Path("runs/grpo_benchmark"))
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     seeds = []
     for number, seed in enumerate(arguments.seeds):
         variants = ["refined", *(name for name in arguments.variants if name != "refined" and number == 0)]

@@ -187,9 +187,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--hybrid", action="store_true", help="measure Qwen3.5, in inference and training")
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     torch.set_num_threads(arguments.threads)
     figures: dict[str, Any] = {}
     if arguments.hybrid:

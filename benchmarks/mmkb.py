@@ -138,9 +138,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run", type=Path, default=Path("runs/mmkb_benchmark"))
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     run, seed = arguments.run, arguments.seed
     figures = {family: measure(run / f"{family}-{seed}", family, seed) for family in arguments.families}
     return BENCHMARK.finish(figures, arguments)

@@ -117,9 +117,7 @@ def main() -> None:
     """Write the results of a finished run."""
     parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--run", type=Path, default=Path("runs/fresh"), help="folder that `runs/pocket` is below")
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     return BENCHMARK.finish(figures_of(arguments.run), arguments)
 
 

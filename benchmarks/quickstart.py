@@ -195,9 +195,7 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS[:2])
     parser.add_argument("--jobs", type=int, default=1, help="quick starts at a time")
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     runs = list(product(arguments.families, arguments.methods, arguments.seeds))
     run_all(arguments.run, runs, arguments.jobs)
     figures: dict[str, list[dict[str, Any]]] = {}

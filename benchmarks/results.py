@@ -53,6 +53,14 @@ class Benchmark:
         parser.add_argument("--page", action="store_true", help="measure nothing: write the page from the JSON file")
         return parser
 
+    def parse(self, parser: argparse.ArgumentParser) -> argparse.Namespace:
+        """Parse the command line; with `--page`, write the page and exit."""
+        arguments = parser.parse_args()
+        if arguments.page:
+            self.write_page(arguments)
+            parser.exit()
+        return arguments
+
     def write(self, figures: dict[str, Any], arguments: argparse.Namespace, name: str = "") -> Path:
         """Write the figures with the machine, the commit and the command; return the file."""
         path = arguments.results / f"{name or self.name}.json"
@@ -80,11 +88,9 @@ class Benchmark:
         return path
 
     def finish(self, figures: dict[str, Any], arguments: argparse.Namespace) -> None:
-        """Write the figures and the page, and print the tables."""
-        path = self.write(figures, arguments)
-        print("\n".join(self.tables(json.loads(path.read_text(encoding="utf-8"))["figures"])))
-        if arguments.results.resolve() == RESULTS:
-            (PAGES / f"{self.name}.md").write_text(self.page(), encoding="utf-8")
+        """Write the figures and the page, and print the page."""
+        self.write(figures, arguments)
+        self.write_page(arguments)
 
     def page(self, results: Path = RESULTS) -> str:
         """Return the page as Markdown."""

@@ -252,11 +252,9 @@ def main() -> None:
     parser.add_argument("--flat_gib", type=float, default=3.0)
     parser.add_argument("--run", type=Path, default=Path("runs/retrieval"), help="folder of the stores, removed")
     parser.add_argument("--resident", nargs=2, metavar=("FOLDER", "SIZE"), help="search a store, print the memory")
-    arguments = parser.parse_args()
+    arguments = BENCHMARK.parse(parser)
     if arguments.resident:
         return search_and_wait(Path(arguments.resident[0]), int(arguments.resident[1]))
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
     mixture = Mixture.of(arguments.dimensions // 2, arguments.clusters)
     sizes = [measure(arguments.run / str(rows), mixture, rows, arguments.flat_gib) for rows in arguments.rows]
     return BENCHMARK.finish({"sizes": sizes}, arguments)

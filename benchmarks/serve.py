@@ -130,10 +130,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"), help="the quick start's folder")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seconds", type=float, default=30, help="seconds to measure each number of clients")
-    arguments = parser.parse_args()
-    if arguments.page:
-        BENCHMARK.write_page(arguments)
-        return
+    arguments = BENCHMARK.parse(parser)
     BENCHMARK.finish(measure(arguments.run, arguments.device, arguments.seconds), arguments)
 
 

@@ -146,9 +146,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="of a branch, with token and answer: 137, and 190 on average")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     torch.set_num_threads(arguments.threads)
     size, branches, tokens = ("7b", 6, 190) if arguments.whole else ("small", 8, 137)
     arguments.size = arguments.size or size

@@ -12,7 +12,7 @@ is a command. A finished stage is not run again.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +83,8 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
     """Return the command of each stage."""
     made: dict[str, list[str]] = {}
     for seed in (*train, *test):
-        world, index, texts = (str(run / f"{name}_{seed}") for name in ("world", "index", "texts"))
-        kind = "train" if seed in train else "test"
-        made[f"world {seed}"] = [
-            *program("examples.miniature.build_world"),
-            *("--output", world, "--seed", str(seed), "--neighbours", str(NEIGHBOURS[kind])),
-            *(("--two_hop", str(WORLD_QUESTIONS)) if kind == "train" else ()),
-        ]
-        made[f"index {seed}"] = [
-            *(*program("retrieval.build_index"), "--encoder", "miniature/clip"),
-            *("--knowledge", f"{world}/knowledge", "--output", index),
-        ]
-        made[f"text index {seed}"] = [
-            *(*program("retrieval.build_index"), "--rows", "passages"),
-            *("--knowledge", f"{world}/knowledge", "--encoder", TEXT_ENCODER, "--output", texts),
-        ]
+        neighbours, two_hop = NEIGHBOURS["train" if seed in train else "test"], WORLD_QUESTIONS if seed in train else 0
+        made |= _world(run, seed, neighbours, two_hop)
     for seed in train:
         courses: dict[str, Sequence[str]] = {"lessons": (), "longer_lessons": LONGER}
         for name, options in courses.items():
@@ -110,19 +97,12 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
         "train longer": ("longer_lessons", ("--model", first, "--learning_rate", "4e-4", "--output_dir", last)),
     }
     for name, (lessons, options) in trainings.items():
-        data = json.dumps({str(run / f"{lessons}_{seed}"): 1 for seed in train})
-        command = [*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(LESSONS)]
-        made[name] = [*command, "--train_data", data, *options]
+        made[name] = [*_training(run, lessons, train, LESSONS), *options]
     for seed in test:
         for name, (model, pipelines, iterations) in EVALUATIONS.items():
-            made[f"evaluate {seed} {name}"] = [
-                *module("inference.evaluate", f"{RECIPES}/iterative.yaml"),
-                *(*_searched(run, seed), "--splits", *SPLITS, "--limit", "1000", "--pipelines", *pipelines),
-                *("--model", str(checkpoint), "--base_model", str(run / model) if model == TAUGHT else model),
-                *(word for key, value in READING.items() for word in (f"--{key}", value)),
-                *("--iterations", str(iterations), "--max_record_tokens", "64"),
-                *("--output", str(run / f"{name}_{seed}")),
-            ]
+            base = str(run / model) if model == TAUGHT else model
+            keys = {"model": str(checkpoint), "base_model": base, **READING, "iterations": iterations}
+            made[f"evaluate {seed} {name}"] = _evaluation(run, seed, name, pipelines, keys | {"max_record_tokens": 64})
     return made
 
 
@@ -130,13 +110,7 @@ def agent_stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequen
     """Return the command of each stage that teaches ProMSA's agent."""
     made: dict[str, list[str]] = {}
     for seed in (*train, *test):
-        world = str(run / f"world_{seed}")
-        built = [*program("examples.miniature.build_world"), "--seed", str(seed), "--neighbours", "1"]
-        asked = ["--two_hop", str(AGENT_QUESTIONS)] if seed in train else []
-        made[f"world {seed}"] = [*built, *asked, "--output", world]
-        for name, how in (("index", ["miniature/clip"]), ("texts", [TEXT_ENCODER, "--rows", "passages"])):
-            command = [*program("retrieval.build_index"), "--knowledge", f"{world}/knowledge", "--encoder", *how]
-            made[f"{name} {seed}"] = [*command, "--output", str(run / f"{name}_{seed}")]
+        made |= _world(run, seed, 1, AGENT_QUESTIONS if seed in train else 0)
     for seed in train:
         lessons = [*module("examples.lessons.write_lessons", f"{RECIPES}/lessons.yaml"), *_searched(run, seed)]
         made[f"lessons {seed}"] = [*lessons, "--renamed", "2", "--output", str(run / f"lessons_{seed}")]
@@ -147,13 +121,9 @@ def agent_stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequen
         command = module("examples.lessons.keep_trajectories", f"{RECIPES}/promsa_data.yaml")
         made[f"trajectories {seed}"] = [*command, *kept, "--output", str(run / f"trajectories_{seed}")]
     models = {name: str(run / name) for name in (TAUGHT, "agent", "gspo")}
-    for name, keys, data, first in (
-        (TAUGHT, SHORT, "lessons", []),
-        ("agent", TRAJECTORIES, "trajectories", ["--model", models[TAUGHT]]),
-    ):
-        paths = json.dumps({str(run / f"{data}_{seed}"): 1 for seed in train})
-        command = [*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(keys), "--train_data", paths]
-        made[name] = [*command, *first, "--output_dir", models[name]]
+    made[TAUGHT] = [*_training(run, "lessons", train, SHORT), "--output_dir", models[TAUGHT]]
+    agent = _training(run, "trajectories", train, TRAJECTORIES)
+    made["agent"] = [*agent, "--model", models[TAUGHT], "--output_dir", models["agent"]]
     command = [*launch("train.promsa_grpo", f"{RECIPES}/promsa_grpo.yaml"), *_searched(run, train[0])]
     made["gspo"] = [*command, "--model", models["agent"], "--output_dir", models["gspo"]]
     reading = {**READING, "iterations": 2, "max_record_tokens": 64}
@@ -161,12 +131,38 @@ def agent_stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequen
         for name, pipeline in AGENT_ROWS:
             own = {"model": str(checkpoint)} if name == "once" else {"base_model": models[name]}
             keys = own | {"promsa": SEARCHING, "mi_rag": reading, "mr2ag": {}}[pipeline]
-            made[f"evaluate {seed} {name}"] = [
-                *module("inference.evaluate", f"{RECIPES}/iterative.yaml"),
-                *(*_searched(run, seed), "--splits", *SPLITS, "--limit", "1000", "--pipelines", pipeline),
-                *(*flags(keys), "--output", str(run / f"{name}_{seed}")),
-            ]
+            made[f"evaluate {seed} {name}"] = _evaluation(run, seed, name, [pipeline], keys)
     return made
+
+
+def _world(run: Path, seed: int, neighbours: float, two_hop: int) -> dict[str, list[str]]:
+    """Return the commands that make a world and its two indexes; `two_hop` is its number of two-hop questions."""
+    world = str(run / f"world_{seed}")
+    asked = ["--two_hop", str(two_hop)] if two_hop else []
+    made = {
+        f"world {seed}": [
+            *(*program("examples.miniature.build_world"), "--output", world, "--seed", str(seed)),
+            *("--neighbours", str(neighbours), *asked),
+        ]
+    }
+    for name, keys in (("index", ["miniature/clip"]), ("texts", [TEXT_ENCODER, "--rows", "passages"])):
+        command = [*program("retrieval.build_index"), "--knowledge", f"{world}/knowledge", "--encoder", *keys]
+        made[f"{name} {seed}"] = [*command, "--output", str(run / f"{name}_{seed}")]
+    return made
+
+
+def _training(run: Path, data: str, seeds: Sequence[int], keys: Mapping[str, Any]) -> list[str]:
+    """Return the command that trains on the data of these worlds, without the folder of its checkpoint."""
+    paths = json.dumps({str(run / f"{data}_{seed}"): 1 for seed in seeds})
+    return [*launch("train.sft", f"{RECIPES}/sft.yaml"), *flags(keys), "--train_data", paths]
+
+
+def _evaluation(run: Path, seed: int, name: str, pipelines: Sequence[str], keys: Mapping[str, Any]) -> list[str]:
+    return [
+        *module("inference.evaluate", f"{RECIPES}/iterative.yaml"),
+        *(*_searched(run, seed), "--splits", *SPLITS, "--limit", "1000", "--pipelines", *pipelines),
+        *(*flags(keys), "--output", str(run / f"{name}_{seed}")),
+    ]
 
 
 def _searched(run: Path, seed: int) -> list[str]:
@@ -250,9 +246,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("runs/quickstart/checkpoint"), help="mR²AG's")
     parser.add_argument("--run", type=Path, help="runs/two_hop, or runs/promsa")
     parser.add_argument("--agent", action="store_true", help="teach ProMSA's agent")
-    arguments = parser.parse_args()
-    if arguments.page:
-        return BENCHMARK.write_page(arguments)
+    arguments = BENCHMARK.parse(parser)
     run = arguments.run or Path("runs/promsa" if arguments.agent else "runs/two_hop")
     train = arguments.train_seeds or ([1, 2] if arguments.agent else [1, 2, 3, 4, 5])
     test = arguments.test_seeds or ([104] if arguments.agent else [101, 102])

@@ -31,7 +31,7 @@ def render(template: str, **values: Any) -> Markup:
     Raises:
         jinja2.UndefinedError: The template uses a variable that is not given.
     """
-    return Markup(_environment().get_template(template).render(values))
+    return Markup(environment().get_template(template).render(values))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Table:
 
 
 @functools.cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return the environment of all templates of the package, which escapes HTML."""
     return Environment(
         loader=FileSystemLoader(ROOT), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -9,7 +9,7 @@ No other module calls Pillow's `open`, so that training, indexing and inference 
 - Transparency is dropped and the colours below it stay, as in the vision towers' training data.
 - Other modes (CMYK, palettes, 1 bit …) are converted by Pillow. An animation's first frame counts.
 - A strip with one side more than 200 times the other is refused: resizing its short side would exhaust memory.
-- Text and colour profiles of a PNG that are larger than Pillow reads are left out.
+- A PNG may have 64 MB of texts and colour profiles.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import hashlib
 import io
 import math
 import os
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,10 +26,12 @@ from typing import IO, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
+
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # of one text: 1 MB by default, which profiles exceed
 
 Images: TypeAlias = Image.Image | Sequence[Image.Image] | None
 """A question's image, or its images in order; None if it has none."""
@@ -40,10 +40,6 @@ _IMAGES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA",
 MOST_RATIO: Final = 200
 """Most times that a side may be the other's. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336
 pixels, the long side by the same factor."""
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
-_TEXTS: Final = (b"iTXt", b"tEXt", b"zTXt")
-_MOST_TEXT: Final = 1 << 20
-"""Bytes of a text chunk that Pillow reads, unpacked."""
 _ORIGIN: Final = "reflectune_origin"
 """Attribute of an image that was loaded: its path, and the row that needs it."""
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
@@ -226,13 +222,7 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
             # A stream: Pillow (13.0) maps a TIFF at a path into memory with the rows of the turned image, and skews it.
             # Can go once `ImageFile.load` maps `_tile_size` there.
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
-            try:
-                image = _decoded(stream, f"{_name(source)}{asker}", whole)
-            except (ValueError, OSError, SyntaxError):  # of Pillow's limits of text, among others
-                stream.seek(0)
-                if not (content := stream.read()).startswith(_PNG):
-                    raise
-                image = _decoded(io.BytesIO(_without_large_texts(content)), f"{_name(source)}{asker}", whole)
+            image = _decoded(stream, f"{_name(source)}{asker}", whole)
             stack.enter_context(image)
         except Image.DecompressionBombError as error:
             problem = f"image too large to decode safely: {_name(source)}{asker}: {error}"
@@ -258,35 +248,6 @@ def _check_shape(image: Image.Image, name: str) -> None:
     if long > MOST_RATIO * short:
         problem = f"image too narrow: {name}: {image.width:,} × {image.height:,} pixels, with one side more than"
         raise BadImage(f"{problem} {MOST_RATIO} times the other", "crop it first")
-
-
-def _without_large_texts(png: bytes) -> bytes:
-    """Return a PNG without its colour profile, and without texts that are damaged or larger than Pillow reads."""
-    kept, at = [png[: len(_PNG)]], len(_PNG)
-    left: float = 32 * _MOST_TEXT
-    while at + 12 <= len(png):
-        length, kind = struct.unpack(">I4s", png[at : at + 8])
-        chunk = png[at : at + 12 + length]
-        size = _text_size(kind, chunk[8:-4])
-        if size <= min(left, _MOST_TEXT):
-            kept.append(chunk)
-            left -= size
-        at += len(chunk)
-    return b"".join([*kept, png[at:]])
-
-
-def _text_size(kind: bytes, data: bytes) -> float:
-    """Return the bytes of a chunk's text, unpacked: 0 without text, infinite if it is damaged or not needed."""
-    keyword, _, text = data.partition(b"\0")
-    if kind == b"iCCP" or (kind in _TEXTS and not keyword):
-        return math.inf
-    if kind == b"zTXt" or (kind == b"iTXt" and text[:1] == b"\1"):
-        packed = text[1:] if kind == b"zTXt" else text[2:].split(b"\0", 2)[-1]  # after a language and a translation
-        try:
-            return len(zlib.decompressobj().decompress(packed, _MOST_TEXT + 1))
-        except zlib.error:
-            return math.inf
-    return len(data) if kind in _TEXTS else 0
 
 
 def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:

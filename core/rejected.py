@@ -57,6 +57,11 @@ def stop(error: BadRow) -> None:
     raise UserError(str(error)) from error
 
 
+def rejecter(rejected: Rejected | None) -> Reject:
+    """Return the list of bad rows as a `Reject`; without one, `stop`."""
+    return stop if rejected is None else rejected
+
+
 class MissingImage(BadRow):
     """A row whose image is missing; a class of its own, so that image coverage can be counted."""
 

@@ -72,6 +72,25 @@ def check_names(
         raise UserError(f"{name} {'; it '.join(problems)}; {fix}")
 
 
+def check_shapes(name: str, held: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, fix: str = _FIX) -> None:
+    """Refuse tensors that don't have the names and shapes of a model's, which DeepSpeed may have sharded.
+
+    Raises:
+        UserError: Names the first tensors, and their number.
+    """
+    shapes = {key: getattr(tensor, "ds_shape", tensor.shape) for key, tensor in expected.items()}
+    report: dict[str, Collection[Any]] = {
+        "missing_keys": shapes.keys() - held.keys(),
+        "unexpected_keys": held.keys() - shapes.keys(),
+        "mismatched_keys": [
+            (key, tensor.shape, shapes[key])
+            for key, tensor in held.items()
+            if key in shapes and tensor.shape != shapes[key]
+        ],
+    }
+    check_names(name, report, fix=fix)
+
+
 def check_finite(name: str, model: nn.Module, *, fix: str = _FIX) -> None:
     """Refuse a model with NaN or infinite weights; each is read once.
 

@@ -92,7 +92,6 @@ def stream_examples(
         problems.append(f"{row_id}: {problem}")
 
     with open_parquet(Path(path), "build it again") as file:
-        _check_columns(path, example_type, file.schema_arrow.names)
         for row in stream_rows(file, schema_of(example_type)):
             try:
                 example = _example(example_type, row)
@@ -158,8 +157,6 @@ def stream_ids(folder: str | Path, split: str) -> Iterator[str]:
     if split not in (splits := read_manifest(folder).fingerprints):
         raise UserError(f"{folder} has no data of the split {split}; its splits: {', '.join(sorted(splits)) or 'none'}")
     with open_parquet(path, "build it again") as file:
-        if "id" not in file.schema_arrow.names:
-            raise UserError(f"{path} lacks the column `id`; build it again with a builder of reflectune.data_builders")
         for row in stream_rows(file, pa.schema([pa.field("id", pa.string())])):
             yield str(row["id"])
 
@@ -182,15 +179,6 @@ def bad_rows(path: str | Path, problems: Sequence[str]) -> str:
     more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
     shown = "\n  ".join(problems[:10])
     return f"{path} has {len(problems)} bad rows; fix or rebuild them:\n  {shown}{more}"
-
-
-def _check_columns(path: str | Path, example_type: type, stored: Sequence[str]) -> None:
-    """Raise UserError if a file lacks a column of a type's examples."""
-    if missing := [name for name in schema_of(example_type).names if name not in stored]:
-        raise UserError(
-            f"{path} lacks the column `{'`, `'.join(missing)}`; found {', '.join(stored)}. Build it again with a "
-            "builder of reflectune.data_builders"
-        )
 
 
 @dataclasses.dataclass(frozen=True)

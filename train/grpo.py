@@ -17,6 +17,7 @@ from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.pipelines.settings import GateSettings
 from reflectune.inference.running.config import ReflectingPipelines
+from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.gate_rewards.config import GateConfig
 
@@ -45,17 +46,8 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
 
     def models(self) -> ModelSettings:
         """Return how the models that answer are loaded."""
-        return ModelSettings(
-            base_model=self.base_model,
-            dtype=self.dtype,
-            device=self.device,
-            token_budget=self.token_budget,
-            keep_images=self.keep_images,
-            compile=self.compile,
-            image_fit=self.image_fit,
-            min_pixels=self.min_pixels,
-            max_pixels=self.max_pixels,
-        )
+        shared = {*BaseModelSettings.model_fields, *EngineSettings.model_fields, *ImageKeys.model_fields}
+        return ModelSettings(**self.model_dump(include={*shared, "dtype", "device"}))
 
 
 @command(GrpoConfig, writes="output_dir")

@@ -83,11 +83,6 @@ class ConvertConfig(Settings):
             yield f"`images` is needed: paths of images begin in one folder, and the splits lie in {len(folders)}"
 
     @property
-    def draws_with_images(self) -> bool:
-        """True if only articles with an image are drawn."""
-        return bool(self.knowledge_images)
-
-    @property
     def writes_nothing(self) -> bool:
         """True if rows are read and checked only."""
         return self.dry_run or self.check

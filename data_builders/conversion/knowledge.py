@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
-from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, stop
+from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, rejecter, stop
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
@@ -72,11 +72,6 @@ class KnowledgeRun:
     rejected: Rejected | None
     gold: frozenset[str]
 
-    @property
-    def reject(self) -> Reject:
-        """The function to call with a bad row."""
-        return stop if self.rejected is None else self.rejected
-
     def convert(self, workers: Workers, journal: Path, key: str, image_root: str) -> tuple[KnowledgeTotals, str]:
         """Write every shard that isn't in the journal of an earlier run with the same key.
 
@@ -95,7 +90,7 @@ class KnowledgeRun:
                 self._count(totals, int(last["id"]), last, ids, gold)
                 self._note([from_json(error) for error in last["rejected"]])
             sample = self._sample(workers)
-            tasks = self._batches("knowledge", sample, self.reject, folder, last)
+            tasks = self._batches("knowledge", sample, rejecter(self.rejected), folder, last)
             for batch, done in workers.map(write_entry_batch, tasks):
                 done = self._without_duplicates(done, seen, folder / shard_name(batch.number))
                 values = {**_to_json(done), **_end(batch.rows)}
@@ -110,7 +105,7 @@ class KnowledgeRun:
     def check(self, workers: Workers) -> KnowledgeTotals:
         """Read and check everything, and write nothing."""
         totals, seen, gold = KnowledgeTotals(), SeenIds(), self._gold
-        tasks = self._batches("knowledge", self._sample(workers), self.reject, None, None)
+        tasks = self._batches("knowledge", self._sample(workers), rejecter(self.rejected), None, None)
         for batch, done in workers.map(write_entry_batch, tasks):
             done = self._without_duplicates(done, seen, None)
             self._count(totals, batch.number, _to_json(done), done.ids, gold)
@@ -136,9 +131,7 @@ class KnowledgeRun:
         gold, others = self._gold, []
         tasks = self._batches("ids to sample from", None, Rejected(None), None, None)
         for _, done in workers.map(write_entry_batch, tasks):
-            drawn = np.array(
-                [count > 0 or not self.config.draws_with_images for count in done.image_counts], dtype=bool
-            )
+            drawn = np.array([count > 0 or not self.config.knowledge_images for count in done.image_counts], dtype=bool)
             others.append(done.seeded[~is_among(done.ids, gold) & drawn])
         distinct = np.unique(np.concatenate(others)) if others else np.empty(0, np.uint64)
         return sample_bound(distinct, self.config.sample_knowledge)
@@ -163,7 +156,7 @@ class KnowledgeRun:
                     skip=self.rejected is not None or isinstance(reject, Rejected),
                     keep=None if bound is None else gold,
                     bound=bound or 0,
-                    with_images=config.draws_with_images,
+                    with_images=bool(config.knowledge_images),
                     seed=config.seed,
                 )
                 size = rows.data.count(b"\n") if isinstance(rows, LineBlock) else len(rows)

@@ -14,7 +14,7 @@ import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, stop
+from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, rejecter, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
@@ -69,11 +69,6 @@ class QuestionRun:
     images: ImageFolder
     folder: Path | None
     rejected: Rejected | None
-
-    @property
-    def reject(self) -> Reject:
-        """The function to call with a bad row."""
-        return stop if self.rejected is None else self.rejected
 
     def convert(self, workers: Workers, journal: Path, key: str) -> QuestionTotals:
         """Write every part that isn't in the journal of an earlier run with the same key.
@@ -140,14 +135,14 @@ class QuestionRun:
         """Yield the questions of a source that its sample draws, or all."""
         config = self.config
         if not config.sample:
-            yield from self._read(split, self.images, self.reject)
+            yield from self._read(split, self.images, rejecter(self.rejected))
             return
         ignored, unsaved = Rejected(None), ImageFolder(self.images.root)
         first_pass = (question.id for question, _ in self._read(split, unsaved, ignored if self.rejected else stop))
         hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
         bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
         held = HeldImages(self.images.root, self.images.save_to)
-        for question, line in self._read(split, held, self.reject):
+        for question, line in self._read(split, held, rejecter(self.rejected)):
             is_drawn = int(hash_ids([question.id], config.seed)[0]) < bound
             held.write_only(question.images if is_drawn else ())
             if is_drawn:
@@ -168,7 +163,7 @@ class QuestionRun:
         for position, (question, line) in enumerate(batch):
             if position in repeated:
                 fix = "ids must be unique in a data set: keep one of the rows, or rename one"
-                self.reject(BadRow(*line, question.id, "id", "came before", fix))
+                rejecter(self.rejected)(BadRow(*line, question.id, "id", "came before", fix))
             else:
                 yield question, line
 

@@ -6,16 +6,14 @@ Sources: TRL 1.16 (`SFTTrainer` on vision data, prompt and completion), LLaMA-Fa
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import pyarrow as pa
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from reflectune.core.html import ROOT
+from reflectune.core.html import environment
 from reflectune.data_builders.exporting.conversations import ImageConversation, Masking, Message
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.passages import PassageScheme
@@ -168,17 +166,6 @@ def companions(
         "train_file": files[train],
     }
     templates = {name: f"{_TEMPLATES}/{tool}/{name}.jinja" for name in find_layout(tool, images).companions}
-    texts = {name: _environment().get_template(path).render(values) for name, path in templates.items()}
+    plain = environment().overlay(autoescape=False, keep_trailing_newline=True)  # Markdown, YAML and shell scripts
+    texts = {name: plain.get_template(path).render(values) for name, path in templates.items()}
     return {**texts, "tokens.txt": "".join(f"{token}\n" for token in scheme.tokens.values())}
-
-
-@functools.cache
-def _environment() -> Environment:
-    return Environment(
-        loader=FileSystemLoader(ROOT),
-        autoescape=False,  # Markdown, YAML and shell scripts, not HTML
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )

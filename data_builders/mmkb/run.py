@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -95,8 +95,8 @@ def run(config: DeriveConfig) -> str:
     scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
     key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
-    by_split = {**_statistics(output, earlier.fingerprints), split: numbers}
-    write_json(output / STATISTICS, dict(sorted(by_split.items())))
+    kept = {name: row for name, row in read_statistics(output).items() if name in earlier.fingerprints}
+    write_json(output / STATISTICS, dict(sorted({**kept, split: numbers}.items())))
     if config.proofread:
         asked = [probe for probe in probes if not probe.problem]
         write_page(
@@ -161,11 +161,6 @@ def _rescored(
     bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
     scores = score_by_metric(answers, questions, cast(Metric, config.metric), bem)
     return rescore(probes, scores), f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
-
-
-def _statistics(output: Path, splits: Collection[str]) -> dict[str, Any]:
-    """Return the statistics of the splits that the folder has."""
-    return {split: numbers for split, numbers in read_statistics(output).items() if split in splits}
 
 
 def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Question]:

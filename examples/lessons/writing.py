@@ -38,10 +38,11 @@ from reflectune.inference.operators.trajectory import TrajectoryPipeline, Trajec
 from reflectune.inference.operators.vocabulary import Steps, relayed
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
-from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_texts
+from reflectune.inference.running.loading import open_engine, open_entries, open_model
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 
 def run(
@@ -158,7 +159,7 @@ class LessonWriter:
             folder=dataset.root,
             engine=engine,
             retriever=open_entries(retriever, dataset, models.device),
-            texts=open_texts(texts, knowledge, models.device) if texts.text_index else None,
+            texts=open_text_retriever(texts.text_index, knowledge, device=models.device) if texts.text_index else None,
         )
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from reflectune.core.errors import UserError
 from reflectune.core.images import Images, each_image
 from reflectune.inference.operators.pair_images import PairImages
-from reflectune.inference.operators.parsing import label
+from reflectune.inference.operators.parsing import label, response_format
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
     JudgeEachRequest,
@@ -26,7 +26,6 @@ from reflectune.inference.operators.requests import (
     YesNoRequest,
     run_slot,
 )
-from reflectune.inference.operators.schemas import response_format
 from reflectune.models.remote.client import AllRefused, Messages, NoLogProbabilities, RemoteModel, is_word
 from reflectune.models.remote.images import ImageUrls
 from reflectune.models.rendering.renderer import IGNORE, Rendered

@@ -1,4 +1,7 @@
-"""Tolerant parsers of free replies: an order, a choice, an answer. An unreadable reply parses as empty."""
+"""Tolerant parsers of free replies: an order, a choice, an answer. An unreadable reply parses as empty.
+
+A server may constrain replies to JSON schemas, which the parsers read as well.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,34 @@ _ORDERING = frozenset(
     "passage ranking relevant second the then third to with".split()
 )
 _DENIAL = re.compile(r"\b(?:not|no|none|neither|never|isn't|doesn't|irrelevant|unrelated|worse|less)\b", re.IGNORECASE)
+
+
+def _object(**properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+_TEXT: Final = {"type": "string"}
+
+
+SCHEMAS: Final[Mapping[Form, Mapping[str, Any]]] = {
+    "queries": _object(analysis=_TEXT, queries={"type": "array", "items": _TEXT}),
+    "order": _object(ranking={"type": "array", "items": {"type": "integer"}}),
+    "preferred": _object(document={"type": "string", "enum": ["A", "B"]}),
+    "state": _object(**dict.fromkeys(STATE_FIELDS, _TEXT)),
+}
+"""JSON schema of each form that is more than a text, for a server that constrains replies."""
+
+
+def response_format(form: Form) -> dict[str, Any]:
+    """Return the fields of a request that constrain its reply to a form; {} for a free one."""
+    if form not in SCHEMAS:
+        return {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": form, "schema": SCHEMAS[form]}}}
 
 
 def is_readable(reply: str, form: Form, shown: int, count: int) -> bool:

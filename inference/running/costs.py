@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.config import Settings
@@ -97,7 +96,7 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     depth = settings.top_n if isinstance(settings, DepthSettings) and not recipe.has_own_depth else 0
     keys = settings.model_dump()
     found = _Found(parts, depth, keys.get("unit") != "passage", all_differ=bool(keys.get("gate_filter")))
-    tools = Tools(models, found.search, _different, found.rerank, parts.budget)
+    tools = Tools(models, found.search, lambda texts: np.eye(len(texts), dtype=np.float32), found.rerank, parts.budget)
     pipeline = TrajectoryPipeline(recipe.form, recipe.trajectory(settings, parts), tools)
     pipeline.run(asked, [(_IMAGE,) * len(question.images) or None for question in asked])
     reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
@@ -251,11 +250,6 @@ def _likely(prompt: Prompt) -> float:
     if kind := prompt.texts.get("kind"):
         return float(kind == "passage")
     return 0.1 if "response" in prompt.texts else 0.9
-
-
-def _different(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return vectors of texts that have nothing in common."""
-    return np.eye(len(texts), dtype=np.float32)
 
 
 def _parts(content: Any) -> Sequence[dict[str, str]]:

@@ -51,6 +51,8 @@ from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace import Trace
+from reflectune.models.loading import Loaded
+from reflectune.models.prefix.interface import Engine
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, Calibration
 from reflectune.models.schemes.decision import set_temperatures
@@ -288,28 +290,25 @@ def _answer(
     """Run planned pipelines, model by model, so that memory holds only models that are needed at once."""
     traces: dict[str, Mapping[str, Trace]] = {}
     loaded: list[ModelFacts] = []
+
+    def engine(role: str, model: Loaded, contexts: tuple[str, ...] = ()) -> Engine:
+        loaded.append(ModelFacts(role, model.name, model.fingerprint, model.model.num_parameters(), contexts))
+        return open_engine(models, model)
+
     base_stays = any(pipeline.use.base_answers for pipeline in planned.values())
     for role, name in _readers(planned, models, base_stays=base_stays):
         pipelines = [it for it in planned.values() if (it.use.reader, it.use.checkpoint(models)) == (role, name)]
         ready = parts
         if role:
-            model = open_model(models, role, pipelines[0].use.reads if pipelines else "")
+            reads = pipelines[0].use.reads if pipelines else ""
             contexts = tuned_on(name) if role == "plain_model" else ()
-            loaded.append(ModelFacts(role, model.name, model.fingerprint, model.model.num_parameters(), contexts))
-            ready = dataclasses.replace(parts, engine=open_engine(models, model))
-            del model
+            ready = dataclasses.replace(parts, engine=engine(role, open_model(models, role, reads), contexts))
         if role == "base_model" and base_stays:
             parts = dataclasses.replace(parts, base=ready.engine)
         if second := next(filter(None, (pipeline.use.second_model(models) for pipeline in pipelines)), ""):
-            model = open_plain(models, second)
-            loaded.append(ModelFacts("answerer", model.name, model.fingerprint, model.model.num_parameters()))
-            ready = dataclasses.replace(ready, answerer=open_engine(models, model))
-            del model
+            ready = dataclasses.replace(ready, answerer=engine("answerer", open_plain(models, second)))
         if any(pipeline.use.judges for pipeline in pipelines):
-            model = open_model(models, "model")
-            loaded.append(ModelFacts("model", model.name, model.fingerprint, model.model.num_parameters()))
-            ready = dataclasses.replace(ready, gate=open_engine(models, model))
-            del model
+            ready = dataclasses.replace(ready, gate=engine("model", open_model(models, "model")))
         for pipeline in pipelines:
             size = batch_size(pipeline.use, models, running.batch_questions)
             key = _fingerprint(pipeline, dataset, models, loaded, hashes, size)

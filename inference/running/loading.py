@@ -10,8 +10,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
+from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings
 from reflectune.models.loading import INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.interface import Engine
@@ -24,7 +23,6 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
-from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 
 
 def require_models(names: Iterable[str]) -> None:
@@ -156,8 +154,3 @@ def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
 def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:
     """Open the retriever over ranked entities, or over the index of the data set's knowledge base."""
     return open_retriever(settings, dataset.knowledge, image_roots=dataset.image_roots, device=device)
-
-
-def open_texts(settings: TextIndexSettings, knowledge: KnowledgeBase, device: str) -> TextRetriever:
-    """Open the retriever over the index of passages."""
-    return open_text_retriever(settings.text_index, knowledge, device=device)

@@ -19,13 +19,14 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.pipelines.settings import LeadSettings
-from reflectune.inference.running.loading import open_entries, open_texts
+from reflectune.inference.running.loading import open_entries
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.retrieval.retrievers.web import ServedPages, WebConfig
 
 
@@ -53,7 +54,9 @@ def open_parts(
         else None,
         retriever=open_entries(retriever, dataset, device) if retriever.finds_entries else None,
         reranker=open_reranker(RerankerConfig.of(config), device=device) if "reranker" in required else None,
-        texts=open_texts(texts, text_knowledge or dataset.knowledge, device) if reads_texts else None,
+        texts=open_text_retriever(texts.text_index, text_knowledge or dataset.knowledge, device=device)
+        if reads_texts
+        else None,
         text_knowledge=text_knowledge,
     )
 

@@ -27,13 +27,14 @@ from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSetti
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_forms, build_pipeline
-from reflectune.inference.running.loading import open_engine, open_model, open_plain, open_texts
+from reflectune.inference.running.loading import open_engine, open_model, open_plain
 from reflectune.inference.running.parts import open_parts, open_servers
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.events import Event, events_between
 from reflectune.inference.trace import Trace, observed_by
 from reflectune.models.prefix.interface import Engine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 _SEED: Final = 0
 _PAUSE: Final = 0.01
@@ -213,7 +214,11 @@ class AnswerService:
         tasks, is_open, answered = self._tasks, True, 0
         while is_open or tasks:
             is_open = is_open and self._collect(_PAUSE if answered > 1 else 0)
-            batch = [task for task in _next_batch(tasks, self.config.batch_questions) if _begins(task)]
+            batch = [
+                task
+                for task in _next_batch(tasks, self.config.batch_questions)
+                if task.future.set_running_or_notify_cancel()
+            ]
             self._run(batch)
             answered = len(batch)
 
@@ -265,11 +270,6 @@ def _progress(trace: Trace) -> tuple[int, ...]:
     return trace.gate is not None, len(trace.hits), len(trace.passages), len(trace.steps)
 
 
-def _begins(task: _Task) -> bool:
-    """Return False for a task that was cancelled; after True it can't be cancelled any more."""
-    return task.future.set_running_or_notify_cancel()
-
-
 def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
     """Remove and return the first task, with later questions of its pipeline; a search is alone."""
     if not tasks:
@@ -292,7 +292,8 @@ def _open(
     parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=_SEED)
     texts = TextIndexSettings.of(config)
     if parts.texts is None and texts.text_index:
-        parts = dataclasses.replace(parts, texts=open_texts(texts, parts.article_source, config.device))
+        retriever = open_text_retriever(texts.text_index, parts.article_source, device=config.device)
+        parts = dataclasses.replace(parts, texts=retriever)
     remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
     replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
     parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))

@@ -67,7 +67,11 @@ def view(asked: AskedQuestion, controls: Controls, settings: Settings) -> PageVi
         gate=gate,
         retrieved=decision.retrieved,
         others=[
-            {"name": name, "answer": trace.answer, "note": trace.error or _sure(trace.confidence)}
+            {
+                "name": name,
+                "answer": trace.answer,
+                "note": trace.error or ("" if trace.confidence is None else f"S_ans {trace.confidence:.2f}"),
+            }
             for name, trace in asked.others.items()
         ],
     )
@@ -126,10 +130,6 @@ def _gate(value: float | None, gamma: float) -> dict[str, Any] | None:
     if value is None:
         return None
     return {"value": value, "gamma": gamma, "label": f"retrieve {value:.2f}, threshold {gamma:.2f}"}
-
-
-def _sure(confidence: float | None) -> str:
-    return "" if confidence is None else f"S_ans {confidence:.2f}"
 
 
 def _why(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from reflectune.core.errors import UserError
-from reflectune.core.weights import UNLOADABLE, check_names, first_few
+from reflectune.core.weights import UNLOADABLE, check_shapes, first_few
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FIX = "copy the checkpoint again, or train it again"
@@ -77,17 +77,7 @@ def check_adapter(adapted: PeftModel, state: dict[str, Tensor], folder: Path) ->
         UserError: Names the first of them, and says how many there are.
     """
     expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    shapes = {name: getattr(tensor, "ds_shape", tensor.shape) for name, tensor in expected.items()}
-    report = {
-        "missing_keys": expected.keys() - state.keys(),
-        "unexpected_keys": state.keys() - expected.keys(),
-        "mismatched_keys": [
-            (name, tensor.shape, shapes[name])
-            for name, tensor in state.items()
-            if name in shapes and tensor.shape != shapes[name]
-        ],
-    }
-    check_names(f"the adapter {folder}", report, fix=_FIX)
+    check_shapes(f"the adapter {folder}", state, expected, fix=_FIX)
 
 
 class NewRows(TrainableTokensLayer):

@@ -25,7 +25,7 @@ from transformers import (
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.weights import UNLOADABLE, check_finite, check_names
+from reflectune.core.weights import UNLOADABLE, check_finite, check_shapes
 from reflectune.models.rendering.chat_template import LLAVA_SYSTEM
 from reflectune.models.rendering.image_config import ImageFit
 from reflectune.models.weights.assembly import (
@@ -139,13 +139,7 @@ def _replace_weights(name: str, module: nn.Module, weights: Mapping[str, Tensor]
     own = module.state_dict()
     if not any(key.startswith("vision_model.") for key in own):
         weights = {key.removeprefix("vision_model."): value for key, value in weights.items()}
-    shapes = [(key, weights[key].shape, own[key].shape) for key in own.keys() & weights.keys()]
-    report: dict[str, Any] = {
-        "missing_keys": own.keys() - weights.keys(),
-        "unexpected_keys": weights.keys() - own.keys(),
-        "mismatched_keys": [(key, held, needed) for key, held, needed in shapes if held != needed],
-    }
-    check_names(name, report)
+    check_shapes(name, weights, own)
     module.load_state_dict({key: weights[key] for key in own})
     check_finite(name, module)
 

@@ -26,7 +26,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.weights import UNLOADABLE, check_finite, check_names
+from reflectune.core.weights import UNLOADABLE, check_finite, check_shapes
 from reflectune.retrieval.encoders.base import ImageModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
 from reflectune.retrieval.encoders.texts import longer_than
@@ -325,15 +325,8 @@ def load_eva_clip(
         raise UserError(f"the config.json of {where} lacks {error}; {fix}") from error
     except (*UNLOADABLE, pickle.UnpicklingError) as error:
         raise UserError(f"the model {where} cannot be loaded: {' '.join(str(error).split())[:300]}; {fix}") from error
-    wanted = {name: weight.shape for name, weight in model.state_dict().items()}
-    shapes = [(name, held[name].shape, wanted[name]) for name in wanted.keys() & held.keys()]
-    report: dict[str, Collection[Any]] = {
-        "missing_keys": wanted.keys() - held.keys(),
-        "unexpected_keys": held.keys() - wanted.keys(),
-        "mismatched_keys": [(name, *pair) for name, *pair in shapes if pair[0] != pair[1]],
-    }
-    check_names(checkpoint.name, report, fix=fix)
-    model.load_state_dict({name: held[name] for name in wanted}, assign=True)
+    check_shapes(checkpoint.name, held, expected := model.state_dict(), fix=fix)
+    model.load_state_dict({name: held[name] for name in expected}, assign=True)
     check_finite(checkpoint.name, model, fix=fix)
     return model.requires_grad_(False).eval()
 

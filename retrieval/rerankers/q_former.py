@@ -24,7 +24,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import to_rgb
 from reflectune.core.types import Passage
-from reflectune.core.weights import UNLOADABLE, check_finite
+from reflectune.core.weights import UNLOADABLE, check_finite, check_shapes
 from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer
 from reflectune.retrieval.encoders.settings import TextSettings
@@ -211,7 +211,7 @@ def load_q_former(folder: Path, weights: Path) -> Any:
     config.qformer_config.use_qformer_text_input = True
     with torch.device("meta"):
         model = Blip2ForImageTextRetrieval(config)
-    _check_shapes(weights, tensors, {name: tuple(each.shape) for name, each in model.state_dict().items()}, fix)
+    check_shapes(str(weights), tensors, model.state_dict(), fix=fix)
     model.load_state_dict({name: tensors[name].float() for name in model.state_dict()}, assign=True)
     positions = torch.arange(config.qformer_config.max_position_embeddings)[None]
     model.embeddings.register_buffer("position_ids", positions, persistent=False)
@@ -239,20 +239,6 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if both.keys() == {"q", "v"}:
             tensors[f"{layer}.qkv.bias"] = torch.cat([both["q"], torch.zeros_like(both["q"]), both["v"]])
     return tensors
-
-
-def _check_shapes(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], fix: str) -> None:
-    """Refuse weights that are missing, unknown, or of a different shape."""
-    wrong = [f"{name} is missing" for name in expected if name not in tensors]
-    wrong += [f"{name} is unknown" for name in tensors if name not in expected]
-    wrong += [
-        f"{name} has the shape {tuple(tensors[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in tensors and tuple(tensors[name].shape) != shape
-    ]
-    if wrong:
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise UserError(f"{path} holds other weights than config.json says: {wrong[0]}{more}; {fix}")
 
 
 def _weights_file(folder: Path) -> Path:

@@ -94,7 +94,7 @@ def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["q1"], "image": ["a.png"]}), tmp_path / "other.parquet")
-    with pytest.raises(UserError, match="lacks the column `question`, `retrieve`"):
+    with pytest.raises(UserError, match="it has no column `question`, no column `retrieve`"):
         read_examples(tmp_path / "other.parquet", ReflectionExample)
 
 

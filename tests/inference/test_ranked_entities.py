@@ -21,10 +21,11 @@ from reflectune.inference.pipelines.registry import all_recipes, build_pipeline,
 from reflectune.inference.running import experiment
 from reflectune.inference.running.agent_search import agent_search
 from reflectune.inference.running.config import EvaluateConfig
-from reflectune.inference.running.loading import open_engine, open_entries, open_texts
+from reflectune.inference.running.loading import open_engine, open_entries
 from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.words import WordReranker
+from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from tests.inference.families import ONE_FAMILY
 
 RETRIEVING = [
@@ -116,7 +117,7 @@ def test_pairs_are_of_the_list_where_texts_are_searched_in_passages(name, world,
     parts = PipelineParts(
         dataset.knowledge,
         retriever=open_entries(RetrieverConfig.of(config), dataset, "cpu"),
-        texts=open_texts(texts, dataset.knowledge, "cpu"),
+        texts=open_text_retriever(texts.text_index, dataset.knowledge, device="cpu"),
         remote=MagicMock(),
         use=ModelUse(None, is_served=True),
     )

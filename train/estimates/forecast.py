@@ -12,6 +12,7 @@ from torch import Tensor
 from reflectune.models.attention.attention import has_backward
 from reflectune.models.attention.images import content_key
 from reflectune.train.data.examples import EncodedExample
+from reflectune.train.data.micro_batches import tokens_of
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, in_words, memory, total
@@ -131,14 +132,9 @@ def memory_of(device: torch.device) -> int | None:
     return int(torch.accelerator.get_memory_info(device)[1])
 
 
-def length(example: EncodedExample) -> int:
-    """Return the tokens of an example."""
-    return sum(tree.length for tree in example.trees)
-
-
 def largest_batch(examples: Sequence[EncodedExample], size: int, patch_size: int) -> BatchSize:
     """Return the size of the batch of the `size` longest questions, scaled up if there are fewer examples."""
-    longest = sorted(examples, key=length)[-size:]
+    longest = sorted(examples, key=tokens_of)[-size:]
     trees = [tree for example in longest for tree in example.trees]
     batch = BatchSize(
         tokens=sum(tree.length for tree in trees),

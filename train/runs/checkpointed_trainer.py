@@ -28,7 +28,7 @@ from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first
 from reflectune.models.weights.adapters import check_adapter, read_adapter
 from reflectune.train.runs.failures import not_finite
 from reflectune.train.runs.logs import ProgressWithSpeed
-from reflectune.train.weights.checkpoints import keep_newest, mark_checkpoint_whole, refuse_full_disk
+from reflectune.train.weights.checkpoints import keep_newest, mark_whole, refuse_full_disk
 from reflectune.train.weights.parameters import are_finite, parameter_count
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -178,7 +178,7 @@ class CheckpointedTrainer(Trainer):
             sync(checkpoint)  # each machine has the files of its own processes in its cache
         self.processes.wait()
         if self.args.should_save:
-            mark_checkpoint_whole(checkpoint, self.settings, step)
+            mark_whole(checkpoint, self.settings, step, sizes=True)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:

@@ -21,13 +21,12 @@ from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
-from reflectune.train.data.micro_batches import questions_within
+from reflectune.train.data.micro_batches import questions_within, tokens_of
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import (
     Forecast,
     forecast,
     largest_batch,
-    length,
     memory_of,
     recomputation_line,
 )
@@ -142,7 +141,7 @@ def seconds_of_batch(
     start = (len(examples) - size) // 2
     if recomputed:
         recompute_layers(model, recomputed)
-    batch = Collator(inner_model(model))(sorted(examples, key=length)[start : start + size])
+    batch = Collator(inner_model(model))(sorted(examples, key=tokens_of)[start : start + size])
     inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
     try:
         model.to(device)
@@ -230,7 +229,7 @@ def _time_line(
     kind, questions = sharding(os.environ), config.per_device_train_batch_size * config.gradient_accumulation_steps
     size = config.per_device_train_batch_size
     if config.tokens_per_device:
-        size = questions_within(config.tokens_per_device, [length(example) for example in sample], questions)
+        size = questions_within(config.tokens_per_device, [tokens_of(example) for example in sample], questions)
     size = min(size, len(sample))  # as many are timed
     if kind in ("zero3", "fsdp"):
         return f"time: not measured, since {kind} divides the model only when training begins"

@@ -13,7 +13,6 @@ from reflectune.core.paths import Roots
 from reflectune.formats.reflection_data import read_statistics
 from reflectune.models.attention.collation import GateBrier
 from reflectune.models.attention.positions import longest_sequence
-from reflectune.models.features.config import FeatureKeys
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
@@ -31,6 +30,7 @@ from reflectune.train.runs.preview import describe, forecast_of, sample_of
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
+from reflectune.train.settings.model import FeatureKeys
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.validation import ValidationConfig
 from reflectune.train.weights.features import cache_features

@@ -7,8 +7,8 @@ from typing import Any
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import SplitName
-from reflectune.models.features.config import FeatureKeys
 from reflectune.train.data.mixture import DataSource, Mixture, MixtureSetting
+from reflectune.train.settings.model import FeatureKeys
 from reflectune.train.settings.training import TreeConfig
 from reflectune.train.settings.validation import ValidationConfig
 

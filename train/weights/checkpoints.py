@@ -29,18 +29,13 @@ _READ_WHOLE: Final = 1 << 30
 """Bytes. Of larger archives only the directory is read, which a cut one lacks."""
 
 
-def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
-    """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to."""
-    _record(Path(folder), {"step": step, "settings": dict(settings)})
+def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int, *, sizes: bool = False) -> None:
+    """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to.
 
-
-def mark_checkpoint_whole(folder: str | Path, settings: Mapping[str, Any], step: int) -> None:
-    """Record it as `mark_whole` does, with the size of each file, to detect files that are cut or lost later."""
+    With `sizes`, the size of each file is recorded, to detect files that are cut or lost later.
+    """
     folder = Path(folder)
-    _record(folder, {"step": step, "settings": dict(settings), _FILES: file_sizes(folder)})
-
-
-def _record(folder: Path, record: Mapping[str, Any]) -> None:
+    record = {"step": step, "settings": dict(settings), **({_FILES: file_sizes(folder)} if sizes else {})}
     sync(folder)
     write_json(folder / RECORD, record)
     sync(folder)

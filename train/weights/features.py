@@ -8,11 +8,11 @@ from transformers import TrainingArguments
 
 from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
-from reflectune.models.features.config import FeatureKeys
 from reflectune.models.features.filling import Image, fill, open_cache, use_cache
 from reflectune.models.features.tower import refuse_features
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import TrainingExample
+from reflectune.train.settings.model import FeatureKeys
 
 DataWithRoots = tuple[Sequence[TrainingExample], Roots]
 """Examples, and the folders that their image paths may lead into."""

@@ -124,7 +124,7 @@ def load_tuned(
 def refuse_other_adapter(config: TrainingConfig, folder: Path, quantization: Quantization | None) -> None:
     """Raise a `UserError` if settings ask for a different adapter, or base, than those that training continues."""
     settings = adapter_settings(folder) | ({"double_quantization": quantization.double} if quantization else {})
-    has_projector = bool(_adapter_record(folder).get("modules_to_save"))
+    has_projector = bool(read_json(folder / ADAPTER_FILE, "the adapter's config").get("modules_to_save"))
     differing = [
         f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
         for name, value in settings.items()
@@ -139,14 +139,9 @@ def refuse_other_adapter(config: TrainingConfig, folder: Path, quantization: Qua
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
     """Return the settings that an adapter was made with."""
-    record = _adapter_record(folder)
+    record: dict[str, Any] = read_json(folder / ADAPTER_FILE, "the adapter's config")
     names = {"lora_r": "r", "lora_targets": "target_modules"}
     return {key: record[names.get(key, key)] for key in ("lora_r", "lora_alpha", "lora_dropout", "lora_targets")}
-
-
-def _adapter_record(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = read_json(folder / ADAPTER_FILE, "the adapter's config")
-    return record
 
 
 def prepare_model(

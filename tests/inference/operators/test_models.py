@@ -19,6 +19,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, open_image
 from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel, ServedModel
+from reflectune.inference.operators.parsing import SCHEMAS
 from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import (
     JudgeEachReply,
@@ -27,7 +28,6 @@ from reflectune.inference.operators.requests import (
     Prompt,
     WriteRequest,
 )
-from reflectune.inference.operators.schemas import SCHEMAS
 from reflectune.inference.operators.step_log import REPLIES, StepLog
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings

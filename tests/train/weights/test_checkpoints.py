@@ -13,7 +13,6 @@ from reflectune.train.weights.checkpoints import (
     is_finished,
     keep_newest,
     last_whole_checkpoint,
-    mark_checkpoint_whole,
     mark_whole,
     recorded_settings,
     refuse_occupied,
@@ -29,7 +28,7 @@ def checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     if whole:
         torch.save({"step": step, "moments": torch.arange(500.0)}, folder / "optimizer.pt")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
-        mark_checkpoint_whole(folder, SETTINGS, step)
+        mark_whole(folder, SETTINGS, step, sizes=True)
     return folder
 
 
