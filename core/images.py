@@ -37,13 +37,13 @@ Images: TypeAlias = Image.Image | Sequence[Image.Image] | None
 """A question's image, or its images in order; None if it has none."""
 _IMAGES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
-MOST_RATIO: Final = 200
+MAX_RATIO: Final = 200
 """Most times that a side may be the other's. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336
 pixels, the long side by the same factor."""
 _ORIGIN: Final = "reflectune_origin"
 """Attribute of an image that was loaded: its path, and the row that needs it."""
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
-_MOST_SENT: Final = 8 << 20
+_MAX_SENT: Final = 8 << 20
 """Bytes of a file that is sent as it is."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
@@ -189,7 +189,7 @@ def encode_image(image: Image.Image, max_pixels: int = 0, *, lossless: bool = Fa
     factor = math.sqrt(max_pixels / (image.width * image.height)) if max_pixels else 1
     if factor >= 1 and (path := getattr(image, _ORIGIN, (None,))[0]):
         content = path.read_bytes()
-        if len(content) <= _MOST_SENT and (mime := _served_as(content, image.size)):
+        if len(content) <= _MAX_SENT and (mime := _served_as(content, image.size)):
             return mime, content
     if factor < 1:
         image = image.resize(
@@ -245,9 +245,9 @@ def _decoded(stream: IO[bytes], name: str, whole: bool) -> Image.Image:
 def _check_shape(image: Image.Image, name: str) -> None:
     """Refuse a strip."""
     short, long = sorted(image.size)
-    if long > MOST_RATIO * short:
+    if long > MAX_RATIO * short:
         problem = f"image too narrow: {name}: {image.width:,} × {image.height:,} pixels, with one side more than"
-        raise BadImage(f"{problem} {MOST_RATIO} times the other", "crop it first")
+        raise BadImage(f"{problem} {MAX_RATIO} times the other", "crop it first")
 
 
 def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:

@@ -125,7 +125,7 @@ class StubServer:
         self.requests: list[tuple[Message, dict[str, Any]]] = []
         self.targets: list[str] = []
         self.delivered: Counter[str] = Counter()
-        self.most_at_a_time = self._at_a_time = self._waiting = self.refused = 0
+        self.max_concurrent = self._at_a_time = self._waiting = self.refused = 0
         self.lock = threading.Lock()
         self._tries: Counter[str] = Counter()
         self._http = _Server(("127.0.0.1", 0), _handler(self))
@@ -161,7 +161,7 @@ class StubServer:
             self._tries[text] += 1
             self._at_a_time += 1
             self._waiting += 1
-            self.most_at_a_time = max(self.most_at_a_time, self._waiting)
+            self.max_concurrent = max(self.max_concurrent, self._waiting)
         try:
             self._reply(handler, body, text, self.fault(text, number))
         except OSError:

@@ -28,8 +28,8 @@ ADDRESSES = "addresses.parquet"
 
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
-_MOST_LISTED = 16_384
-_MOST_KEPT = 4096
+_MAX_LISTED = 16_384
+_MAX_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
 _OF_ADDRESS = re.compile(r"[0-9a-f]{2}(?:/[0-9a-f]{2})?")
 
@@ -125,7 +125,7 @@ class ImageFolder:
         root, folder = self.root or Path(), os.path.dirname(path)
         if folder not in self._inside:
             resolve_below(folder, root)
-            if len(self._inside) >= _MOST_KEPT:
+            if len(self._inside) >= _MAX_KEPT:
                 self._inside.clear()
             self._inside.add(folder)
         if os.path.islink(f"{root}/{path}"):
@@ -287,7 +287,7 @@ class ImageFolder:
     def _names_in(self, folder: str) -> frozenset[str] | None:
         """Return the names in a folder, cached at the first call; None if there are many."""
         if folder not in self._listed:
-            if len(self._listed) >= _MOST_LISTED:
+            if len(self._listed) >= _MAX_LISTED:
                 self._listed.clear()
             try:
                 with os.scandir(f"{self.root}/{folder}") as found:

@@ -31,7 +31,7 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
 
     evaluations: list[str] = setting([], "folders that evaluate wrote, with traces of promsa")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    most_calls: int = setting(6, "maximum number of tool calls of a trajectory", ge=0)
+    max_calls: int = setting(6, "maximum number of tool calls of a trajectory", ge=0)
     held_out: list[SplitName] = setting(
         ["val_unseen_question", "val_unseen_entity"], "splits of `dataset` whose questions are never trained on"
     )
@@ -84,7 +84,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
         {name: question for name, question in questions.items() if name not in leaked},
         find_recipe("promsa").settings_of(config),
         find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
-        config.most_calls,
+        config.max_calls,
     )
     numbers = {**chosen.statistics(), "renamed": config.renamed, "also_evaluated": leaked}
     print(

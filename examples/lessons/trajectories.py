@@ -84,7 +84,7 @@ def choose(
     questions: Mapping[str, Question],
     settings: PromsaSettings,
     correctness: Worth,
-    most_calls: int,
+    max_calls: int,
 ) -> Chosen:
     """Choose at most one trajectory a question: of those that may be kept the one with the fewest calls.
 
@@ -101,7 +101,7 @@ def choose(
             chosen.left_out["failed" if trace.error else "ended by a budget"] += 1
             continue
         trajectory = replay(questions[trace.question_id], trace, settings)
-        if reason := rejected(trajectory, trace, correctness, most_calls):
+        if reason := rejected(trajectory, trace, correctness, max_calls):
             chosen.left_out[reason] += 1
             continue
         known = chosen.kept.get(trace.question_id)
@@ -112,7 +112,7 @@ def choose(
     return chosen
 
 
-def rejected(trajectory: Trajectory, trace: Trace, correctness: Worth, most_calls: int) -> str:
+def rejected(trajectory: Trajectory, trace: Trace, correctness: Worth, max_calls: int) -> str:
     """Return why a trajectory is left out; "" if it is kept."""
     if correctness(trace.answer, trajectory.question) < 1:
         return "wrong answer"
@@ -120,7 +120,7 @@ def rejected(trajectory: Trajectory, trace: Trace, correctness: Worth, most_call
         return "not in the format"
     if trace.tokens["calls_unread"] or trace.tokens.get("replies_retried", 0):
         return "an unreadable call"
-    return f"more than {most_calls} calls" if trajectory.calls > most_calls else ""
+    return f"more than {max_calls} calls" if trajectory.calls > max_calls else ""
 
 
 def replay(question: Question, trace: Trace, settings: PromsaSettings) -> Trajectory:

@@ -3,7 +3,7 @@
 python -m reflectune.examples.miniature.papers_tables --limit 150 --reranker embedding --reranker_model miniature/text \
     --output runs/tables_mr2ag
 python -m reflectune.examples.miniature.papers_tables --paper mmkb_rag --probe_limit 800 --limit 80 --equal_at 0.5 \
-    --least_steps 80 --output runs/tables_mmkb
+    --min_steps 80 --output runs/tables_mmkb
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ AboutImage = tuple[Images, Prompt]
 
 Reply = TypeVar("Reply", WriteReply, JudgeReply)
 
-_LEAST_ANSWERED = 0.1
+_MIN_ANSWERED = 0.1
 """Probability of both words below which a judgement says nothing."""
 
 
@@ -293,7 +293,7 @@ class ServedModel:
             return JudgeReply(0.0, 0.0, refused=reply.refused)
         self._is_settled = True
         likely = [math.exp(reply.first_token[word]) if word in reply.first_token else 0.0 for word in (yes, no)]
-        if sum(likely) < _LEAST_ANSWERED:
+        if sum(likely) < _MIN_ANSWERED:
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
                 f"{sum(likely):.2%}), so their ratio means nothing; use a judge that begins with its answer",

@@ -38,11 +38,11 @@ class PairImages:
 
     Attributes:
         knowledge: The entries.
-        most_pixels: Most pixels of an image.
+        max_pixels: Most pixels of an image.
     """
 
     knowledge: KnowledgeBase
-    most_pixels: int
+    max_pixels: int
 
     def path_of(self, entry_id: str) -> str:
         """Return the path of an entry's first image; "" if it has none that can be read."""
@@ -54,18 +54,18 @@ class PairImages:
             return ""
 
     def load(self, path: str) -> Image.Image:
-        """Return an image of at most `most_pixels`.
+        """Return an image of at most `max_pixels`.
 
         Raises:
             BadImage: It is missing or damaged.
         """
-        return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent), self.most_pixels)
+        return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent), self.max_pixels)
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _scaled(path: str, roots: tuple[object, ...], most_pixels: int) -> Image.Image:
+def _scaled(path: str, roots: tuple[object, ...], max_pixels: int) -> Image.Image:
     image: Image.Image = load_image(path, root=roots)  # type: ignore[arg-type]  # paths
-    factor = math.sqrt(most_pixels / (image.width * image.height))
+    factor = math.sqrt(max_pixels / (image.width * image.height))
     if factor >= 1:
         return image
     return image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))))

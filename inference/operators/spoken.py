@@ -13,7 +13,7 @@ from reflectune.models.rendering.thoughts import without_thoughts
 Value = TypeVar("Value")
 
 _FENCE = re.compile(r"```\w*\n?|```")
-_MOST_BRACKETS: Final = 64
+_MAX_BRACKETS: Final = 64
 """Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
 
 
@@ -24,7 +24,7 @@ def spoken(reply: str) -> str:
 
 def first_json(text: str, read: Callable[[Any], Value]) -> Value | None:
     """Return the first result of `read`, which rejects by ValueError, for JSON in a text, cut off or not; else None."""
-    for match in itertools.islice(re.finditer(r"[{\[]", text), _MOST_BRACKETS):
+    for match in itertools.islice(re.finditer(r"[{\[]", text), _MAX_BRACKETS):
         try:
             return read(json.JSONDecoder().raw_decode(text, match.start())[0])
         except (ValueError, RecursionError):

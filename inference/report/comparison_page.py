@@ -18,7 +18,7 @@ from reflectune.metrics.reporting.breakdown import OVERALL
 
 _LEAST = 1e-3
 """Position of a cost of 0 on the logarithmic axis."""
-_MOST_FLIPS = 20
+_MAX_FLIPS = 20
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -118,11 +118,11 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {_named(name, record)} | {row['asked']} | {' | '.join(parts)} |"
     yield from (
         "",
-        f"The first {_MOST_FLIPS} of each pipeline; compare.json has all. `reflectune answer --evaluation FOLDER",
+        f"The first {_MAX_FLIPS} of each pipeline; compare.json has all. `reflectune answer --evaluation FOLDER",
     )
     yield from ("--question_id ID` shows a trace.", "", "| pipeline | question | before | after |", "|---|---|---|---|")
     for name, row in record["flips"].items():
-        for flip in row["flipped"][:_MOST_FLIPS]:
+        for flip in row["flipped"][:_MAX_FLIPS]:
             key = " ".join(flip["id"].split()).translate({ord("`"): "'", ord("|"): "¦"})
             yield f"| {_named(name, record)} | `{key}` | {OUTCOMES[flip['before']]} | {OUTCOMES[flip['after']]} |"
     yield ""

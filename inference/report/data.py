@@ -46,19 +46,19 @@ def browser_data(
     gamma: float,
     names: Mapping[str, str],
     choice: ChoiceSettings | None = None,
-    most_bytes: float = math.inf,
+    max_bytes: float = math.inf,
 ) -> dict[str, Any]:
     """Return the JSON that `page.js` reads.
 
     Args:
         dataset: The data set with images and entries.
-        questions: The questions to list. The first ones that fit `most_bytes` are listed, in the order of their ids.
+        questions: The questions to list. The first ones that fit `max_bytes` are listed, in the order of their ids.
         traces: By pipeline, then by question id.
         measure: Scorer of answers.
         gamma: Threshold of the gate.
         names: Plain names of the pipelines.
         choice: Settings of mR²AG's choice, if its answers can be chosen again.
-        most_bytes: Size of the JSON.
+        max_bytes: Size of the JSON.
 
     Returns:
         `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position. Rows
@@ -80,7 +80,7 @@ def browser_data(
         if choice and REFLECTING in asked:
             row["traces"][REFLECTING]["again"] = _candidates(question, asked[REFLECTING], measure, choice)
         size += len(script_json(row).encode())
-        if size + tables.bytes > most_bytes:
+        if size + tables.bytes > max_bytes:
             tables.truncate(before)
             break
         rows.append(row)

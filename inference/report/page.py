@@ -21,7 +21,7 @@ from reflectune.inference.report.data import browser_data, script_json
 from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace_files.columns import with_texts
 
-MOST_BYTES = 20_000_000
+MAX_BYTES = 20_000_000
 """Size of a report. As many questions are listed as fit."""
 _RESERVED = 10_000
 """Bytes for sentences that depend on the number of listed questions."""
@@ -83,10 +83,10 @@ def write_report(
         gamma=gamma,
         names=names,
         choice=choice,
-        most_bytes=MOST_BYTES - _RESERVED - len(filled(browse_note="", data={}).encode()),
+        max_bytes=MAX_BYTES - _RESERVED - len(filled(browse_note="", data={}).encode()),
     )
     count = len(data["questions"])
-    why = f" The file is kept below {MOST_BYTES / 1e6:g} MB." if count < len(drawn) else ""
+    why = f" The file is kept below {MAX_BYTES / 1e6:g} MB." if count < len(drawn) else ""
     note = (
         f"All {count} questions."
         if count == len(questions)

@@ -12,10 +12,10 @@ from reflectune.core.html import Table, render
 from reflectune.inference.report.tables import COST_HEADS, number, plain_names, score_cell
 from reflectune.inference.scoring.evaluation import BESTS
 from reflectune.inference.scoring.trajectories import COSTS
-from reflectune.inference.scoring.variants import LEAST_SAVED, MOST_LOST
+from reflectune.inference.scoring.variants import LEAST_SAVED, MAX_LOST
 from reflectune.inference.trace import Trace
 
-_MOST_ENDINGS, _TOO_MANY = 6, 20
+_MAX_ENDINGS, _TOO_MANY = 6, 20
 _TEXTS = {"entity_mention": "entity mentioned", "prr": "answer found"}
 _COURSES = {
     "stable_correct": "right throughout",
@@ -69,7 +69,7 @@ def _stop_sentence(stop: Mapping[str, Any]) -> str:
             f", since even without the stop it is {100 * gained['value']:+.1f} points ({100 * gained['low']:+.1f} to "
             f"{100 * gained['high']:+.1f}) from the model alone: there is nothing to lose"
         )
-    marks = f"At least {100 * LEAST_SAVED:.0f} % saved at no more than {100 * MOST_LOST:.0f} point lost"
+    marks = f"At least {100 * LEAST_SAVED:.0f} % saved at no more than {100 * MAX_LOST:.0f} point lost"
     return f"{text}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
 
 
@@ -155,7 +155,7 @@ def endings(measured: Mapping[str, Any]) -> str:
     ended: Counter[str] = Counter(measured["ended"])
     if len(ended) > _TOO_MANY:
         return f"{len(ended)} different reasons"
-    named = ended.most_common(_MOST_ENDINGS)
+    named = ended.most_common(_MAX_ENDINGS)
     parts = [f"{reason}: {count}" for reason, count in named]
     rest = ended.total() - sum(count for _, count in named)
     return ", ".join([*parts, f"{len(ended) - len(named)} other reasons: {rest}"] if rest else parts)

@@ -15,7 +15,7 @@ from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.reporting.breakdown import Score, score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
-LEAST_SAVED, MOST_LOST = 0.4, 0.01
+LEAST_SAVED, MAX_LOST = 0.4, 0.01
 """Targets of the stop rule: least share of iterations saved, and most score lost."""
 UNAIDED = "closed_book"
 TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
@@ -132,9 +132,9 @@ def verdict(
     enough = _at_least(saved, LEAST_SAVED)
     if lost is None or enough == "not settled":
         return "not settled"
-    if enough == "doesn't hold" or lost["low"] > MOST_LOST:
+    if enough == "doesn't hold" or lost["low"] > MAX_LOST:
         return "doesn't hold"
-    return "holds" if lost["high"] <= MOST_LOST else "not settled"
+    return "holds" if lost["high"] <= MAX_LOST else "not settled"
 
 
 def _gained(questions: Sequence[Question], traces: Traces, measure: TraceScorer, seed: int) -> Mapping[str, Any] | None:

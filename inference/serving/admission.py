@@ -54,8 +54,8 @@ class Admission:
     def __init__(self, app: ASGIApp, settings: ServerSettings, load: Load, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._load, self._metrics = app, settings, load, metrics
         self._token = settings.token
-        texts = 4 * settings.most_characters * settings.most_queries
-        self._most_bytes = settings.most_image_mb * 10**6 * 4 // 3 + texts  # an image in Base64, and queries
+        texts = 4 * settings.max_characters * settings.max_queries
+        self._max_bytes = settings.max_image_mb * 10**6 * 4 // 3 + texts  # an image in Base64, and queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -66,7 +66,7 @@ class Admission:
             await self._app(scope, receive, send)
             return
         route = scope["path"] if scope["path"] in _ROUTES else "other"
-        start, body, statuses = time.perf_counter(), _Body(receive, self._most_bytes), [500]
+        start, body, statuses = time.perf_counter(), _Body(receive, self._max_bytes), [500]
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -97,9 +97,9 @@ class Admission:
         if self._token and not is_authorized(headers.get("authorization", ""), self._token):
             scheme = {"WWW-Authenticate": 'Basic realm="reflectune"'}  # a browser then asks for it
             return RequestProblem(401, "a token is needed: send `Authorization: Bearer TOKEN`", scheme)
-        if int(headers.get("content-length", 0)) > self._most_bytes:
-            return RequestProblem(413, f"the body is larger than {self._most_bytes:,} bytes")
-        if route in WORK and self._load.running >= self._settings.most_requests:
+        if int(headers.get("content-length", 0)) > self._max_bytes:
+            return RequestProblem(413, f"the body is larger than {self._max_bytes:,} bytes")
+        if route in WORK and self._load.running >= self._settings.max_requests:
             problem = f"{self._load.running} requests are under way; ask again later"
             return RequestProblem(429, problem, {"Retry-After": "1"})
         return None

@@ -155,8 +155,8 @@ async def _decoded(
     """Decode images and enqueue their request. Large ones are decoded when few others are, until their result."""
     loop = asyncio.get_running_loop()
     pixels = await _in_thread(lambda: sum(count_pixels(image, settings) for image in images))
-    if pixels > settings.most_megapixels * 10**6:
-        raise RequestProblem(413, f"the images have more than {settings.most_megapixels} million pixels")
+    if pixels > settings.max_megapixels * 10**6:
+        raise RequestProblem(413, f"the images have more than {settings.max_megapixels} million pixels")
     slot = load.large if pixels > LARGE else asyncio.Semaphore()
     await slot.acquire()
     try:

@@ -87,8 +87,8 @@ class SearchBody(BaseModel):
         if bool(self.queries) == bool(self.images) or (self.exclude and self.queries):
             raise RequestProblem(400, "give `queries`, texts, or `images`, data URLs with entries to `exclude`")
         longest = max(len(self.queries), len(self.images), len(self.exclude), self.topk or 0)
-        if longest > settings.most_queries:
-            problem = f"`queries`, `images`, `exclude` and `topk` are at most {settings.most_queries}"
+        if longest > settings.max_queries:
+            problem = f"`queries`, `images`, `exclude` and `topk` are at most {settings.max_queries}"
             raise RequestProblem(413, f"{problem}; found {longest}")
         for query in self.queries:
             check_text("a query", query, settings)
@@ -108,5 +108,5 @@ def check_text(name: str, text: str, settings: ServerSettings) -> None:
     """Refuse a text that is empty or too long."""
     if not text.strip():
         raise RequestProblem(400, f"{name} is empty")
-    if len(text) > settings.most_characters:
-        raise RequestProblem(413, f"{name} has {len(text):,} characters, more than {settings.most_characters:,}")
+    if len(text) > settings.max_characters:
+        raise RequestProblem(413, f"{name} has {len(text):,} characters, more than {settings.max_characters:,}")

@@ -26,11 +26,11 @@ class ServerSettings(Settings):
     last_message: bool = setting(
         False, "chat completions: read the last message and image; system prompts and earlier rounds are ignored"
     )
-    most_requests: int = setting(64, "maximum concurrent requests; others are refused with 429", ge=1)
-    most_image_mb: int = setting(10, "maximum size of an image's file, in MB", ge=1)
-    most_megapixels: int = setting(32, "maximum megapixels of an image", ge=1)
-    most_characters: int = setting(2000, "maximum characters of a question or query", ge=1)
-    most_queries: int = setting(512, "maximum queries of one /retrieve, and documents for each", ge=1)
+    max_requests: int = setting(64, "maximum concurrent requests; others are refused with 429", ge=1)
+    max_image_mb: int = setting(10, "maximum size of an image's file, in MB", ge=1)
+    max_megapixels: int = setting(32, "maximum megapixels of an image", ge=1)
+    max_characters: int = setting(2000, "maximum characters of a question or query", ge=1)
+    max_queries: int = setting(512, "maximum queries of one /retrieve, and documents for each", ge=1)
 
     @property
     def token(self) -> str:

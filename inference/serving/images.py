@@ -51,8 +51,8 @@ def count_pixels(content: bytes, settings: ServerSettings) -> int:
     Raises:
         RequestProblem: It is too large (413), animated or not an image (415).
     """
-    if len(content) > settings.most_image_mb * 10**6:
-        raise RequestProblem(413, f"the image's file is larger than {settings.most_image_mb} MB; scale it down")
+    if len(content) > settings.max_image_mb * 10**6:
+        raise RequestProblem(413, f"the image's file is larger than {settings.max_image_mb} MB; scale it down")
     try:
         header = read_header(content)
     except BadImage as error:
@@ -61,9 +61,9 @@ def count_pixels(content: bytes, settings: ServerSettings) -> int:
         if error.__cause__ is None:  # a strip
             raise RequestProblem(400, str(error)) from error
         raise RequestProblem(415, "the image is in no format that is read; send a JPEG, PNG or WebP") from error
-    if header.width * header.height > settings.most_megapixels * 10**6:
+    if header.width * header.height > settings.max_megapixels * 10**6:
         size = f"{header.width:,} × {header.height:,} pixels"
-        raise RequestProblem(413, f"the image has {size}, more than {settings.most_megapixels} million; scale it down")
+        raise RequestProblem(413, f"the image has {size}, more than {settings.max_megapixels} million; scale it down")
     if header.is_animated:
         raise RequestProblem(415, "the image is animated; send a single frame")
     return header.width * header.height

@@ -64,7 +64,7 @@ def mount_page(app: FastAPI, service: AnswerService) -> FastAPI:
         footer_links=[],
         run_history=False,
         show_error=False,
-        max_file_size=f"{service.config.most_image_mb}mb",
+        max_file_size=f"{service.config.max_image_mb}mb",
         ssr_mode=False,
         mcp_server=False,
     )
@@ -133,7 +133,7 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
         evidence.tick(events.tick, **again, show_progress="hidden")
         page.load(events.follow, values, shown, show_progress="hidden")
     allow_uploads_alone(page)
-    return page.queue(max_size=questions.service.config.most_requests)
+    return page.queue(max_size=questions.service.config.max_requests)
 
 
 class PageEvents:

@@ -83,7 +83,7 @@ class PageQuestions:
         title_weight, update = self._asked_by(controls)
         if not image:
             raise UserError("an image is needed; drop, paste or photograph one")
-        if len(question) > (most := service.config.most_characters):
+        if len(question) > (most := service.config.max_characters):
             raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
         decoded = read_image(image, service.config)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()

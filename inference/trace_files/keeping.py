@@ -17,12 +17,12 @@ from reflectune.inference.trace_files.layout import QUESTIONS_AT_ONCE, passages_
 from reflectune.inference.trace_files.reading import TraceFile
 
 TraceForm = Literal["auto", "jsonl", "parquet"]
-"""Format of a pipeline's traces; `auto`: Parquet above `MOST_LOGGED` bytes of JSONL."""
+"""Format of a pipeline's traces; `auto`: Parquet above `MAX_LOGGED` bytes of JSONL."""
 
 Reopen = Callable[[Mapping[str, float]], bool]
 """Returns True if a trace that a budget ended (`Trace.limit`) is computed again."""
 
-MOST_LOGGED: Final = 64 * 2**20
+MAX_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
 
 
@@ -38,14 +38,14 @@ class TraceStore:
         name: The pipeline's name.
         fingerprint: Hash of everything that determines a trace.
         form: Format. Finished traces of the other format stay until some are added.
-        most_logged: Maximum size of the merged file in bytes of JSONL, if the format is `auto`.
+        max_logged: Maximum size of the merged file in bytes of JSONL, if the format is `auto`.
     """
 
     folder: Path
     name: str
     fingerprint: str
     form: TraceForm = "auto"
-    most_logged: int = MOST_LOGGED
+    max_logged: int = MAX_LOGGED
 
     def fill(
         self,
@@ -164,4 +164,4 @@ class TraceStore:
         """Return True if the merged file is Parquet."""
         if self.form != "auto":
             return self.form == "parquet"
-        return self._table.exists() or sum(log.stat().st_size for log in logs) > self.most_logged
+        return self._table.exists() or sum(log.stat().st_size for log in logs) > self.max_logged

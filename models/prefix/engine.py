@@ -54,7 +54,7 @@ class PrefixEngine:
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)
-        self._most_kept = KEPT * self.token_budget
+        self._max_kept = KEPT * self.token_budget
         self._model = loaded.model
         self.max_length = longest_sequence(self._model)
         self._slides = bool(sliding_window(self._model.config.get_text_config()))
@@ -125,7 +125,7 @@ class PrefixEngine:
             for prefix, question_branches in zip(prefixes.trees.prefixes, branches, strict=True):
                 self._check_length(len(prefix.ids) + max(map(len, question_branches), default=0))
             asked = {q: question_branches for q, question_branches in enumerate(branches) if question_branches}
-            spots = self.packed.branch(prefixes.trees, asked, self._most_kept)
+            spots = self.packed.branch(prefixes.trees, asked, self._max_kept)
             return Branches(self, prefixes, branches, [], {}, spots)
         chunks: list[BranchRows] = []
         places: dict[tuple[int, int], tuple[int, int]] = {}
@@ -142,7 +142,7 @@ class PrefixEngine:
                 read = self._read_branches(prefixes, branches, chosen)
                 kept += read.last_level.real.numel() + len(chosen) * self._forward.state_tokens
                 places.update({row: (len(chunks), i) for i, row in enumerate(chosen)})
-                if kept > self._most_kept:  # they are read again to be continued
+                if kept > self._max_kept:  # they are read again to be continued
                     read = replace(read, levels=(*read.levels[:-1], read.last_level.dropped()))
                 chunks.append(BranchRows(chosen, read))
         return Branches(self, prefixes, branches, chunks, places)
@@ -263,7 +263,7 @@ class PrefixEngine:
         lengths = [len(given[q].ids) + len(own) + count for (q, _), own, count in zip(rows, ids, new, strict=True)]
         if self._slides:
             self._check_lengths(lengths)
-        for part in within_budget(lengths, self._most_kept):
+        for part in within_budget(lengths, self._max_kept):
             if isinstance(state, Prefixes):
                 yield self.spots_of(prefixes, [rows[i][0] for i in part], continued=True), part
                 continue

@@ -93,14 +93,14 @@ class ImagePrefixCache(Generic[Kept]):
 
     Args:
         most: Number of image prefixes to keep.
-        most_bytes: Most bytes that they take together; the one used last is kept even if it takes more.
+        max_bytes: Most bytes that they take together; the one used last is kept even if it takes more.
 
     Attributes:
         bytes: Bytes of those that are cached.
     """
 
-    def __init__(self, most: int, most_bytes: float = math.inf) -> None:
-        self.most, self._most_bytes = most, most_bytes
+    def __init__(self, most: int, max_bytes: float = math.inf) -> None:
+        self.most, self._max_bytes = most, max_bytes
         self._kept: OrderedDict[str, tuple[Kept, int]] = OrderedDict()
         self.bytes = 0
 
@@ -130,5 +130,5 @@ class ImagePrefixCache(Generic[Kept]):
             return
         self.bytes += size - self._kept.pop(key, (None, 0))[1]
         self._kept[key] = image_prefix, size
-        while len(self._kept) > self.most or (self.bytes > self._most_bytes and len(self._kept) > 1):
+        while len(self._kept) > self.most or (self.bytes > self._max_bytes and len(self._kept) > 1):
             self.bytes -= self._kept.popitem(last=False)[1][1]

@@ -107,14 +107,14 @@ class PackedReader:
         return [trees.spots[q] for q in questions]
 
     def branch(
-        self, trees: OpenedTrees, branches: Mapping[int, Sequence[Sequence[int]]], most_kept: int | None = None
+        self, trees: OpenedTrees, branches: Mapping[int, Sequence[Sequence[int]]], max_kept: int | None = None
     ) -> dict[tuple[int, int], Spot]:
         """Read questions' branches, and their prefixes unless their keys and values are there.
 
         Args:
             trees: The questions.
             branches: Token ids of the branches, by question.
-            most_kept: Most tokens whose keys and values are kept.
+            max_kept: Most tokens whose keys and values are kept.
         """
         known = {q: spot for q in branches if (spot := trees.spots.get(q)) is not None and spot.row.cache}
         bases = self._image_prefixes(
@@ -130,7 +130,7 @@ class PackedReader:
             else:
                 parts.append(TreePart(None, trees.prefixes[q], own))
         spots: dict[tuple[int, int], Spot] = {}
-        for q, (prefix, ends) in zip(branches, self.read(parts, most_kept), strict=True):
+        for q, (prefix, ends) in zip(branches, self.read(parts, max_kept), strict=True):
             if prefix is not None:
                 trees.spots[q] = prefix
             spots.update({(q, k): end for k, end in enumerate(ends)})
@@ -148,8 +148,8 @@ class PackedReader:
             self._images.put(key, spot, spot.row.nbytes)
         return bases
 
-    def read(self, parts: Sequence[TreePart], most_kept: int | None = None) -> list[Ends]:
-        """Read parts of trees; keys and values of rows beyond `most_kept` tokens are dropped."""
+    def read(self, parts: Sequence[TreePart], max_kept: int | None = None) -> list[Ends]:
+        """Read parts of trees; keys and values of rows beyond `max_kept` tokens are dropped."""
         limit = self.forward.fitting_tokens(self._budget)
         self._ahead.clear()
         if self._stream is not None:
@@ -170,7 +170,7 @@ class PackedReader:
                 self._lay_out_ahead(following)
             for row in {id(spot.row): spot.row for prefix, own in ends for spot in (prefix, *own) if spot}.values():
                 kept += row.past + len(row.ids) + len(row.segments) * self.forward.state_tokens
-                if most_kept is not None and kept > most_kept:
+                if max_kept is not None and kept > max_kept:
                     row.drop()  # they are read again to be continued
             found += ends
         return found

@@ -25,7 +25,7 @@ Messages = list[dict[str, Any]]
 """A conversation in OpenAI's format: `[{"role": "user", "content": …}, …]`."""
 
 _FEW: Final = 0.05
-MOST_LOG_PROBABILITIES = 20
+MAX_LOG_PROBABILITIES = 20
 """Most first tokens that OpenAI's API and vLLM (by default) return."""
 
 _BEFORE_A_WORD = "\N{LOWER ONE EIGHTH BLOCK}\u0120\u010a\u0109"
@@ -154,7 +154,7 @@ class RemoteModel(Closing):
         """
         requested = dict.fromkeys(words)
         replies = self.complete_all(
-            conversations, desc=desc, max_tokens=1, logprobs=True, top_logprobs=MOST_LOG_PROBABILITIES
+            conversations, desc=desc, max_tokens=1, logprobs=True, top_logprobs=MAX_LOG_PROBABILITIES
         )
         answered = [reply for reply in replies if not reply.refused]
         self._gives_probabilities = self._gives_probabilities or any(reply.first_token for reply in answered)

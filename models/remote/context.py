@@ -18,7 +18,7 @@ from reflectune.models.remote.transport import Refused, Transport
 
 _BYTES_OF_TOKEN: Final = 3
 _PIXELS_OF_TOKEN: Final = 28 * 28
-_LEAST_IMAGE: Final = 576
+_MIN_IMAGE: Final = 576
 _PLACE: Final = 4
 """Most tokens of an image where a server counts its place alone."""
 _TEMPLATE: Final = 64
@@ -85,7 +85,7 @@ class ServerContext:
             both, alone = ([{"role": "user", "content": content}] for content in ([shown, text], [text]))
             counted = self._count(both) - self._count(alone) if self._tokenizes else 0
             header = read_header(base64.b64decode(url.partition(",")[2]))
-            rule = max(_LEAST_IMAGE, header.width * header.height // _PIXELS_OF_TOKEN)
+            rule = max(_MIN_IMAGE, header.width * header.height // _PIXELS_OF_TOKEN)
             self._images[key] = counted if counted > _PLACE else rule
         return self._images[key]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from reflectune.core.images import encode_image
 
-MOST_ENCODED: Final = 1 << 28
+MAX_ENCODED: Final = 1 << 28
 """Most characters of the images that are kept as they are sent: those of questions under way."""
 
 
@@ -36,7 +36,7 @@ class ImageUrls:
             if (url := self._encoded.get(id(image))) is None:
                 mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)
                 url = f"data:{mime};base64,{base64.b64encode(content).decode()}"
-                while self._encoded and len(url) + sum(map(len, [*self._encoded.values()])) > MOST_ENCODED:
+                while self._encoded and len(url) + sum(map(len, [*self._encoded.values()])) > MAX_ENCODED:
                     self._encoded.pop(next(iter(self._encoded)), None)
                 self._encoded[id(image)] = url
                 weakref.finalize(image, self._encoded.pop, id(image), None)

@@ -20,7 +20,7 @@ _DECIDES: Final = (
     "image_grid_pinpoints",
 )
 """Settings of image processors that determine the pixels of the model's input."""
-MOST_PADDED: Final = 1 << 28
+MAX_PADDED: Final = 1 << 28
 """Pixels of the largest square that an image is padded to: 0.8 GB."""
 
 
@@ -38,7 +38,7 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
     name = origin_of(image)
     images = getattr(processor, "image_processor", processor)
     is_padded = isinstance(images, LlavaImageProcessorPil) and images.do_pad
-    if is_padded and max(image.size) ** 2 > MOST_PADDED:
+    if is_padded and max(image.size) ** 2 > MAX_PADDED:
         problem = f"image too large to pad to a square: {name}: {image.width:,} × {image.height:,} pixels"
         raise BadImage(problem, "scale it down, or set `image_fit: crop`")
     try:

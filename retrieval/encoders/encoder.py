@@ -37,7 +37,7 @@ from reflectune.retrieval.encoders.decoupled import ImageTower, MixtureEncoder, 
 from reflectune.retrieval.encoders.eva_clip import EvaClipEncoder, is_eva_clip
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
 from reflectune.retrieval.encoders.modules import refuse_dense
-from reflectune.retrieval.encoders.texts import longer_than, most_positions
+from reflectune.retrieval.encoders.texts import longer_than, max_positions
 
 _SIGLIP = ("siglip", "siglip2")
 """Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
@@ -92,7 +92,7 @@ class _TransformersEncoder(ImageModel):
         self._model: Any = load_weights(checkpoint, AutoModel, dtype=dtype, device=device)
         self._tokenizer = load_tokenizer(checkpoint)
         super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
-        positions = most_positions(self._model, config.text_config)
+        positions = max_positions(self._model, config.text_config)
         self.longest = min(self._tokenizer.model_max_length, positions or self._tokenizer.model_max_length)
         is_siglip = config.model_type in _SIGLIP
         self._padding = "max_length" if is_siglip else "longest"

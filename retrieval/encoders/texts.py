@@ -105,10 +105,10 @@ def longer_than(most: int, tokenizer: PreTrainedTokenizerBase, texts: Sequence[s
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
     """Return the tokens after which a text is truncated: `max_length`, or the model's limit if that is less."""
-    return min(max_length, tokenizer.model_max_length, most_positions(model, model.config) or max_length)
+    return min(max_length, tokenizer.model_max_length, max_positions(model, model.config) or max_length)
 
 
-def most_positions(model: nn.Module, config: Any) -> int | None:
+def max_positions(model: nn.Module, config: Any) -> int | None:
     """Return the number of positions that a model has for tokens; None if any.
 
     RoBERTa and its like (XLM-R, MPNet) start after the padding's index: the table's first rows are unused.

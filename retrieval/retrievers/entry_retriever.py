@@ -90,7 +90,7 @@ class EntryRetriever:
         summary_share: Share of w that is on an entry's summary instead of its title; above 0 the index needs summaries.
 
     Attributes:
-        most_kept: Most batches of images whose vectors are cached; 2^14 of 16 images take 800 MB at 768 dimensions.
+        max_kept: Most batches of images whose vectors are cached; 2^14 of 16 images take 800 MB at 768 dimensions.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
@@ -105,7 +105,7 @@ class EntryRetriever:
         self._index, self._encoder = index, encoder
         self._title_weight, self._summary_share = title_weight, summary_share
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
-        self.most_kept = 2**14
+        self.max_kept = 2**14
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
@@ -241,7 +241,7 @@ class EntryRetriever:
     def _twin(self, index: Index, **weights: float) -> EntryRetriever:
         """Return a retriever with the same encoder, and the images that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
-        twin._kept, twin.most_kept = self._kept, self.most_kept
+        twin._kept, twin.max_kept = self._kept, self.max_kept
         return twin
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
@@ -289,7 +289,7 @@ class EntryRetriever:
             return kept
         vectors = self._encoder.encode_images(list(images.values()))
         self._kept[key] = vectors
-        if len(self._kept) > self.most_kept:
+        if len(self._kept) > self.max_kept:
             self._kept.pop(next(iter(self._kept)))
         return vectors
 

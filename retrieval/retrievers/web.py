@@ -96,7 +96,7 @@ if TYPE_CHECKING:  # slow to import
 
 WEB: Final = "web"
 """The name of a search tool among the knowledge bases that a step searches."""
-MOST_CHARACTERS: Final = 20_000
+MAX_CHARACTERS: Final = 20_000
 """Longest text of a page, in characters; the rest is cut off."""
 _PASSAGES: Final = 4
 """Passages that the local tool looks at for a page: an article may be found by several of its own."""
@@ -109,7 +109,7 @@ class Page:
     Attributes:
         id: Address, or the id of a knowledge base's entry.
         title: Title.
-        text: Text without markup, at most `MOST_CHARACTERS`.
+        text: Text without markup, at most `MAX_CHARACTERS`.
     """
 
     id: str
@@ -145,7 +145,7 @@ class KnowledgePages:
     def _page(self, entry_id: str) -> Page:
         entry = self._knowledge.get(entry_id)
         article = article_of(entry)
-        return Page(entry.id, entry.title, article.text[:MOST_CHARACTERS] if article is not None else "")
+        return Page(entry.id, entry.title, article.text[:MAX_CHARACTERS] if article is not None else "")
 
 
 class Pages:
@@ -265,7 +265,7 @@ def read_pages(value: Any, top: int) -> list[Page]:
             raise TypeError("a result's url, title or content is not a string")
         url, title, content = (_plain(field) for field in fields)
         if url:
-            pages.setdefault(url, Page(url, title[:MOST_CHARACTERS], content[:MOST_CHARACTERS]))
+            pages.setdefault(url, Page(url, title[:MAX_CHARACTERS], content[:MAX_CHARACTERS]))
     return list(pages.values())[:top]
 
 

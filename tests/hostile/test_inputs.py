@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import MOST_RATIO, open_image, to_rgb
+from reflectune.core.images import MAX_RATIO, open_image, to_rgb
 from reflectune.core.parquet import write_parquet
 from reflectune.core.rejected import BadRow
 from reflectune.core.rows import schema_of, to_row
@@ -98,7 +98,7 @@ def test_an_image_of_any_shape_is_read_or_too_narrow(seed: int) -> None:
         size = (short, long) if draw.random() < 0.5 else (long, short)
         image, file = Image.new("RGB", size), io.BytesIO()
         image.save(file, draw.choice(["PNG", "BMP", "TIFF"]))
-        fits = max(size) <= MOST_RATIO * min(size)
+        fits = max(size) <= MAX_RATIO * min(size)
         assert survives(partial(open_image, file.getvalue())) is survives(partial(to_rgb, image)) is fits, size
 
 

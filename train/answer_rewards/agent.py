@@ -159,7 +159,7 @@ class AgentRollout:
             course.advance(WriteReply(text, tokens=len(ids)))
 
 
-def reward_functions(questions: Mapping[str, Question], correctness: Worth, most_calls: int) -> list[Reward]:
+def reward_functions(questions: Mapping[str, Question], correctness: Worth, max_calls: int) -> list[Reward]:
     """Return TRL's reward functions: accuracy, format, and the share of the calls that were used, a cost."""
 
     def accuracy(answer: Sequence[str], question_id: Sequence[str], **_: Any) -> list[float | None]:
@@ -169,7 +169,7 @@ def reward_functions(questions: Mapping[str, Question], correctness: Worth, most
         return [*map(float, formed)]
 
     def calls_used(calls: Sequence[int], **_: Any) -> list[float | None]:
-        return [min(number / most_calls, 1.0) for number in calls]
+        return [min(number / max_calls, 1.0) for number in calls]
 
     return [accuracy, format_kept, calls_used]
 
@@ -313,12 +313,12 @@ class AgentTraining(ReplyTraining):
             longest=longest_sequence(loaded.model, config.max_tokens),
             reply_tokens=config.max_new_tokens,
         )
-        most_calls = sum(self._settings.calls.values())
+        max_calls = sum(self._settings.calls.values())
         return AgentTrainer(
             run,
             rows_of(self._examples),
             PromptProcessor(loaded.renderer, prompts.rendered, types_key=Positions(loaded.model).types_key),
-            reward_functions(self._questions, self._correctness, max(most_calls, 1)),
+            reward_functions(self._questions, self._correctness, max(max_calls, 1)),
             rollout,
             horizon=config.horizon,
             server=self.server(loaded),

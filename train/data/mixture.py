@@ -13,7 +13,7 @@ from reflectune.core.values import short, split_problem
 from reflectune.formats.dataset import MANIFEST as DATASET
 from reflectune.formats.reflection_data import MANIFEST
 
-MOST_WEIGHT: Final = 10_000
+MAX_WEIGHT: Final = 10_000
 """Most reads of an example in an epoch."""
 
 _KEYS: Mapping[str, Any] = {"weight": (int, float), "split": str, "image_root": str}
@@ -52,8 +52,8 @@ class DataSource:
             return [f"{self.data} does not exist (looked in {Path.cwd()}); build it with `reflectune build_mr2ag`"]
         if not self.weight > 0:
             return [f"the weight of {self.data} must be above 0, found {self.weight}"]
-        if self.weight > MOST_WEIGHT:
-            return [f"the weight of {self.data} must be at most {MOST_WEIGHT:,}, found {self.weight:g}"]
+        if self.weight > MAX_WEIGHT:
+            return [f"the weight of {self.data} must be at most {MAX_WEIGHT:,}, found {self.weight:g}"]
         if self.image_root and not Path(self.image_root).is_dir():
             return [f"`image_root`: {self.image_root} is not a folder"]
         if (self.folder / DATASET).is_file() and not (self.folder / MANIFEST).is_file():

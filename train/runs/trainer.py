@@ -31,7 +31,7 @@ from reflectune.train.settings.validation import ANSWERS
 from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
 from reflectune.train.weights.parameters import adapters_of, give_projector_a_rate, under_autocast
 
-_LEAST_WEIGHT = 1e-6
+_MIN_WEIGHT = 1e-6
 """Divisor of a batch without a supervised token, in which no example fits: its loss is 0."""
 FIRST_STEPS = 3
 """Steps in which several processes agree to go on, since memory mostly runs out in them."""
@@ -246,7 +246,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         assert num_items_in_batch is not None  # `get_batch_samples` counts it
         sample_ids = inputs.pop("sample_ids")
         summed = self.summed_loss(model, inputs, sample_ids)
-        weight = torch.as_tensor(num_items_in_batch).clamp(min=_LEAST_WEIGHT)
+        weight = torch.as_tensor(num_items_in_batch).clamp(min=_MIN_WEIGHT)
         # gradients are averaged over the processes, so that their number cancels
         loss = summed / weight * self.accelerator.num_processes
         self.step_losses.append((loss.detach(), sample_ids))

@@ -50,7 +50,7 @@ class TablesConfig(MetricKeys, RerankerConfig):
     equal_at: float = setting(
         1.0, "MMKB-RAG: of `sizes`, the one at which the external labeller is compared", gt=0, le=1
     )
-    least_steps: int = setting(150, "MMKB-RAG: minimum number of steps of a training on few labels", ge=1)
+    min_steps: int = setting(150, "MMKB-RAG: minimum number of steps of a training on few labels", ge=1)
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     encoder: EncoderName = setting("miniature/clip", "the index's encoder")

@@ -164,5 +164,5 @@ def _by_labels(config: TablesConfig) -> PaperTable:
         ],
         claims,
         "Trained on SRT alone; RET and MCT off, `k: auto`. The paper's external labeller is GPT-4o with 2,000 labels; "
-        f"here it is a search for an accepted answer. A training takes at least {config.least_steps} steps.",
+        f"here it is a search for an accepted answer. A training takes at least {config.min_steps} steps.",
     )

@@ -90,10 +90,10 @@ def srt_labels(config: TablesConfig, share: float) -> int:
 
 
 def steps(config: TablesConfig, name: str) -> int:
-    """Return the steps of a training on SRT alone: the config's epochs, at least `least_steps`."""
+    """Return the steps of a training on SRT alone: the config's epochs, at least `min_steps`."""
     recipe = yaml.safe_load((CONFIGS / "examples/miniature/sft.yaml").read_text())
     batches = math.ceil(_statistics(config, name)["examples"] / recipe["per_device_train_batch_size"])
-    return max(config.least_steps, round(batches * (config.epochs or MMKB["epochs"])))
+    return max(config.min_steps, round(batches * (config.epochs or MMKB["epochs"])))
 
 
 def _statistics(config: TablesConfig, name: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def test_images_of_a_batch_are_encoded_once_and_bounded_by_their_size(monkeypatc
     urls = ImageUrls()
     assert len({urls.of(image) for _ in range(2) for image in images}) == 1
     assert len(encoded) == 64
-    monkeypatch.setattr(sent_images, "MOST_ENCODED", 1_000)  # two images
+    monkeypatch.setattr(sent_images, "MAX_ENCODED", 1_000)  # two images
     for place in (0, 1, 1, 0, 2, 0):
         urls.of(images[place])
     assert encoded[64:] == []  # kept from before, until one more is encoded

@@ -72,7 +72,7 @@ def test_traces_are_those_of_questions_asked_alone_and_equal_requests_are_sent_o
     asked = questions(40)
     together = TrajectoryPipeline(name, PIPELINES[name], tools(server.url, 16)).run(asked, [IMAGE] * len(asked))
     assert set(server.delivered.values()) == {1}
-    assert server.most_at_a_time <= 16
+    assert server.max_concurrent <= 16
     alone = TrajectoryPipeline(name, PIPELINES[name], tools(server.url, 1))
     assert [said(it) for it in together] == [said(alone.run([question], [IMAGE])[0]) for question in asked]
 
@@ -96,7 +96,7 @@ def test_as_many_requests_are_under_way_as_allowed(stub_server, tools) -> None:
 
     pipeline = TrajectoryPipeline("mi_rag", start, tools(server.url, 32))
     traces = list(pipeline.stream(((question, IMAGE) for question in asked), lambda *_: pytest.fail("unusable")))
-    assert server.most_at_a_time == 32
+    assert server.max_concurrent == 32
     assert sorted(trace.question_id for trace in traces) == [question.id for question in asked]
     assert begun[40] == 0 < begun[-1]  # at first as many as needed, the others as there is room
 

@@ -92,7 +92,7 @@ def test_fields_without_a_value_are_left_out_and_zeros_are_not(make, dataset) ->
 
 def test_as_many_questions_are_listed_as_fit_in_the_page(make, dataset) -> None:
     questions = [make.question(number, text="?" * 2000) for number in (3, 1, 2, 0)]
-    data = browsed(dataset, questions, {}, most_bytes=3 * 2500)
+    data = browsed(dataset, questions, {}, max_bytes=3 * 2500)
     assert [row["id"] for row in data["questions"]] == ["q001", "q002", "q003"]  # the first three, in order
     assert len(script_json(data).encode()) < 3 * 2500 + 1000
     assert len(browsed(dataset, questions, {})["questions"]) == 4
@@ -103,7 +103,7 @@ def test_a_question_that_does_not_fit_leaves_nothing_in_the_page(make, dataset) 
     read = [(make.read(),), tuple(make.read(section=1, answer=f"{n}" * 100) for n in range(20))]
     traces = {"mr2ag": {q.id: make.trace(n, passages=read[n]) for n, q in enumerate(questions)}}
     most = len(script_json(browsed(dataset, questions, traces)).encode()) - 1000
-    data = browsed(dataset, questions, traces, most_bytes=most)
+    data = browsed(dataset, questions, traces, max_bytes=most)
     assert [row["id"] for row in data["questions"]] == ["q000"]
     fitting = browsed(dataset, questions[:1], traces)
     assert {name: data[name] for name in ("passages", "entries", "images")} == {

@@ -67,7 +67,7 @@ def question(text: str = ASKED, image: str = url(PHOTO), **more: Any) -> dict[st
 @pytest.fixture(scope="module")
 def client(service) -> Iterator[TestClient]:
     PageQuestions(service, "mr2ag")  # has pipelines of its own
-    app = create_app(service, ServerSettings(most_image_mb=1, most_megapixels=2, most_queries=4))
+    app = create_app(service, ServerSettings(max_image_mb=1, max_megapixels=2, max_queries=4))
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
 
@@ -328,7 +328,7 @@ def test_the_openai_client_and_curl_are_answered(service, started, photo, tmp_pa
 
 
 def test_requests_beyond_the_limit_are_refused_and_a_client_that_leaves_frees_its_slot(started, busy, caplog) -> None:
-    server, port = started(most_requests=1)
+    server, port = started(max_requests=1)
     logging.getLogger("uvicorn.error").addHandler(caplog.handler)
     load = server.config.app.state.load
     content = json.dumps(question()).encode()
@@ -358,7 +358,7 @@ def posted(content: bytes, *, length: int | None = None, kind: str = "applicatio
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=x"])
 def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: str) -> None:
     monkeypatch.setattr(admission, "BODY_SECONDS", 0.1)
-    server, port = started(most_requests=1)
+    server, port = started(max_requests=1)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(posted(b'--x\r\nContent-Disposition: form-data; name="image', length=1000, kind=kind))
         reply = b"".join(iter(lambda: connection.recv(4096), b""))  # the server ends the connection
@@ -369,7 +369,7 @@ def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: 
 
 def test_two_hundred_connections_are_all_answered(started, busy) -> None:
     """As many as may be under way are answered, the others are refused; none waits for ever, and memory is bounded."""
-    server, port = started(most_requests=16)
+    server, port = started(max_requests=16)
     content, memory = json.dumps(question(pipeline="closed_book")).encode(), psutil.Process().memory_info
     before = memory().rss
 

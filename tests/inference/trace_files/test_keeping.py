@@ -103,8 +103,8 @@ def questions(make) -> list[Question]:
     return [make.question(number) for number in range(COUNT)]
 
 
-def store(folder: Path, form: TraceForm = "parquet", most_logged: int = 12_000) -> TraceStore:
-    return TraceStore(folder, "mr2ag", "f", form, most_logged)
+def store(folder: Path, form: TraceForm = "parquet", max_logged: int = 12_000) -> TraceStore:
+    return TraceStore(folder, "mr2ag", "f", form, max_logged)
 
 
 def fill(kept: TraceStore, questions: Sequence[Question], answerer: Answerer | None = None, processes=ALONE):

@@ -74,9 +74,9 @@ def test_stacked_image_prefixes_go_on_as_each_alone_does(loaded, make):
             assert rows.next_position[n] == row.next_position[0]
 
 
-@pytest.mark.parametrize(("most", "most_bytes"), [(2, 99), (9, 20)])
-def test_those_used_last_are_kept(most, most_bytes):
-    kept: ImagePrefixCache[str] = ImagePrefixCache(most, most_bytes)
+@pytest.mark.parametrize(("most", "max_bytes"), [(2, 99), (9, 20)])
+def test_those_used_last_are_kept(most, max_bytes):
+    kept: ImagePrefixCache[str] = ImagePrefixCache(most, max_bytes)
     for name in "abac":
         if kept.get(name) is None:
             kept.put(name, name, 10)

@@ -205,7 +205,7 @@ def test_no_more_requests_are_under_way_than_wanted(stub_server: Start, remote: 
     with remote(server.url, concurrency=3) as model:
         model.complete_all([ask(str(i)) for i in range(12)])
 
-    assert server.most_at_a_time == 3
+    assert server.max_concurrent == 3
 
 
 def test_conversations_that_begin_alike_are_sent_one_after_the_other(stub_server: Start, remote: Open) -> None:

@@ -95,7 +95,7 @@ def test_as_many_requests_are_under_way_as_there_are_threads(stub_server) -> Non
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda i: client.post(body(str(i)), unchanged), range(threads)))
 
-    assert server.most_at_a_time == threads
+    assert server.max_concurrent == threads
 
 
 def test_a_server_without_a_key_gets_no_authorization(stub_server, monkeypatch) -> None:

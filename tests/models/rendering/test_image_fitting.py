@@ -166,6 +166,6 @@ def test_an_image_that_a_processor_refuses_or_would_pad_too_far_is_named(make, t
         renderer.prefix("Who?", image)
     renderer = make.renderer("llava")
     fit_images(renderer.processor, "llava", PAD)
-    monkeypatch.setattr(image_fitting, "MOST_PADDED", 89 * 89)
+    monkeypatch.setattr(image_fitting, "MAX_PADDED", 89 * 89)
     with pytest.raises(BadImage, match=r"too large to pad to a square: .*wide\.png .* 90 × 30 pixels; scale it down"):
         renderer.prefix("Who?", image)

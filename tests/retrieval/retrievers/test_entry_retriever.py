@@ -83,7 +83,7 @@ def test_only_a_batch_of_the_same_images_is_taken_from_what_was_encoded(retrieve
 
 
 def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, draw_image) -> None:
-    retriever.most_kept = 2
+    retriever.max_kept = 2
     for seed in range(5):
         retriever.weighted(title_weight=0.25).search([draw_image(seed)], 1)
     retriever.search([draw_image(4)], 1)

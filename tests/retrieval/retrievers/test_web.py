@@ -20,7 +20,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.web import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     KnowledgePages,
     Page,
     Pages,
@@ -185,14 +185,14 @@ def test_a_server_that_refuses_every_query_is_an_error(serve: Any, tool: Any) ->
 
 def test_a_page_is_cut_cleaned_and_counted_once() -> None:
     odd = [
-        {"url": "a", "title": "T\x00\x1b[31m", "content": "x" * (MOST_CHARACTERS + 9)},
+        {"url": "a", "title": "T\x00\x1b[31m", "content": "x" * (MAX_CHARACTERS + 9)},
         {"url": "a", "title": "again", "content": ""},
         {"title": "no address", "content": "y"},
         {"url": "b", "content": None},
         {"url": "c"},
     ]
     first, second = read_pages({"results": odd}, 2)
-    assert (first.id, first.title, len(first.text)) == ("a", "T[31m", MOST_CHARACTERS)
+    assert (first.id, first.title, len(first.text)) == ("a", "T[31m", MAX_CHARACTERS)
     assert second == Page("b", "", "")
 
 

@@ -163,7 +163,7 @@ def test_the_caption_says_how_long_both_were_tuned(tmp_path) -> None:
 
 
 def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
-    config = MMKB.model_copy(update={"output": str(tmp_path), "least_steps": 30})
+    config = MMKB.model_copy(update={"output": str(tmp_path), "min_steps": 30})
     stages = {stage.name: stage for stage in tables_mmkb.plan(config).stages}
     whole, tenth = (stages[f"labels: {name}"] for name in (MODEL, "own labels 10%"))
     write_json(whole.folder / "statistics.json", {"train": {"examples": 90, "taken": {"srt": {"examples": 200}}}})
