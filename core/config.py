@@ -40,7 +40,7 @@ def setting(
     Args:
         default: The value if none is given. Each instance gets its own copy of a list or mapping.
         help: A line for `--help`.
-        ge: Least value. The bounds of a list's items belong to their type: `list[Share]`.
+        ge: Minimum value. The bounds of a list's items belong to their type: `list[Share]`.
         gt: Bound that the value must exceed.
         le: Greatest value.
         needed: Marks a key that must be given. Says what to give, e.g. "a data set folder"; "" if the name says it.

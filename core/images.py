@@ -38,8 +38,8 @@ Images: TypeAlias = Image.Image | Sequence[Image.Image] | None
 _IMAGES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 MAX_RATIO: Final = 200
-"""Most times that a side may be the other's. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336
-pixels, the long side by the same factor."""
+"""Maximum ratio of an image's sides. Qwen's processors refuse more; CLIP's resize the short side to 224 or 336 pixels,
+the long side by the same factor."""
 _ORIGIN: Final = "reflectune_origin"
 """Attribute of an image that was loaded: its path, and the row that needs it."""
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
@@ -183,7 +183,7 @@ def encode_image(image: Image.Image, max_pixels: int = 0, *, lossless: bool = Fa
 
     Args:
         image: The image, in RGB.
-        max_pixels: Most pixels; a larger image is scaled down. 0: any.
+        max_pixels: Maximum pixels; a larger image is scaled down. 0: any.
         lossless: True for a PNG in place of a JPEG.
     """
     factor = math.sqrt(max_pixels / (image.width * image.height)) if max_pixels else 1

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 SECONDS = 30.0
-"""Least time between two updates of a bar in a log."""
+"""Minimum time between two updates of a bar in a log."""
 
 
 def progress_bar(*args: Any, **kwargs: Any) -> tqdm:

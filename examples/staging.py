@@ -173,7 +173,7 @@ def run_in_lanes(
         commands: Command of each stage.
         needs: Stages that must be finished before a stage starts. The needs of a stage that is not in `commands` are
             passed on to its dependents.
-        lanes: Most stages at a time; they share the cores.
+        lanes: Maximum stages at a time; they share the cores.
     """
     done = finished(run, commands)
     within = {name: _within(commands, needs, name) for name in commands}

@@ -1,6 +1,6 @@
 """Compare a server with the local engine: `reflectune agreement --model C --server URL --dataset D --index I`.
 
-Exit status 0 if no probability differs by more than `most`, else 1.
+Exit status 0 if no probability differs by more than `tolerance`, else 1.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> D
 
     Args:
         document: The document.
-        room: Most tokens.
+        room: Maximum tokens.
         count: Tokens of the prompt that asks with a passage.
     """
     if count(document.passage) <= room:

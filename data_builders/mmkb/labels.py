@@ -45,9 +45,9 @@ class LabelLimits:
     """Balance and number of the labels of one task.
 
     Attributes:
-        balance: Most labels of the frequent kind for each of the rare kind, at least 1; None takes all. If one kind
+        balance: Maximum labels of the frequent kind for each of the rare kind, at least 1; None takes all. If one kind
             never occurs, all are taken.
-        limit: Most labels in all, after balancing; None takes all. A higher limit adds to the draw of a lower one.
+        limit: Maximum labels in all, after balancing; None takes all. A higher limit adds to the draw of a lower one.
         seed: Seed of the draws.
     """
 
@@ -65,9 +65,9 @@ class LabelSettings(Rule, MixingSettings):
     srt_visual: bool = setting(True, "label the documents of visual-dependent questions too")
     ret_balance: float | None = setting(None, "RET: maximum ratio of the frequent label to the rare one", ge=1)
     srt_balance: float | None = setting(None, "SRT: maximum ratio of the frequent label to the rare one", ge=1)
-    ret_limit: int | None = setting(None, "RET: most examples, drawn by seed", ge=1)
-    srt_limit: int | None = setting(None, "SRT: most examples, drawn by seed", ge=1)
-    mct_limit: int | None = setting(None, "MCT: most examples, drawn by seed", ge=1)
+    ret_limit: int | None = setting(None, "RET: maximum number of examples, drawn by seed", ge=1)
+    srt_limit: int | None = setting(None, "SRT: maximum number of examples, drawn by seed", ge=1)
+    mct_limit: int | None = setting(None, "MCT: maximum number of examples, drawn by seed", ge=1)
     answer_model: Literal["separate", "shared"] = setting(
         "separate", "shared: train to answer too, without documents or with the relevant ones"
     )

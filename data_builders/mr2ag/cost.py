@@ -16,9 +16,9 @@ from reflectune.models.remote.client import request_key
 from reflectune.models.remote.endpoint import Endpoint
 
 SAMPLE = 256
-"""Most questions that an estimate reads, evenly spaced."""
+"""Maximum questions that an estimate reads, evenly spaced."""
 MEASURED = 20
-"""Least number of cached replies whose tokens are used for an estimate."""
+"""Minimum number of cached replies whose tokens are used for an estimate."""
 
 _CHARACTERS_PER_TOKEN = 4
 """Rough average for English text, used without cached replies."""

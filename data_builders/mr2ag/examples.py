@@ -33,7 +33,7 @@ class PassageSettings(Settings):
         "strict", "labels that string search rejects: strict, strict_parts, negatives or off; see PassageSettings"
     )
     known_sections: bool = setting(True, "look for evidence only in the sections that the data set names, if any")
-    positives: int = setting(1, "most evidence passages per question", ge=1)
+    positives: int = setting(1, "maximum evidence passages per question", ge=1)
     negatives_same_article: int = setting(2, "other passages of the question's article", ge=0)
     negatives_retrieved: int = setting(2, "hard negatives: passages of the best-ranked other entries", ge=0)
     negatives_random: int = setting(1, "passages of random entries", ge=0)

@@ -21,7 +21,7 @@ from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 _TRIES: Final = 10
-"""Most random entries drawn per passage: an entry may have no text."""
+"""Maximum random entries drawn per passage: an entry may have no text."""
 
 
 class DocumentSource:

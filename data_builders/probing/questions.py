@@ -30,7 +30,7 @@ def select_questions(
         dataset: The data set.
         split: Its split.
         visual: Include visual-dependent questions (`requires_retrieval` false).
-        limit: Most questions; None for all.
+        limit: Maximum questions; None for all.
         seed: Seed of the order.
         without: Ids of questions to leave out.
         without_facts: Also leave out questions that share a fact (`facts`) with those of `without` in any part.

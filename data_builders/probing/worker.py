@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 Tool = TypeVar("Tool")
 Result = TypeVar("Result")
 LEAST = 256
-"""Least budget in tokens. Below it, the model itself does not fit."""
+"""Minimum budget in tokens. Below it, the model itself does not fit."""
 
 
 class ProbeWorker:

@@ -31,7 +31,7 @@ class CriticShares:
     Attributes:
         negatives: Passages that don't state the answer, for each that does.
         hard_share: Share of the negatives that are among the found passages; the rest is of unrelated entries.
-        distractors: Most passages without the answer that the teacher keeps in addition to those with it.
+        distractors: Maximum passages without the answer that the teacher keeps in addition to those with it.
     """
 
     negatives: int

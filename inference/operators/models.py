@@ -226,7 +226,7 @@ class ServedModel:
 
     @property
     def concurrency(self) -> int:
-        """Most requests under way at a time."""
+        """Maximum requests under way at a time."""
         return self._remote.endpoint.concurrency
 
     def requests(self, image: Images, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:

@@ -38,7 +38,7 @@ class PairImages:
 
     Attributes:
         knowledge: The entries.
-        max_pixels: Most pixels of an image.
+        max_pixels: Maximum pixels of an image.
     """
 
     knowledge: KnowledgeBase
@@ -77,7 +77,7 @@ def images_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Map
     Args:
         found: The search that found them.
         passages: Merged passages, in the order of the documents.
-        most: Most images.
+        most: Maximum images.
     """
     hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
     paths = {hit.passage: hit.image for hit in hits if hit.image}

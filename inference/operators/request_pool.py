@@ -27,7 +27,7 @@ class RequestPool(Closing, Generic[Key]):
     """Send requests on threads. One thread, the owner, sends and collects.
 
     Args:
-        threads: Most requests under way at a time; others wait for a thread.
+        threads: Maximum requests under way at a time; others wait for a thread.
 
     Attributes:
         load: Requests that have not been collected.

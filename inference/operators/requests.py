@@ -54,7 +54,7 @@ class Prompt:
             text.
         sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.
             Of groups of 20 and 10, twice as many of the first are shown: what doesn't fit is the last of each.
-        most: Most documents, or tool results, that are shown; None: all that fit.
+        most: Maximum documents, or tool results, that are shown; None: all that fit.
         rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
             `documents`, the latest results that fit the context are shown, and earlier ones are left out.
         earlier: Turns before the user's turn: the user's, a template as `template`, and the assistant's, a text whose

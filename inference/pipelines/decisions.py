@@ -87,7 +87,7 @@ def opened_settings(settings: Settings, entries: int) -> Settings:
 
     Args:
         settings: The pipeline's own settings.
-        entries: Least number of entries to retrieve.
+        entries: Minimum number of entries to retrieve.
     """
     update: dict[str, Any] = {"gamma": -1.0, "top_n": max(entries, DepthSettings.of(settings).top_n)}
     if isinstance(settings, ChoiceSettings):  # `decide` applies them

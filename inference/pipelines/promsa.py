@@ -87,7 +87,7 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """Most calls of each tool."""
+        """Maximum calls of each tool."""
         return {IMAGE_SEARCH: self.image_calls, TEXT_SEARCH: self.text_calls}
 
 

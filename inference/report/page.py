@@ -54,7 +54,7 @@ def write_report(
         notices: Sentences at the head.
         measure: Scorer of answers.
         choice: Settings of mR²AG's choice; None if it was not run.
-        most: Most questions to list; a random sample if there are more.
+        most: Maximum questions to list; a random sample if there are more.
     """
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
     drawn, names = sample(questions, most, seed), tables.plain_names(metrics)

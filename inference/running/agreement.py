@@ -61,8 +61,8 @@ def run(config: AgreementConfig) -> dict[str, Any]:
         "questions": len(questions),
         "questions_a_minute": {side: round(60 * len(questions) / spent, 1) for side, spent in seconds.items()},
         "prefix_hits": hits,
-        "most": config.most,
-        "agrees": all(gate["largest"] <= config.most for gate in figures["gates"].values()),
+        "tolerance": config.tolerance,
+        "agrees": all(gate["largest"] <= config.tolerance for gate in figures["gates"].values()),
     }
 
 
@@ -110,7 +110,7 @@ def table(figures: dict[str, Any]) -> str:
     lines.append(f"{'prefix-cache hits':20}{known}")
     for side, speed in figures["questions_a_minute"].items():
         lines.append(f"{side:20}{speed:8.1f} questions a minute")
-    lines.append(f"{'agrees' if figures['agrees'] else 'DIFFERS'}: at most {figures['most']:g} is allowed")
+    lines.append(f"{'agrees' if figures['agrees'] else 'DIFFERS'}: at most {figures['tolerance']:g} is allowed")
     return "\n".join(lines)
 
 

@@ -220,7 +220,7 @@ class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipe
     """Compare a checkpoint behind a server with the same one here, on a data set's questions."""
 
     batch_questions: int = setting(8, "questions answered together", ge=1)
-    most: float = setting(1e-3, "largest difference of a gate's probability for exit status 0", ge=0)
+    tolerance: float = setting(1e-3, "largest difference of a gate's probability for exit status 0", ge=0)
     output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
 
     @cross_check

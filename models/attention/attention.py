@@ -22,7 +22,7 @@ _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 FEW_KEYS = 512
-"""Most keys for which plain matrix products are the faster backward pass in half precision on a CPU: up to twice as
+"""Maximum keys for which plain matrix products are the faster backward pass in half precision on a CPU: up to twice as
 fast for trees of 200 to 500 tokens.
 """
 

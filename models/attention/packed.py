@@ -25,7 +25,7 @@ BLOCK = 128
 WHOLE_BLOCKS: Any = {"IS_DIVISIBLE": True}
 """Spares the kernel's checks of lengths, which it can't prove to be multiples of a block where they are dynamic."""
 SEEN = 2
-"""Most earlier ranges that a segment sees."""
+"""Maximum earlier ranges that a segment sees."""
 Span = tuple[int, int]
 """Range of keys: the first, and the end."""
 PackedSegment = tuple[int, Sequence[Span]]

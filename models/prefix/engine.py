@@ -37,10 +37,10 @@ class PrefixEngine:
 
     Args:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
-        token_budget: Most tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
+        token_budget: Maximum tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
             many tokens of branches are kept; other branches are read again if they are decoded from.
-        keep_images: Most image prefixes to keep from call to call, in a share of the free memory, least recently used
-            first out. With 0, questions of one call still share an image.
+        keep_images: Maximum image prefixes to keep from call to call, in a share of the free memory, least recently
+            used first out. With 0, questions of one call still share an image.
 
     Raises:
         UserError: The model's attention can't share a prefix.

@@ -19,7 +19,7 @@ Kept = TypeVar("Kept")
 SAMPLED = 64
 """Values of an image that are compared before whole images are."""
 WORTHWHILE = 512
-"""Fewest tokens to save that are worth another forward pass: more than a small image, as many as LLaVA-1.5's."""
+"""Minimum tokens to save that are worth another forward pass: more than a small image, as many as LLaVA-1.5's."""
 
 
 def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered, list[int]] | None:
@@ -93,7 +93,7 @@ class ImagePrefixCache(Generic[Kept]):
 
     Args:
         most: Number of image prefixes to keep.
-        max_bytes: Most bytes that they take together; the one used last is kept even if it takes more.
+        max_bytes: Maximum bytes that they take together; the one used last is kept even if it takes more.
 
     Attributes:
         bytes: Bytes of those that are cached.

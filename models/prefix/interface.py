@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     @property
     def max_length(self) -> int:
-        """Most tokens of a sequence."""
+        """Maximum tokens of a sequence."""
         ...
 
     @property

@@ -79,7 +79,7 @@ class PackedReader:
 
     Args:
         forward: The model.
-        budget: Most tokens in one pass. A larger tree is split by its branches.
+        budget: Maximum tokens in one pass. A larger tree is split by its branches.
         images: Cached image prefixes.
         compile_after: Tokens after which the layers are compiled; None to leave them as they are.
     """
@@ -114,7 +114,7 @@ class PackedReader:
         Args:
             trees: The questions.
             branches: Token ids of the branches, by question.
-            max_kept: Most tokens whose keys and values are kept.
+            max_kept: Maximum tokens whose keys and values are kept.
         """
         known = {q: spot for q in branches if (spot := trees.spots.get(q)) is not None and spot.row.cache}
         bases = self._image_prefixes(

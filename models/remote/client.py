@@ -26,7 +26,7 @@ Messages = list[dict[str, Any]]
 
 _FEW: Final = 0.05
 MAX_LOG_PROBABILITIES = 20
-"""Most first tokens that OpenAI's API and vLLM (by default) return."""
+"""Maximum first tokens that OpenAI's API and vLLM (by default) return."""
 
 _BEFORE_A_WORD = "\N{LOWER ONE EIGHTH BLOCK}\u0120\u010a\u0109"
 """Markers of vocabularies: a space of SentencePiece; a space, a line break and a tab of byte-level BPE."""

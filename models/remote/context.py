@@ -20,9 +20,9 @@ _BYTES_OF_TOKEN: Final = 3
 _PIXELS_OF_TOKEN: Final = 28 * 28
 _MIN_IMAGE: Final = 576
 _PLACE: Final = 4
-"""Most tokens of an image where a server counts its place alone."""
+"""Maximum tokens of an image where a server counts its place alone."""
 _TEMPLATE: Final = 64
-"""Most tokens that a chat template adds."""
+"""Maximum tokens that a chat template adds."""
 
 
 class ServerContext:
@@ -50,7 +50,7 @@ class ServerContext:
 
     @functools.cached_property
     def longest(self) -> int:
-        """Most tokens of a prompt and its reply: `max_model_len` of `/v1/models`, or `llm_context`; 0 if unknown."""
+        """Maximum tokens of a prompt and its reply: `max_model_len` of `/v1/models`, or `llm_context`; 0 if unknown."""
         try:
             listed = json.loads(self._transport.get(self._models))["data"]
             given = [int(it.get("max_model_len") or 0) for it in listed if it["id"] == self._endpoint.model]

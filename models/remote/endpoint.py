@@ -26,17 +26,17 @@ class Endpoint:
         model: The model's name on the server.
         key: The API key, "" for a server that needs none. It stands in no file, message or fingerprint.
         concurrency: Requests under way at a time.
-        max_tokens: Most tokens of a reply.
+        max_tokens: Maximum tokens of a reply.
         timeout: Seconds to wait for a connection, for a reply to begin, and for its end after that.
-        retries: Most retries of a request that failed.
+        retries: Maximum retries of a request that failed.
         options: Fields merged into every request; one that is None is removed from each.
         input_price: Price of a million tokens sent, in any currency.
         output_price: Price of a million tokens received.
         keys: Prefix of the config keys that name this server, for messages.
         url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
-        max_pixels: Most pixels of an image that is sent; 0: any.
+        max_pixels: Maximum pixels of an image that is sent; 0: any.
         guided: True if the server constrains replies to a JSON schema (`response_format`).
-        context: Most tokens of a prompt and its reply, where the server doesn't say; 0: unknown.
+        context: Maximum tokens of a prompt and its reply, where the server doesn't say; 0: unknown.
 
     Raises:
         UserError: The URL is not one, or the key can't stand in a request's header.

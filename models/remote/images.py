@@ -14,14 +14,14 @@ from PIL import Image
 from reflectune.core.images import encode_image
 
 MAX_ENCODED: Final = 1 << 28
-"""Most characters of the images that are kept as they are sent: those of questions under way."""
+"""Maximum characters of the images that are kept as they are sent: those of questions under way."""
 
 
 class ImageUrls:
     """Cache of data URLs by image, which threads may share.
 
     Args:
-        max_pixels: Most pixels of an image that is sent; 0: any.
+        max_pixels: Maximum pixels of an image that is sent; 0: any.
         lossless: True to send an image as PNG where its file's own bytes can't be sent, not as JPEG.
     """
 

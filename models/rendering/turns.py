@@ -174,7 +174,7 @@ def fit_leading(
     Args:
         render: Renders the prompt with a number of leading passages; one more makes it no shorter.
         passages: Number of passages.
-        room: Most tokens of the prompt.
+        room: Maximum tokens of the prompt.
         least: Number of passages to keep even if they don't fit.
         length: Counts the tokens of a prompt.
     """

@@ -102,7 +102,7 @@ def text_settings(
         query_prefix: None is unset.
         passage_prefix: None is unset.
         max_length: None is unset.
-        token_budget: Most tokens of a forward pass.
+        token_budget: Maximum tokens of a forward pass.
         dtype: Precision of the weights.
     """
     preset = find_preset(name)

@@ -23,7 +23,7 @@ class TextSettings:
         query_prefix: Text before each question.
         passage_prefix: Text before each passage.
         max_length: Tokens after which a text (bi-encoder) or a pair (cross-encoder) is truncated.
-        token_budget: Most tokens of a forward pass, padding included; scores don't depend on it.
+        token_budget: Maximum tokens of a forward pass, padding included; scores don't depend on it.
         dtype: `float32`, `bfloat16` or `float16`.
     """
 

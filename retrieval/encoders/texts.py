@@ -23,7 +23,7 @@ class TextModel:
         device: Device of the model.
         pooling: Pooling of token vectors.
         max_length: Tokens after which a text is truncated.
-        token_budget: Most tokens of a forward pass, padding included.
+        token_budget: Maximum tokens of a forward pass, padding included.
         dtype: Precision of the weights.
 
     Attributes:
@@ -131,7 +131,7 @@ def token_batches(
         model: The model; inputs are moved to its device.
         tokenizer: The tokenizer, for padding.
         encoded: Token ids of every text, not padded. A text longer than the budget is a batch of its own.
-        token_budget: Most tokens of a batch.
+        token_budget: Maximum tokens of a batch.
 
     Yields:
         Indices of the batch's texts, and the model's inputs, each of shape (texts, tokens).

@@ -29,7 +29,7 @@ class PassageIndexSettings(IndexSettings):
     query_prefix: str | None = setting(None, "prefix of each question; unset: the model card's")
     passage_prefix: str | None = setting(None, "prefix of each passage; unset: the model card's")
     max_length: int | None = setting(None, "tokens beyond which a passage is cut; unset: the model card's", ge=1)
-    token_budget: int = setting(16_384, "most tokens in one forward pass", ge=1)
+    token_budget: int = setting(16_384, "maximum tokens in one forward pass", ge=1)
     questions: InputFile = setting(
         "", "file of questions, one per line, to calibrate an approximate search; empty: sentences of the passages"
     )

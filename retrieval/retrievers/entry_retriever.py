@@ -90,7 +90,7 @@ class EntryRetriever:
         summary_share: Share of w that is on an entry's summary instead of its title; above 0 the index needs summaries.
 
     Attributes:
-        max_kept: Most batches of images whose vectors are cached; 2^14 of 16 images take 800 MB at 768 dimensions.
+        max_kept: Maximum batches of images whose vectors are cached; 2^14 of 16 images take 800 MB at 768 dimensions.
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)

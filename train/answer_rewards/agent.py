@@ -82,8 +82,8 @@ class AgentRollout:
         search: Runs the searches.
         renderer: The model's.
         rendered: Returns a prompt by its id.
-        longest: Most tokens of a trajectory, its prompt included.
-        reply_tokens: Most tokens of a reply.
+        longest: Maximum tokens of a trajectory, its prompt included.
+        reply_tokens: Maximum tokens of a reply.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class PromptRenderer:
         examples: The lessons.
         renderer: The model's.
         roots: Folders that image paths may lead into.
-        max_tokens: Most tokens of a prompt.
+        max_tokens: Maximum tokens of a prompt.
     """
 
     def __init__(self, examples: Sequence[PromptedExample], renderer: Renderer, roots: Roots, max_tokens: int) -> None:

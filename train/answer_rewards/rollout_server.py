@@ -42,7 +42,7 @@ class RolloutServer:
         renderer: Of the prompts.
         ends: Ids that end a reply.
         temperature: Temperature of sampling.
-        reply_tokens: Most tokens of a reply.
+        reply_tokens: Maximum tokens of a reply.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class EncodedExamples(Dataset[EncodedExample]):
         renderer: Writes them as token trees.
         roots: Folders that their image paths may lead into; relative ones start at the first.
         share_prefix: One tree holds all branches, instead of one tree each.
-        max_tokens: Most tokens from the image to the end of a branch.
+        max_tokens: Maximum tokens from the image to the end of a branch.
         cache_bytes: Memory for encoded examples.
         answer_weight: α, see `weigh_answers`; None for equal weights of a reply's tokens.
     """

@@ -26,8 +26,8 @@ def micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> lis
 
     Args:
         lengths: Tokens of each example.
-        budget: Most tokens of a micro-batch.
-        at_least: Fewest micro-batches, at most the number of examples.
+        budget: Maximum tokens of a micro-batch.
+        at_least: Minimum micro-batches, at most the number of examples.
 
     Returns:
         Indices of the examples of each micro-batch, ascending.

@@ -14,7 +14,7 @@ from reflectune.formats.dataset import MANIFEST as DATASET
 from reflectune.formats.reflection_data import MANIFEST
 
 MAX_WEIGHT: Final = 10_000
-"""Most reads of an example in an epoch."""
+"""Maximum reads of an example in an epoch."""
 
 _KEYS: Mapping[str, Any] = {"weight": (int, float), "split": str, "image_root": str}
 

@@ -30,7 +30,7 @@ class FailingBatch:
     step: int
     inputs: Mapping[str, Any]
     budget: int | None = None
-    """Most tokens of a micro-batch; None if batches have a fixed number of questions."""
+    """Maximum tokens of a micro-batch; None if batches have a fixed number of questions."""
 
     @property
     def words(self) -> str:

@@ -14,7 +14,7 @@ from reflectune.train.runs.skeleton import say
 from reflectune.train.settings.training import TrainingConfig
 
 LENGTHS = 64
-"""Most lengths that layers are compiled for. With dynamic lengths compiling took six times as long, and layers were
+"""Maximum lengths that layers are compiled for. With dynamic lengths compiling took six times as long, and layers were
 slower."""
 
 

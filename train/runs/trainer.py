@@ -55,7 +55,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         brier: Brier term of the loss at gates; None for none.
         packs: Read trees by FlexAttention (`packs_trees`).
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
-        tokens_per_device: Most tokens of a micro-batch; the loader's batches are whole steps then. None: they are
+        tokens_per_device: Maximum tokens of a micro-batch; the loader's batches are whole steps then. None: they are
             micro-batches.
     """
 

@@ -47,7 +47,7 @@ class GallerySettings:
     Attributes:
         seed: Seed of every draw.
         amounts: Numbers of questions.
-        limit: Most entities of each kind of thing; 0: all.
+        limit: Maximum entities of each kind of thing; 0: all.
     """
 
     seed: int = 0
@@ -65,7 +65,7 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
         folder: Output folder.
         sources: Images, articles and the works that facts come from.
         settings: Seed and sizes.
-        flags: Most share of flags among the knowledge questions of each split; see `thin_flags`.
+        flags: Maximum share of flags among the knowledge questions of each split; see `thin_flags`.
 
     Returns:
         The manifest.

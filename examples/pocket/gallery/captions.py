@@ -44,7 +44,7 @@ _PERSON: Final = re.compile(r"(?:person|man|woman)\b")
 _SHOWING_NOTHING = frozenset({"tuxpaint/naturalforces/lightningbolt"})
 """Images that are white on nothing."""
 _LONGEST: Final = 12
-"""Most words of a source's own sentence; a longer one tells a story."""
+"""Maximum words of a source's own sentence; a longer one tells a story."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import numpy as np
 from PIL import Image
 
 CLEAR = 0.7
-"""Least share of the coloured pixels of an image's main colour."""
+"""Minimum share of the coloured pixels of an image's main colour."""
 OUTLINE = 0.4
 """Share of the pixels below which black is an outline."""
 UNIFORM = 0.92
-"""Least share of an edge's pixels of a stripe's colour."""
+"""Minimum share of an edge's pixels of a stripe's colour."""
 
 Edge = Literal["top", "bottom", "left"]
 _BACKGROUND = 243

@@ -79,7 +79,7 @@ def make_entities(
         reviewed: Reviewed list, with kinds of things that are wrong in the sources.
         usable: Look of each usable image, by id; the first of equal ones is kept.
         seed: Seed of the draws.
-        limit: Most entities of each kind; 0: all.
+        limit: Maximum entities of each kind; 0: all.
 
     Returns:
         The entities, by title.

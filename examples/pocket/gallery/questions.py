@@ -32,11 +32,11 @@ class Amounts:
     """Numbers of questions of an entity.
 
     Attributes:
-        facts: Most facts that are asked about; a country has about twenty.
+        facts: Maximum facts that are asked about; a country has about twenty.
         repeats: Questions of training for the same fact, in other words or with a different image; one for a
             country's.
         visual: Visual questions of each entity of training.
-        two_hop: Most two-hop questions of an entity.
+        two_hop: Maximum two-hop questions of an entity.
     """
 
     facts: int = 12

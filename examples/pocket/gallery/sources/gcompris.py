@@ -29,7 +29,7 @@ _BOARDS = {"explore_monuments": "landmark", "explore_world_animals": "animal"}
 _TITLED = re.compile(r'"title": qsTr\("([^"]+)"\).*?"image2": "qrc:/([^"]+)"', re.DOTALL)
 _IS_FOLDER, _DEFLATED, _ZSTANDARD = 2, 1, 4
 _LARGEST = 64 * 2**20
-"""Most bytes of an unpacked file."""
+"""Maximum bytes of an unpacked file."""
 
 
 def read_activities(folder: Path) -> Iterator[SourceImage]:

@@ -15,7 +15,7 @@ from reflectune.core.images import BadImage, open_image
 SIDE: Final = 336
 """Pixels of the side of an image; larger ones are scaled down."""
 SMALLEST: Final = 72
-"""Least pixels of an image's longer side."""
+"""Minimum pixels of an image's longer side."""
 
 
 class Unusable(UserError):
