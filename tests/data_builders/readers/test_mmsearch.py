@@ -67,7 +67,7 @@ def test_numbers_as_ids(tmp_path: Path) -> None:
     [
         ({"query": ""}, "field `query`: is empty"),
         ({"alternative_gt_answers": [5]}, "field `alternative_gt_answers`"),
-        ({"query_image": {"bytes": b"no image", "path": None}}, "field `query_image`: 10 bytes are not an image"),
+        ({"query_image": {"bytes": b"no image", "path": None}}, "field `query_image`: 8 bytes are not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:

@@ -74,7 +74,7 @@ def test_the_querys_image_comes_first_and_then_the_evidence(tmp_path: Path, opti
         ({"answer_choice": "E"}, "field `answer_choice`: is 'E'; it must be one of A, B, C, D"),
         ({"C": None}, "field `C`"),
         ({"gt_images": None}, "field `gt_images`: is null, not an image"),
-        ({"gt_images": [{"bytes": b"no image", "path": None}]}, "field `gt_images`: 10 bytes are not an image"),
+        ({"gt_images": [{"bytes": b"no image", "path": None}]}, "field `gt_images`: 8 bytes are not an image"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:

@@ -195,7 +195,7 @@ def test_a_misnamed_column_is_an_error(folder: Path, field, called, problem) -> 
 
 
 def test_all_missing_columns_are_named_at_once(folder: Path) -> None:
-    path = jsonl(folder / "q.jsonl", {"qid": "c", "image": "images/1.png", "prompt": "What is it?"})
+    path = jsonl(folder / "q.jsonl", {"qid": "c", "photo": "images/1.png", "prompt": "What is it?"})
     with pytest.raises(UserError, match="`id`: is missing, as are `image`, `question`, and there is a column `qid`"):
         read(path, folder)
 

@@ -180,7 +180,7 @@ def test_an_answers_lesson_leads_from_what_is_shown_to_the_answer(config: Callab
         assert lesson.documents.count("<paragraph>") == 3
         statement = f"{NAMES[number]}: It was founded in {1600 + number}."
         assert branch.reply == (
-            f"<think>The image shows this: A thing called {NAMES[number]}. {statement}</think>"
+            f"<think>The picture shows this: A thing called {NAMES[number]}. {statement}</think>"
             f"<answer>{1600 + number}</answer>"
         )
         assert parsing.answer(branch.reply) == str(1600 + number)

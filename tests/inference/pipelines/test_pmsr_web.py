@@ -59,7 +59,7 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
     assert "Knowledge: It is Kirk Bridge.\n" in trajectory
     assert script.asked == [
         ("search", "", "pairs", 2),
-        ("write", REASON.format("pair of the picture: pair of the picture")),
+        ("write", REASON.format("pair of the image: pair of the image")),
         (
             "write",
             "[no image] Rewrite this query to be a concise question for search engine including main entity and "
@@ -93,7 +93,7 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
     assert ("write", 4) in script.batches  # the summaries are one round
     assert {hit.base for step in trace.steps for hit in step.found} == {"web", "pairs"}
     read = [passage.passage.text for passage in trace.passages]
-    assert read[:2] == ["pair of the picture", "About page 1 of Kirk B."]
+    assert read[:2] == ["pair of the image", "About page 1 of Kirk B."]
 
 
 def share_asked(trace: Trace) -> float:
