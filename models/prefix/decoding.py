@@ -213,14 +213,15 @@ class DecodeStep:
         Args:
             pool: Memory of all graphs: they run one at a time, and nothing in it is read after a step.
         """
+        before = torch.cuda.current_stream(self.tokens.device)
         try:
             with torch.cuda.device(self.tokens.device):  # streams and graphs belong to the current one
                 stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
+                stream.wait_stream(before)
                 with torch.cuda.stream(stream):
                     for _ in range(2):  # libraries allocate their workspaces
                         self._run()
-                torch.cuda.current_stream().wait_stream(stream)
+                before.wait_stream(stream)
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # other threads may allocate
                     self._run()
@@ -237,6 +238,7 @@ class DecodeStep:
             problem = "they give other numbers"
         except RuntimeError as error:
             problem = str(error).splitlines()[0][:300]
+            torch.cuda.set_stream(before)  # a failed capture leaves its own
         say(f"decoding goes without CUDA graphs, and is slower: {problem}")
         return None
 

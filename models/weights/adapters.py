@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_shapes, first_few
+from reflectune.models.weights.output_head import on_device
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FIX = "copy the checkpoint again, or train it again"
@@ -106,7 +106,7 @@ class NewRows(TrainableTokensLayer):
         self._check_overlapping_tokens(list(active_adapters))
         result: Tensor = layer(x, *args, **kwargs)
         for name in active_adapters:
-            ids = _on_device(tuple(self.token_indices[name]), x.device)
+            ids = on_device(tuple(self.token_indices[name]), x.device)
             rows = self.trainable_tokens_delta[name].to(x.device)
             if isinstance(layer, nn.Linear):
                 bias = None if layer.bias is None else layer.bias[ids]
@@ -119,13 +119,6 @@ class NewRows(TrainableTokensLayer):
                 vectors = vectors if scale is None else vectors * scale.to(vectors.dtype)
                 result = torch.where(is_new.any(-1, keepdim=True), vectors, result)
         return result
-
-
-@functools.lru_cache(maxsize=16)
-def _on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""
-    with torch.inference_mode(False):  # a backward pass may save it
-        return torch.tensor(ids, device=device)
 
 
 def read_beside(model: nn.Module) -> None:

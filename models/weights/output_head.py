@@ -29,11 +29,11 @@ def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Seq
     layer: Any = new_rows.get_base_layer() if new_rows else head
     if logits.dtype == torch.float32 or not token_ids or layer.weight.is_meta:
         return logits.float()
-    ids = torch.tensor(token_ids, device=layer.weight.device)
+    ids = on_device(tuple(token_ids), layer.weight.device)
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias[ids].float()
-        exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids), bias)
-    whole, ids = logits.float(), ids.to(logits.device)
+        exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids, token_ids), bias)
+    whole, ids = logits.float(), on_device(tuple(token_ids), logits.device)
     return whole.index_add_(-1, ids, exact.to(whole.device) - whole.detach()[..., ids])
 
 
@@ -46,7 +46,14 @@ def _exact(head: nn.Module, inputs: tuple[Tensor], logits: Tensor, token_ids: Se
     return exact_logits(head, inputs[0], logits, token_ids)
 
 
-def _rows(matrix: Tensor, new_rows: Any, ids: Tensor) -> Tensor:
+@functools.lru_cache(maxsize=16)
+def on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""
+    with torch.inference_mode(False):  # a backward pass may save it
+        return torch.tensor(ids, device=device)
+
+
+def _rows(matrix: Tensor, new_rows: Any, ids: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Return some rows of a matrix in float32; those that an adapter trains replace the matrix's own."""
     rows = matrix[ids].float()  # (tokens, width)
     if new_rows is None or new_rows.disable_adapters or new_rows.merged:
@@ -54,7 +61,7 @@ def _rows(matrix: Tensor, new_rows: Any, ids: Tensor) -> Tensor:
     for name in new_rows.active_adapters:
         places = {token: place for place, token in enumerate(new_rows.token_indices[name])}
         trained = new_rows.trainable_tokens_delta[name].to(rows.device)
-        for row, token in enumerate(ids.tolist()):
+        for row, token in enumerate(token_ids):
             if token in places:
                 rows[row] = trained[places[token]].float()
     return rows

@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import TrainerCallback, training_args
 
+from reflectune.models.attention.positions import inner_model
 from reflectune.train import sft
 from reflectune.train.runs import skeleton
 from reflectune.train.runs.supervised import fine_tune  # noqa: F401  imported before the fork
@@ -97,8 +98,15 @@ def train(settings: dict[str, Any]) -> None:
 
     def faulty(self: Any, *args: Any, **kwargs: Any) -> Any:
         tokens = args[1]["input_ids"].numel()
-        loss = compute_loss(self, *args, **kwargs)
         due = (settings["fault"], self.state.global_step) if self.args.process_index == 1 else None
+        if settings["fault"] == "full in forward" and due and tokens > 700:
+            layer = inner_model(args[0]).model.language_model.layers[0]
+            handle = layer.register_forward_pre_hook(run_out_of_memory)
+            try:
+                compute_loss(self, *args, **kwargs)
+            finally:
+                handle.remove()
+        loss = compute_loss(self, *args, **kwargs)
         if due == ("sigterm", 2):
             os.kill(os.getpid(), signal.SIGTERM)
         if settings["fault"] == "full" and due and tokens > 700:
@@ -106,6 +114,9 @@ def train(settings: dict[str, Any]) -> None:
         if due == ("nan", 3):
             loss.register_hook(lambda gradient: gradient * torch.nan)
         return loss
+
+    def run_out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
     ReflectionTrainer.compute_loss, torch.save = faulty, cut_off  # type: ignore[method-assign]
     if "bfloat16" in settings["argv"]:

@@ -82,7 +82,8 @@ class Run:
             "logging_steps": 1,
         }
         argv = [text for key, value in options.items() for text in (f"--{key}", str(value))]
-        left = str(self.output / f"checkpoint-{ {'cut': 2, 'nan': 2, 'full': 4}.get(self.fault, 3) }" / "run.json")
+        last = {"cut": 2, "nan": 2, "full": 4, "full in forward": 4}.get(self.fault, 3)
+        left = str(self.output / f"checkpoint-{last}" / "run.json")
         where = {"notes": str(self.notes), "left": left, "port": free_port()}
         return {**where, "fault": self.fault, "argv": [*argv, *self.more]}
 
@@ -207,13 +208,15 @@ def test_adapters_train_under_zero_2_as_under_ddp(launch, models, ddp, tmp_path)
 
 
 def test_processes_halve_their_budget_together_if_one_runs_out_of_memory(launch, models, tmp_path) -> None:
-    straight, halved = tmp_path / "straight", tmp_path / "halved"
+    straight, *halved = (tmp_path / name for name in ("straight", "full", "full in forward"))
     options = ("--per_device_train_batch_size", "9", "--tokens_per_device", "1200")
-    launch("cpu_2_processes", Run(straight, models("llava"), options), Run(halved, models("llava"), options, "full"))
+    runs = [Run(folder, models("llava"), options, folder.name) for folder in halved]
+    launch("cpu_2_processes", Run(straight, models("llava"), options), *runs)
 
-    assert measured(halved)["loss"] == pytest.approx(measured(straight)["loss"], rel=1e-4)
-    expected, actual = (load_file(folder / "model.safetensors") for folder in (straight, halved))
-    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+    expected = load_file(straight / "model.safetensors")
+    for folder in halved:
+        assert measured(folder)["loss"] == pytest.approx(measured(straight)["loss"], rel=1e-4)
+        torch.testing.assert_close(load_file(folder / "model.safetensors"), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(

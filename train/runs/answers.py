@@ -16,6 +16,7 @@ from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import AskedAnswer, Scheme
 from reflectune.models.schemes.examples import TrainingExample
+from reflectune.train.runs.packing import uncompiled
 
 MAX_NEW_TOKENS = 32
 """Longest answer in tokens."""
@@ -57,12 +58,13 @@ class AnswerReader:
 
         An answer whose passage doesn't fit into the context is wrong: it can't be read in inference either.
         """
-        engine = self._engine
         self._loaded.model.eval()
         share = self.sample[rank::processes]
         right: list[bool] = []
-        for start in range(0, len(share), self._batch_size):
-            right += self._read_batch(engine, share[start : start + self._batch_size])
+        with uncompiled(self._loaded.model):
+            engine = self._engine
+            for start in range(0, len(share), self._batch_size):
+                right += self._read_batch(engine, share[start : start + self._batch_size])
         engine.decoder.forget()  # training goes on with its memory
         return right
 

@@ -41,6 +41,8 @@ def common_arguments(config: TrainingConfig) -> dict[str, Any]:
         remove_unused_columns=False,
         # A vision tower that trains has layers that the language model never reads (LLaVA takes the last but one).
         ddp_find_unused_parameters="vision_tower" in config.trained_towers,
+        # Buffers are constants. A process that runs out of memory in a forward pass would broadcast them alone.
+        ddp_broadcast_buffers=False,
     )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from reflectune.models.attention.packed import model_flex_problem
+from reflectune.models.attention.positions import inner_model
 from reflectune.models.loading import Loaded
 from reflectune.train.runs.launch import sharding
 from reflectune.train.runs.skeleton import say
 from reflectune.train.settings.training import TrainingConfig
 
-LENGTHS = 64
-"""Maximum lengths that layers are compiled for. With dynamic lengths compiling took six times as long, and layers were
-slower."""
+GRAPHS = 512
+"""Maximum graphs of a layer: one a length, for training and for validation, and twice as many if only some layers are
+recomputed. With dynamic lengths compiling took six times as long, and layers were slower."""
 
 
 def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
@@ -32,7 +35,9 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
         return False
     if sharding(os.environ) not in ("zero3", "fsdp") and config.method != "qlora":
         torch._dynamo.config.suppress_errors = True
-        torch._dynamo.config.recompile_limit = LENGTHS
+        torch._dynamo.config.recompile_limit = GRAPHS
+        torch._dynamo.config.accumulated_recompile_limit = 2 * GRAPHS
+        torch._dynamo.config.optimize_ddp = False  # it would compile a layer in pieces, one a bucket of gradients
         model: Any = loaded.model
         for layer in model.model.language_model.layers:
             if not hasattr(layer, "linear_attn"):  # it looks up its segments, and has kernels of its own
@@ -40,6 +45,23 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
         say(
             args,
             "the layers are compiled at each new padded length of a batch, about 20 s each; eight of them "
-            "lie between a power of two and the next",
+            "lie between a power of two and the next; those of validation are compiled too",
         )
     return True
+
+
+@contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """Run the layers as they are inside this block.
+
+    An engine that decodes addresses a cache by a layer's index, for which each layer would be compiled alone.
+    """
+    layers = inner_model(model).model.language_model.layers
+    compiled = [layer._compiled_call_impl for layer in layers]
+    for layer in layers:
+        layer._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for layer, call in zip(layers, compiled, strict=True):
+            layer._compiled_call_impl = call
