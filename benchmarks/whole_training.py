@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -189,7 +188,7 @@ def our_side(
     )
     args._n_gpu = min(args.n_gpu, 1)
     collator = Collator(model)
-    packs = packs_trees(SimpleNamespace(model=model), SftConfig(dtype="bfloat16"), args)  # type: ignore[arg-type]
+    packs = packs_trees(model, SftConfig(dtype="bfloat16"), args)
     adapted = with_adapters(model, arguments.rank)
     recompute_layers(adapted)
     in_turn = InTurn([1] * len(examples), [0] * len(examples), batch_size=arguments.step, seed=0)

@@ -346,6 +346,16 @@ def test_two_processes_train_the_weights_of_one(config, tmp_path, weights, start
     torch.testing.assert_close(weights(two.output_dir), weights(one.output_dir), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+def test_packed_rows_train_the_same_gates(config, scheme: str, weights, differentiable_flex, monkeypatch) -> None:
+    plain, packed = (config(name, scheme, retrieval_cost=0.5, max_steps=3, refresh_steps=2) for name in ("a", "b"))
+    grpo(plain)
+    monkeypatch.setattr("reflectune.train.gate_rewards.run.packs_trees", lambda *of: True)
+    grpo(packed)
+
+    torch.testing.assert_close(weights(packed.output_dir), weights(plain.output_dir), rtol=1e-3, atol=1e-4)
+
+
 def options(config: GrpoConfig, folder: Path) -> list[str]:
     """A config as it is typed, by way of a YAML file."""
     path = folder / f"{Path(config.output_dir).name}.yaml"

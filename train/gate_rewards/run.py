@@ -26,6 +26,7 @@ from reflectune.train.gate_rewards.config import GateConfig
 from reflectune.train.gate_rewards.trainer import GateTrainer, Objective
 from reflectune.train.gate_rewards.trees import Costs, GateExample, GateExamples, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.packing import packs_trees
 from reflectune.train.runs.skeleton import Method, say
 from reflectune.train.weights.parameters import parameter_table
 
@@ -129,6 +130,7 @@ class GateTraining(Method):
             first=self._outcomes,
             measure=self._measure,
             refresh_steps=config.refresh_steps,
+            packs=packs_trees(loaded.model, config, run.args),
         )
 
     def data_summary(self) -> str:

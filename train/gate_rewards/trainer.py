@@ -19,6 +19,7 @@ from reflectune.train.gate_rewards.config import PolicyLoss
 from reflectune.train.gate_rewards.policy import divergence, expected_rewards, gate_losses, outcome_probabilities
 from reflectune.train.gate_rewards.trees import Costs, GateExamples, Rewards, rewards_of
 from reflectune.train.runs.checkpointed_trainer import Run
+from reflectune.train.runs.packing import uncompiled
 from reflectune.train.runs.trainer import ReflectionTrainer
 
 
@@ -56,6 +57,7 @@ class GateTrainer(ReflectionTrainer):
         first: Outcomes of the first round.
         measure: Measures the outcomes of later rounds.
         refresh_steps: Steps from one round to the next; 0 for the first round alone.
+        packs: Read trees by FlexAttention (`packs_trees`).
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class GateTrainer(ReflectionTrainer):
         first: Sequence[GateOutcome],
         measure: Measure,
         refresh_steps: int = 0,
+        packs: bool = False,
     ) -> None:
-        super().__init__(run, dataset, collator, order, projector_learning_rate=projector_learning_rate)
+        super().__init__(run, dataset, collator, order, projector_learning_rate=projector_learning_rate, packs=packs)
         self._objective, self._measure = objective, measure
         self._reference = {outcome.question_id: rewards_of(outcome, objective.costs).log_odds for outcome in first}
         self._held = {
@@ -87,7 +90,7 @@ class GateTrainer(ReflectionTrainer):
     def take_round(self, number: int, *, kept: bool = False) -> None:
         """Continue with the rewards of a later round; `kept` if an earlier run has measured it."""
         self._bare_model.eval()
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), uncompiled(self._bare_model):
             outcomes = self._measure(number, kept=kept)
         self._bare_model.train()
         self._rewards = self._by_question(outcomes)

@@ -11,7 +11,6 @@ import torch
 
 from reflectune.models.attention.packed import model_flex_problem
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.loading import Loaded
 from reflectune.train.runs.launch import sharding
 from reflectune.train.runs.skeleton import say
 from reflectune.train.settings.training import TrainingConfig
@@ -21,16 +20,22 @@ GRAPHS = 512
 recomputed. With dynamic lengths compiling took six times as long, and layers were slower."""
 
 
-def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
+def packs_trees(model: Any, config: TrainingConfig, args: Any) -> bool:
     """Return True if a GPU should read trees by FlexAttention; if not, because of a problem, that is printed.
 
     Layers are compiled too, unless weights are sharded or quantized: their hooks would end every compiled part. A part
     that can't be compiled runs as it is, with a warning of torch's.
+
+    Args:
+        model: The model, possibly wrapped.
+        config: Precision, method and `compile`.
+        args: Arguments of the trainer: its device, and its process.
     """
     if args.device.type != "cuda" or config.compile == "off":
         return False
     dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-    if problem := model_flex_problem(loaded.model, dtype, backward=True):
+    network = inner_model(model)
+    if problem := model_flex_problem(network, dtype, backward=True):
         say(args, f"trees have dense masks, and are read more slowly: FlexAttention can't be used: {problem}")
         return False
     if sharding(os.environ) not in ("zero3", "fsdp") and config.method != "qlora":
@@ -38,8 +43,7 @@ def packs_trees(loaded: Loaded, config: TrainingConfig, args: Any) -> bool:
         torch._dynamo.config.recompile_limit = GRAPHS
         torch._dynamo.config.accumulated_recompile_limit = 2 * GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it would compile a layer in pieces, one a bucket of gradients
-        model: Any = loaded.model
-        for layer in model.model.language_model.layers:
+        for layer in network.model.language_model.layers:
             if not hasattr(layer, "linear_attn"):  # it looks up its segments, and has kernels of its own
                 layer.compile(dynamic=False)
         say(

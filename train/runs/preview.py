@@ -16,6 +16,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.progress import duration
 from reflectune.models.attention.collation import loss_terms
+from reflectune.models.attention.packed import in_blocks
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.image_fitting import images_in_words
@@ -33,6 +34,7 @@ from reflectune.train.estimates.forecast import (
 from reflectune.train.estimates.memory import table, weights_of
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
+from reflectune.train.runs.packing import packs_trees
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.training import ComputeConfig, OptimisationConfig
@@ -123,6 +125,7 @@ def seconds_of_batch(
     *,
     recomputed: int = 0,
     in_half: bool = False,
+    packs: bool = False,
 ) -> float | None:
     """Measure the forward and backward pass of a batch of middling length, in seconds. Gradients are dropped.
 
@@ -134,6 +137,7 @@ def seconds_of_batch(
         device: Device of the run.
         recomputed: n, if every n-th layer is computed again.
         in_half: Hold all weights in bfloat16, as DeepSpeed does.
+        packs: Read trees by FlexAttention (`packs_trees`); the first pass compiles, and isn't measured.
 
     Returns:
         None if the batch doesn't fit into memory.
@@ -142,11 +146,14 @@ def seconds_of_batch(
     if recomputed:
         recompute_layers(model, recomputed)
     batch = Collator(inner_model(model))(sorted(examples, key=tokens_of)[start : start + size])
-    inputs = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    inputs = {name: value.to(device) for name, value in (in_blocks(tensors, device) if packs else tensors).items()}
     try:
         model.to(device)
         if in_half:
             model.to(torch.bfloat16)
+        if packs:
+            _timed(model, inputs, device, compute.dtype)
         seconds = _timed(model, inputs, device, compute.dtype)
         return seconds if seconds > _SLOW else min(seconds, _timed(model, inputs, device, compute.dtype))
     except torch.OutOfMemoryError:
@@ -235,7 +242,10 @@ def _time_line(
         return f"time: not measured, since {kind} divides the model only when training begins"
     in_half = kind.startswith("zero") and config.method == "full" and config.dtype == "bfloat16"
     compute = ComputeConfig.of(config)
-    seconds = seconds_of_batch(compute, model, sample, size, args.device, recomputed=recomputed, in_half=in_half)
+    packs = packs_trees(model, config, args)
+    seconds = seconds_of_batch(
+        compute, model, sample, size, args.device, recomputed=recomputed, in_half=in_half, packs=packs
+    )
     if seconds is None:
         return "time: not measured, a batch does not fit"
     whole = duration(seconds * questions / size * steps)

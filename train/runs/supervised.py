@@ -135,7 +135,7 @@ class SupervisedFineTuning(Method):
             projector_learning_rate=config.projector_learning_rate,
             gates=gates,
             answers=answers,
-            packs=packs_trees(loaded, config, run.args),
+            packs=packs_trees(loaded.model, config, run.args),
             brier=GateBrier(config.gate_brier, gate_ids) if config.gate_brier else None,
             patience=config.early_stopping_patience,
             tokens_per_device=config.tokens_per_device,

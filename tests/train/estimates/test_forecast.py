@@ -47,6 +47,20 @@ def test_a_timed_batch_leaves_no_gradient(prepared, in_half: bool) -> None:
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16 if in_half else torch.float32}
 
 
+def test_packed_rows_are_timed_after_a_pass_that_compiles(prepared, differentiable_flex, monkeypatch) -> None:
+    config, model, sample = prepared()
+    passes: list[bool] = []
+    forward = type(model).forward
+    monkeypatch.setattr(
+        type(model),
+        "forward",
+        lambda *args, **inputs: passes.append("packed_mask" in inputs) or forward(*args, **inputs),
+    )
+
+    assert seconds_of_batch(config, model, sample, 4, torch.device("cpu"), packs=True) is not None
+    assert passes == [True] * 3
+
+
 def test_what_does_not_fit_is_not_timed(prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     config, model, sample = prepared()
 
