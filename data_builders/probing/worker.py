@@ -24,7 +24,6 @@ from reflectune.formats.questions import check_one_image
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.forward import Forward, find_budget
 from reflectune.retrieval.contexts import Document
 
 Made = TypeVar("Made")
@@ -56,9 +55,11 @@ class ProbeWorker:
         settings: WorkerSettings,
     ) -> None:
         self._dataset, self._source, self._loaded, self._settings = dataset, source, loaded, settings
+        engine = PrefixEngine(loaded, settings.token_budget)
         self._probers = Halving(
+            Prober(engine, correctness, generation),
             lambda budget: Prober(PrefixEngine(loaded, budget), correctness, generation),
-            settings.token_budget or find_budget(Forward(loaded.model)),
+            engine.token_budget,
             fixed=settings.token_budget is not None,
         )
 
@@ -132,14 +133,14 @@ class Halving(Generic[Tool]):
     """Runs work with a tool that has a token budget, and halves the budget whenever memory runs out.
 
     Args:
-        make: Makes the tool for a budget.
-        budget: First budget, in tokens of one forward pass.
+        tool: The first tool.
+        make: Makes the tool for a smaller budget.
+        budget: Budget of the first, in tokens of one forward pass.
         fixed: True if the user chose the budget. Running out of memory is an error then.
     """
 
-    def __init__(self, make: Callable[[int], Tool], budget: int, *, fixed: bool = False) -> None:
-        self._make, self.budget, self._fixed = make, budget, fixed
-        self.tool = make(budget)
+    def __init__(self, tool: Tool, make: Callable[[int], Tool], budget: int, *, fixed: bool = False) -> None:
+        self.tool, self._make, self.budget, self._fixed = tool, make, budget, fixed
 
     def run(self, work: Callable[[Tool], Result]) -> Result:
         """Run the work, again with half the budget after each out-of-memory error, and return its result.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import padded
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward
@@ -48,13 +50,25 @@ class StaticDecoder:
 
     @torch.no_grad()
     def decode(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
-        """Answer from spots after `forced` tokens, with at most `most` tokens."""
+        """Answer from spots after `forced` tokens, with at most `most` tokens; half at a time if memory runs out."""
+        try:
+            return self._decoded(spots, forced, most)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error) or len(spots) == 1:
+                raise
+        self.forget()
+        gc.collect()  # only here, outside the except block, the memory held by the traceback is free
+        torch.cuda.empty_cache()
+        say("decoding is out of memory: half of the rows are decoded at a time")
+        half = len(spots) // 2
+        return [*self.decode(spots[:half], forced, most), *self.decode(spots[half:], forced, most)]
+
+    def _decoded(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
         context = max(spot.length for spot in spots)
         step = self._step(spots[0], rows_of_bucket(len(spots)), padded(context + len(forced) + most))
         step.load(spots, context)
         if not forced:
             step.choose(torch.stack([spot.states[-1] for spot in spots]))
-        self._forward.tokens_read += len(forced) * len(spots)
         for token in forced:
             step.tokens.fill_(token)
             step.ended.zero_()
@@ -73,6 +87,7 @@ class StaticDecoder:
         for row_ids, row_values, row_ends, _ in zip(ids.tolist(), values.tolist(), is_end, spots, strict=False):
             count = row_ends.index(True) + 1 if True in row_ends else len(row_ids)
             decoded.append((row_ids[:count], row_values[:count], True in row_ends))
+        self._forward.tokens_read += len(forced) * len(spots)
         return decoded
 
     def forget(self) -> None:

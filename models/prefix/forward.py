@@ -225,6 +225,8 @@ def find_budget(forward: Forward) -> int:
 def image_bytes(model: PreTrainedModel) -> int:
     """Return the bytes that cached image prefixes may take: a share of the memory that is free now."""
     gpus = gpus_of(model)
+    if gpus:
+        torch.cuda.empty_cache()  # an earlier model's
     free = sum(torch.cuda.mem_get_info(gpu)[0] for gpu in gpus) if gpus else psutil.virtual_memory().available
     return int(_OF_IMAGES * free)
 

@@ -23,22 +23,22 @@ def needs(most: int, error: Exception):
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
 def test_the_budget_is_halved_until_the_work_fits_and_stays_so(error: Exception) -> None:
     made = []
-    tools = Halving(lambda budget: made.append(budget) or budget, 4096)
+    tools = Halving(4096, lambda budget: made.append(budget) or budget, 4096)
     assert tools.run(needs(1100, error)) == 1024
     assert tools.run(needs(4096, error)) == 1024
-    assert made == [4096, 2048, 1024]
+    assert made == [2048, 1024]
 
 
 def test_below_the_least_budget_it_is_the_users_to_help() -> None:
     with pytest.raises(UserError, match=f"out of memory with {LEAST} tokens.*bfloat16"):
-        Halving(lambda budget: budget, 4 * LEAST).run(needs(0, OUT_OF_MEMORY[0]))
+        Halving(4 * LEAST, lambda budget: budget, 4 * LEAST).run(needs(0, OUT_OF_MEMORY[0]))
 
 
 def test_a_budget_of_the_users_own_is_not_changed() -> None:
     with pytest.raises(UserError, match=r"with 4,096 tokens.*lower `token_budget`"):
-        Halving(lambda budget: budget, 4096, fixed=True).run(needs(2048, OUT_OF_MEMORY[0]))
+        Halving(4096, lambda budget: budget, 4096, fixed=True).run(needs(2048, OUT_OF_MEMORY[0]))
 
 
 def test_other_errors_are_not_swallowed() -> None:
     with pytest.raises(RuntimeError, match="shape"):
-        Halving(lambda budget: budget, 4096).run(needs(0, RuntimeError("shape mismatch")))
+        Halving(4096, lambda budget: budget, 4096).run(needs(0, RuntimeError("shape mismatch")))

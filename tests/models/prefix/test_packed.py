@@ -9,7 +9,7 @@ import torch
 
 from reflectune.models.prefix import decoding, packed
 from reflectune.models.prefix import engine as engine_module
-from reflectune.models.prefix.decoding import rows_of_bucket
+from reflectune.models.prefix.decoding import DecodeStep, rows_of_bucket
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader, packed_for
 
@@ -117,6 +117,23 @@ def test_what_is_out_of_memory_is_split_by_questions_and_branches(loaded, make, 
     monkeypatch.setattr(PackedReader, "compute", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
     with pytest.raises(torch.OutOfMemoryError):
         engine_of(loaded).read(prefixes[:1]).probabilities(GATES)
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_rows_that_are_out_of_memory_are_decoded_by_halves(loaded, make, monkeypatch, printed, most) -> None:
+    prefixes, branches = asked(loaded, make)
+    expected, load = said(PrefixEngine(loaded), prefixes, branches), DecodeStep.load
+
+    def full(self, spots, context):
+        if len(spots) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        load(self, spots, context)
+
+    monkeypatch.setattr(DecodeStep, "load", full)
+    monkeypatch.setattr(decoding, "say", printed.append)
+    assert_same(said(engine_of(loaded), prefixes, branches), expected)
+    assert all("half of the rows" in line for line in printed)
+    assert bool(printed) == (most < 4)
 
 
 def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes):

@@ -248,9 +248,15 @@ def test_a_long_image_is_padded_and_its_middle_taken(size: tuple[int, int], blac
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda state: state.pop("text_proj.bias") is None, "text_projection.bias is missing"),
-        (lambda state: state.update({"more.weight": torch.ones(2)}), "more.weight is unknown"),
-        (lambda state: state.update({"vision_proj.bias": torch.ones(3)}), r"has the shape \(3,\), not \(8,\)"),
+        (lambda state: state.pop("text_proj.bias") is None, r"lacks 1 of its weights, e\.g\. text_projection\.bias"),
+        (
+            lambda state: state.update({"more.weight": torch.ones(2)}),
+            "that its class doesn't know, e.g. more.weight",
+        ),
+        (
+            lambda state: state.update({"vision_proj.bias": torch.ones(3)}),
+            r"vision_projection\.bias \(3, not 8\)",
+        ),
         (lambda state: state.update({"vision_proj.bias": torch.full((OUT,), math.nan)}), "vision_projection.bias"),
         (lambda state: {"model": state}, "holds no state dict"),
         (lambda state: {"state": Path("x")}, "a pickle with more in it than tensors"),
