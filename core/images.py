@@ -18,7 +18,7 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,8 @@ MAX_RATIO: Final = 200
 the long side by the same factor."""
 _ORIGIN: Final = "reflectune_origin"
 """Attribute of an image that was loaded: its path, and the row that needs it."""
+_READY: Final = "reflectune_ready"
+"""Attribute of an image: model inputs that were made of it ahead, by their maker."""
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 _MAX_SENT: Final = 8 << 20
 """Bytes of a file that is sent as it is."""
@@ -207,6 +209,16 @@ def _served_as(content: bytes, size: tuple[int, int]) -> str:
         is_plain = image.mode in ("RGB", "L") and image.size == size and getattr(image, "n_frames", 1) == 1
         is_plain = is_plain and "transparency" not in image.info and _upright(image) is image
         return _SERVED.get(image.format or "", "") if is_plain else ""
+
+
+def keep_ready(image: Image.Image, maker: Hashable, made: object) -> None:
+    """Keep what was made of an image ahead, as long as this object lives."""
+    vars(image).setdefault(_READY, {})[maker] = made
+
+
+def ready_for(image: Image.Image, maker: Hashable) -> Any:
+    """Return what `keep_ready` kept for a maker; None if nothing."""
+    return vars(image).get(_READY, {}).get(maker)
 
 
 def pixel_hash(image: Image.Image) -> bytes:

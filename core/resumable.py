@@ -88,6 +88,7 @@ def run_batches(
     desc: str = "",
     unit: str = "question",
     at_once: bool = False,
+    ahead: Callable[[Sequence[Item]], None] = lambda batch: None,
 ) -> None:
     """Compute the missing rows in all processes; then the first process merges them.
 
@@ -105,6 +106,7 @@ def run_batches(
         desc: Label of the progress bar.
         unit: Unit of the progress bar.
         at_once: True to work on all batches of a process as one, in which no item depends on the others.
+        ahead: Called with the next batch before the work on one begins.
 
     Raises:
         UserError: Another run appends to the same logs, or they are of other settings.
@@ -117,10 +119,12 @@ def run_batches(
             left = [[item for batch in left for item in batch if key(item) not in done]]
         total, initial = sum(map(len, mine)), sum(key(item) in done for batch in mine for item in batch)
         with progress_bar(total=total, initial=initial, desc=desc, unit=unit, disable=processes.index > 0) as bar:
-            for row_id, row in itertools.chain.from_iterable(map(work, left)):
-                if row_id not in done:
-                    log.append(row_id, row)
-                    bar.update()
+            for batch, following in itertools.zip_longest(left, left[1:], fillvalue=()):
+                ahead(following)
+                for row_id, row in work(batch):
+                    if row_id not in done:
+                        log.append(row_id, row)
+                        bar.update()
         processes.wait()
         if processes.index == 0:
             merge()

@@ -11,6 +11,7 @@ from typing import Final
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.images_ahead import Prepare
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.probing.config import DocumentSettings
 from reflectune.formats.hits import Hit
@@ -18,7 +19,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import split_passages
 from reflectune.retrieval.contexts import Document, find_documents
 from reflectune.retrieval.rerankers.base import Reranker
-from reflectune.retrieval.retrievers.entry_retriever import Retriever
+from reflectune.retrieval.retrievers.entry_retriever import Retriever, search_preparers
 
 _TRIES: Final = 10
 """Maximum random entries drawn per passage: an entry may have no text."""
@@ -51,6 +52,10 @@ class DocumentSource:
         self._passages: Callable[[str], list[Passage]] = lru_cache(maxsize=8192)(
             lambda entry_id: split_passages(knowledge.get(entry_id), lead=settings.lead)
         )
+
+    def preparers(self) -> list[Prepare]:
+        """Return the functions that make an image ready for the search."""
+        return search_preparers(self._retriever)
 
     def check(self, question: Question) -> None:
         """Refuse a question whose own entry is needed and missing.

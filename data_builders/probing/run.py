@@ -92,15 +92,17 @@ def run(config: ProbeConfig) -> None:
             print(f"{free_form:,} free-form questions left out: no metric can score an answer in sentences")
         print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
 
-    run_batches(
-        [questions[start : start + config.window] for start in range(0, len(questions), config.window)],
-        lambda window: answer(worker, window, done),
-        logs,
-        done,
-        merge=finish,
-        processes=processes,
-        desc="probing",
-    )
+    with worker.images:
+        run_batches(
+            [questions[start : start + config.window] for start in range(0, len(questions), config.window)],
+            lambda window: answer(worker, window, done),
+            logs,
+            done,
+            merge=finish,
+            processes=processes,
+            desc="probing",
+            ahead=worker.images.begin,
+        )
 
 
 def answer(

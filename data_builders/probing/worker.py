@@ -14,6 +14,7 @@ from PIL import Image
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import load_image
+from reflectune.core.images_ahead import ImagesAhead
 from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import GenerationSettings, WorkerSettings
 from reflectune.data_builders.probing.documents import DocumentSource
@@ -43,6 +44,9 @@ class ProbeWorker:
         correctness: Scores an answer.
         generation: Answers and summaries to generate.
         settings: Batches, and bad questions.
+
+    Attributes:
+        images: Opens the images of the next window.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ProbeWorker:
         settings: WorkerSettings,
     ) -> None:
         self._dataset, self._source, self._loaded, self._settings = dataset, source, loaded, settings
+        self.images = ImagesAhead(self._open, [loaded.renderer.preparer(), *source.preparers()])
         engine = PrefixEngine(loaded, settings.token_budget)
         self._probers = Halving(
             Prober(engine, correctness, generation),
@@ -73,7 +78,7 @@ class ProbeWorker:
             UserError: A question can't be asked, and `on_error` is `stop`.
         """
         bad: list[Probe] = []
-        opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._open, q)))]
+        opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self.images.take, q)))]
         opened, found = self._find(bad, opened)
         ready = [
             made

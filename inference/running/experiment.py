@@ -41,7 +41,7 @@ from reflectune.inference.running.loading import (
     saved_weights,
     tuned_on,
 )
-from reflectune.inference.running.parts import hash_parts, open_parts, open_servers
+from reflectune.inference.running.parts import hash_parts, open_parts, open_servers, preparers
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import GATE_NAMES, fitted_scalings
 from reflectune.inference.scoring.evaluation import evaluate
@@ -352,6 +352,7 @@ def _run(
         form=running.traces,
         reopen=functools.partial(outgrown, now=parts.budget.limits),
         takes_images=pipeline.recipe.takes_images,
+        prepare=preparers(parts, pipeline.recipe),
     )
 
 

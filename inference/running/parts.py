@@ -10,6 +10,7 @@ from typing import Any
 
 from reflectune.core.config import Settings
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.images_ahead import Prepare
 from reflectune.core.launching import launch_processes
 from reflectune.formats.dataset import LOOK_ALIKES, PROBES, Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -26,6 +27,7 @@ from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
+from reflectune.retrieval.retrievers.entry_retriever import search_preparers
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.retrieval.retrievers.web import ServedPages, WebConfig
 
@@ -138,3 +140,9 @@ def own_file(path: Path) -> Path:
     """Return this process's variant of a file."""
     index = launch_processes().index
     return path if index == 0 else path.with_suffix(f".{index}{path.suffix}")
+
+
+def preparers(parts: PipelineParts, recipe: Recipe) -> list[Prepare]:
+    """Return functions that make an image ready for a pipeline's reader and for its search."""
+    reader = [parts.engine.renderer.preparer()] if parts.engine else []
+    return [*reader, *(search_preparers(parts.retriever) if recipe.needs("entries") else ())]

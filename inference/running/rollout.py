@@ -20,6 +20,7 @@ from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.running.loading import open_engine, open_entries, open_plain
+from reflectune.inference.running.parts import preparers
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.scoring.registry import Worth
@@ -110,6 +111,7 @@ class GateRewardRollout:
                 fingerprint=hashed,
                 batch_questions=self._batch,
                 on_error="stop",
+                prepare=preparers(parts, find_recipe(name)),
             )
             for name in self._names
         }

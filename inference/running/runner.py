@@ -5,24 +5,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.core.images import Images, load_image
+from reflectune.core.images import Images
+from reflectune.core.images_ahead import ImagesAhead, Prepare
 from reflectune.core.launching import launch_processes
-from reflectune.core.paths import Roots
 from reflectune.core.resumable import Row
 from reflectune.core.types import Question
 from reflectune.core.values import output_of
 from reflectune.formats.dataset import image_roots
-from reflectune.formats.questions import check_one_image
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
+from reflectune.inference.running.opening import OnError, images_of, open_questions
 from reflectune.inference.trace import Trace, to_row
 from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
 
-OnError = Literal["stop", "skip"]
 Made = TypeVar("Made")
 
 
@@ -56,6 +55,7 @@ def run_pipeline(
     form: TraceForm = "jsonl",
     reopen: Reopen = lambda limit: False,
     takes_images: bool = False,
+    prepare: Sequence[Prepare] = (),
 ) -> Mapping[str, Trace]:
     """Answer all unanswered questions; return all traces, by question id.
 
@@ -75,18 +75,20 @@ def run_pipeline(
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
         takes_images: True if the pipeline takes questions with several images.
+        prepare: Called with the images of the next batch, in threads, while a batch is answered.
 
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
     pipeline, failed = functools.cache(build), functools.partial(_failed, name)
     reader = "" if takes_images else f"the pipeline {name}"
+    opened = ImagesAhead(functools.partial(images_of, roots=image_roots(image_root)), prepare)
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
         texts = [question for question in batch if _is_text(question, built)]
         shown = [question for question in batch if question not in texts]
-        good, images, errors = open_questions(shown, image_root, on_error, reader)
+        good, images, errors = open_questions(shown, image_root, on_error, reader, opened.take)
         traces = built.run(good, images) if good else []
         if texts and isinstance(built, TrajectoryPipeline):
             traces += built.run(texts, [None] * len(texts))
@@ -100,9 +102,13 @@ def run_pipeline(
             (trace.question_id, to_row(trace)) for trace in _streamed(name, pipeline(), asked, image_root, on_error)
         )
 
+    def begin(batch: Sequence[Question]) -> None:
+        opened.begin([question for question in batch if question.image])
+
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
     ordered = sorted(questions, key=lambda question: question.id)
-    return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen)
+    with opened:
+        return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen, ahead=begin)
 
 
 def _streamed(
@@ -175,46 +181,3 @@ def _problem(question: Question, error: UnusableInput, on_error: OnError) -> tup
     if on_error == "stop":
         raise error if is_named else UserError(f"{problem}; `on_error: skip` leaves it out") from error
     return question.id, problem
-
-
-def open_questions(
-    questions: Sequence[Question], image_root: Path, on_error: OnError, reader: str = "this command"
-) -> tuple[list[Question], list[Any], dict[str, str]]:
-    """Check a batch and load its images.
-
-    Args:
-        questions: The questions.
-        image_root: The data set's folder.
-        on_error: Behaviour for a bad question.
-        reader: Name of what reads one image a question, for the error; "" if it reads several.
-
-    Returns:
-        The good questions, the image of each or a tuple of several, and the error of each bad question, by id.
-
-    Raises:
-        UserError: A question is bad and `on_error` is "stop".
-    """
-    roots = image_roots(image_root)
-    good, images, errors = [], [], {}
-    for question in questions:
-        try:
-            if reader:
-                check_one_image(question, reader)
-            images.append(_open(question, roots))
-            good.append(question)
-        except UserError as error:
-            if on_error == "stop":
-                raise
-            errors[question.id] = str(error)
-    return good, images, errors
-
-
-def _open(question: Question, roots: Roots) -> Images:
-    if not question.text.strip():
-        raise UserError(f"question {question.id} has no text; fix or remove the row, or set on_error: skip")
-    if not question.image:
-        raise UserError(
-            f"question {question.id} has no image; fix or remove the row, set on_error: skip, or run mi_rag or pmsr"
-        )
-    images = tuple(load_image(path, root=roots, needed_by=f"question {question.id}") for path in question.images)
-    return images if len(images) > 1 else images[0]

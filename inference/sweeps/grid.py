@@ -10,7 +10,8 @@ from typing import Any
 from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
-from reflectune.inference.running.runner import OnError, each_or_all, open_questions
+from reflectune.inference.running.opening import OnError, open_questions
+from reflectune.inference.running.runner import each_or_all
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.judging import Judge

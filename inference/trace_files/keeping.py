@@ -55,6 +55,7 @@ class TraceStore:
         processes: Processes,
         *,
         reopen: Reopen = lambda limit: False,
+        ahead: Callable[[Sequence[Question]], None] = lambda batch: None,
     ) -> Mapping[str, Trace]:
         """Compute the missing and the failed traces (see `run_batches`), merge them, and return all.
 
@@ -64,6 +65,7 @@ class TraceStore:
             batch_questions: Questions in a batch; None: all missing ones of a process at once.
             processes: Processes of the launch.
             reopen: Selects stored traces that are missing: they are computed again.
+            ahead: Called with the next batch before one is answered.
 
         Returns:
             The questions' traces by id, in order; in Parquet they stay on disk (see `TraceColumns`).
@@ -86,6 +88,7 @@ class TraceStore:
                 processes=processes,
                 desc=self.name,
                 at_once=batch_questions is None,
+                ahead=ahead,
             )
         return self.read(ids)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.images import Images, each_image
+from reflectune.core.images import Images, each_image, keep_ready, ready_for
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.rendering.chat_template import ADVICE, before_reply, check_has_template, content, has_system_turn
@@ -318,16 +319,25 @@ class Renderer:
         """The tokens that an image's placeholder becomes."""
         return Expansion.of(self._process(Image.new("RGB", (64, 64)))[0])
 
+    def preparer(self) -> Callable[[Image.Image], None]:
+        """Return a function that processes an image ahead, in any thread; prompts about this object use the result."""
+        spare = self._spare
+        return lambda image: keep_ready(image, self, _processed(spare, image))
+
+    @functools.cached_property
+    def _spare(self) -> Any:
+        """A copy of the processor for other threads: a tokenizer whose settings two threads change refuses one."""
+        spare = copy.deepcopy(self.processor)
+        _processed(spare, Image.new("RGB", (64, 64)))  # from here on its settings stay
+        return spare
+
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for an image, with pixels."""
         return self._process(image)[1]
 
     def _process(self, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-        from reflectune.models.rendering.image_fitting import call_processor  # imports torch
-
-        made = call_processor(self.processor, image, text=[self.processor.image_token], add_special_tokens=False)
-        ids = made.pop("input_ids")[0].tolist()
-        return ids, {name: value for name, value in made.items() if name not in _NOT_VISION}
+        ids, vision = ready_for(image, self) or _processed(self.processor, image)
+        return [*ids], {**vision}
 
     def _after_gate(self, turns: Turns, *, cue: bool = False) -> Chunks:
         """Return the chunks that the template adds to `prefix` for these turns."""
@@ -398,3 +408,12 @@ class Renderer:
 
 
 _NOT_VISION = frozenset({"attention_mask", "mm_token_type_ids", "token_type_ids"})
+
+
+def _processed(processor: Any, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
+    """Return the ids of an image's tokens, and the model's inputs of its pixels."""
+    from reflectune.models.rendering.image_fitting import call_processor  # imports torch
+
+    made = call_processor(processor, image, text=[processor.image_token], add_special_tokens=False)
+    ids = made.pop("input_ids")[0].tolist()
+    return ids, {name: value for name, value in made.items() if name not in _NOT_VISION}

@@ -24,7 +24,7 @@ SCHEME: Final = MR2AG(
     },
     descriptions={
         "retrieve": "search for a document about this",
-        "no_retrieve": "look at the image and answer",
+        "no_retrieve": "look at the picture and answer",
         "relevant": "yes, this document is evidence",
         "irrelevant": "no, another document",
     },

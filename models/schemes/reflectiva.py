@@ -59,7 +59,7 @@ SCHEME: Final = Reflectiva(
     },
     descriptions={
         "retrieve": "search for a document about this",
-        "no_retrieve": "look at the image and answer",
+        "no_retrieve": "look at the picture and answer",
         "relevant": "yes, this document is evidence",
         "irrelevant": "no, another document",
         "paragraph": "here a paragraph begins",

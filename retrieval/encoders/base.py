@@ -16,7 +16,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.images import to_rgb
+from reflectune.core.images import ready_for, to_rgb
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_fitting import call_processor
 from reflectune.models.weights.pretrained import try_image_processor
@@ -178,7 +178,7 @@ class ImageModel(ABC):
         """Return vectors of length 1, shape (n, dimensions)."""
         if not images:
             return no_vectors(self.dimensions)
-        return self.encode_prepared(self.join([self.prepare(image) for image in images]))
+        return self.encode_prepared(self.join([ready_for(image, self) or self.prepare(image) for image in images]))
 
 
 def title_dimensions(encoder: ImageTextEncoder) -> int:

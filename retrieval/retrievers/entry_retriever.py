@@ -12,12 +12,13 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import pixel_hash
+from reflectune.core.images import keep_ready, pixel_hash
+from reflectune.core.images_ahead import Prepare
 from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncoder, TwoSpaceEncoder, Vectors
+from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageModel, ImageTextEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.indexes.entry_index import Index, check_captions, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
@@ -105,7 +106,13 @@ class EntryRetriever:
         self._index, self._encoder = index, encoder
         self._title_weight, self._summary_share = title_weight, summary_share
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
+        self._encoded: set[bytes] = set()  # images whose vectors are, or were, in `_kept`
         self.max_kept = 2**14
+
+    def prepare(self, image: Image.Image) -> None:
+        """Make an image ready for the encoder ahead, in any thread, if its vector isn't cached."""
+        if isinstance(self._encoder, ImageModel) and pixel_hash(image) not in self._encoded:
+            keep_ready(image, self._encoder, self._encoder.prepare(image))
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
@@ -289,6 +296,7 @@ class EntryRetriever:
             return kept
         vectors = self._encoder.encode_images(list(images.values()))
         self._kept[key] = vectors
+        self._encoded.update(images)
         if len(self._kept) > self.max_kept:
             self._kept.pop(next(iter(self._kept)))
         return vectors
@@ -391,3 +399,8 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
     encoder = open_encoder(config.encoder, config.index, device=device)
     retriever = EntryRetriever(load_index(config.index, knowledge, encoder), encoder)
     return retriever.weighted(title_weight=config.title_weight, summary_share=config.summary_share)
+
+
+def search_preparers(retriever: Retriever | None) -> list[Prepare]:
+    """Return the functions that make an image ready for a retriever's encoder; none for others."""
+    return [retriever.prepare] if isinstance(retriever, EntryRetriever) else []

@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import groupby
 
@@ -37,6 +38,28 @@ slow_inputs = settings(deadline=None, max_examples=25, suppress_health_check=[He
 @pytest.fixture(scope="module", params=KINDS)
 def renderer(request, make):
     return make.renderer(request.param)
+
+
+def test_an_image_that_was_processed_ahead_is_rendered_the_same(renderer: Renderer, draw_image, monkeypatch) -> None:
+    """Once, in whatever thread; another renderer, or a copy of the image, processes it for itself."""
+    image = draw_image(3)
+    expected = renderer.prefix(QUESTION, image.copy())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(renderer.preparer(), [image] * 8))
+    called: list[int] = []
+    processor = renderer.processor
+    monkeypatch.setattr(renderer, "processor", lambda *args, **inputs: called.append(1) or processor(*args, **inputs))
+    renderer.processor.image_token = processor.image_token
+    for _ in range(2):
+        found = renderer.prefix(QUESTION, image)
+        assert found.ids == expected.ids
+        assert found.vision.keys() == expected.vision.keys()
+        for name, value in expected.vision.items():
+            assert torch.equal(found.vision[name], value)
+        found.vision.clear()
+    assert not called
+    renderer.prefix(QUESTION, image.copy())
+    assert called
 
 
 @pytest.fixture(scope="module", params=[MMKB_RAG, PLAIN], ids=lambda scheme: scheme.name)

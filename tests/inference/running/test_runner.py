@@ -1,5 +1,6 @@
 import json
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,35 @@ def test_questions_are_answered_in_batches_in_the_order_of_their_ids(make, root:
     assert list(traces) == ["q000", "q001", "q002", "q003", "q004"]
     assert [row["id"] for row in read_rows(root / "traces/counter.jsonl")] == list(traces)
     assert not (root / "traces/parts").exists()
+
+
+def test_images_of_the_next_batch_are_made_ready_before_a_batch_is_answered(make, root: Path) -> None:
+    ready: list[Image.Image] = []
+    begun, waiting = threading.Event(), threading.Barrier(3)
+
+    def prepare(image: Image.Image) -> None:
+        waiting.wait(20)  # all three of the batch are prepared at a time
+        ready.append(image)
+        begun.set()
+
+    class Watching(Counter):
+        def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+            is_first = not self.batches
+            assert begun.wait(20) if is_first else any(image is ready[0] for image in images)
+            return super().run(questions, images)
+
+    questions = [make.question(i) for i in range(6)]
+    traces = run(root, Watching(), questions, prepare=[prepare])
+    assert len(ready) == 3  # those of the first batch are opened when it is answered
+    assert traces == run(root, Counter(), questions, folder=root / "plain")
+
+
+def test_an_image_that_cannot_be_made_ready_is_left_to_the_pipeline(make, root: Path) -> None:
+    def prepare(image: Image.Image) -> None:
+        raise UnusableInput("an odd image")
+
+    questions = [make.question(i) for i in range(6)]
+    assert len(run(root, Counter(), questions, prepare=[prepare])) == 6
 
 
 def test_a_second_run_does_nothing(make, root: Path) -> None:

@@ -9,7 +9,7 @@ from reflectune.core.images import load_image
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.indexes.building import build_index
-from reflectune.retrieval.indexes.entry_index import Index
+from reflectune.retrieval.indexes.entry_index import Index, load_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.stores.base import Found, best
 from reflectune.retrieval.stores.exact import ExactStore
@@ -70,6 +70,23 @@ def test_an_image_that_several_questions_are_about_is_encoded_once(retriever, en
     twice = retriever.search([a, b, a.copy(), a], 3)
     assert twice == [twice[0], twice[1], twice[0], twice[0]]
     assert encoded == [2]
+
+
+def test_an_image_that_was_made_ready_ahead_finds_the_same(retriever, kb, encoder, tmp_path, draw_image, monkeypatch):
+    a, b, c = (draw_image(number) for number in (1, 2, 3))
+    expected, (of_c,) = retriever.search([a.copy(), b.copy()], 3), retriever.search([c.copy()], 3)
+    fresh = EntryRetriever(load_index(tmp_path / "index", kb, encoder), encoder)
+    made: list[int] = []
+    prepare = encoder.prepare
+    monkeypatch.setattr(encoder, "prepare", lambda image: made.append(1) or prepare(image))
+    for image in (a, b, c):
+        fresh.prepare(image)
+    assert len(made) == 3
+    assert fresh.search([a, b], 3) == expected
+    assert fresh.search([c], 3) == [of_c]
+    assert len(made) == 3
+    fresh.prepare(a.copy())  # its vector is cached
+    assert len(made) == 3
 
 
 def test_only_a_batch_of_the_same_images_is_taken_from_what_was_encoded(retriever, encoded, draw_image) -> None:

@@ -1,0 +1,64 @@
+"""Open the images of later questions in threads while a model reads earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Final, Generic, TypeVar
+
+from PIL import Image
+
+from reflectune.core.errors import UserError
+from reflectune.core.images import Images, each_image
+from reflectune.core.types import Question
+
+Opened = TypeVar("Opened", bound=Images)
+Prepare = Callable[[Image.Image], None]
+"""Makes an image ready for a model, in any thread."""
+_THREADS: Final = 4
+"""Threads of a process. Pillow and torch release Python's lock while they work on pixels."""
+
+
+class ImagesAhead(Generic[Opened]):
+    """Images of questions that are answered next: threads open them, and make them ready for the models.
+
+    Decoding, and resizing for a 7B model and a retriever, take a core about as long as a GPU takes to answer.
+
+    Args:
+        open_one: Opens the images of a question.
+        prepare: Functions to call with each image.
+    """
+
+    def __init__(self, open_one: Callable[[Question], Opened], prepare: Sequence[Prepare] = ()) -> None:
+        self._open_one, self._prepare = open_one, prepare
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+        self._begun: dict[str, Future[Opened]] = {}
+
+    def __enter__(self) -> ImagesAhead[Opened]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, questions: Sequence[Question]) -> None:
+        """Begin to open the images of questions."""
+        for question in questions:
+            self._begun[question.id] = self._pool.submit(self._made_ready, question)
+
+    def take(self, question: Question) -> Opened:
+        """Return a question's images, once; those that were not begun are opened now. Raises what `open_one` raises."""
+        begun = self._begun.pop(question.id, None)
+        return begun.result() if begun else self._open_one(question)
+
+    def _made_ready(self, question: Question) -> Opened:
+        images = self._open_one(question)
+        try:
+            for image in each_image(images):
+                for prepare in self._prepare:
+                    prepare(image)
+        except UserError:
+            pass  # the model that reads the image raises it again
+        return images
