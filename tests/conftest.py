@@ -40,6 +40,7 @@ hypothesis.settings.load_profile("busy")
 
 ROOT = Path(__file__).parents[1]
 PYTHON = sys.executable
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a missing model is an error at once
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share it
     _DATASETS = tempfile.TemporaryDirectory(prefix="datasets-")
     os.environ["HF_DATASETS_CACHE"] = _DATASETS.name  # read when `datasets` is imported, by launched commands too
@@ -500,6 +501,13 @@ def clip_folder(write_clip: Callable[[int], str]) -> str:
 def encoder(clip_folder: str) -> Any:
     """Return the folder of a CLIP; in tests of retrieval, the encoder itself."""
     return clip_folder
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the pauses before a request is sent again."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
 
 
 @pytest.fixture(scope="session")

@@ -117,27 +117,27 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
     models, names = (checkpoints, ("retrieve", "relevance")) if scheme == "mr2ag" else (prompted, ("ret", "srt"))
     gate, passage = GateScaling(0.5, 0.2, 0.3), GateScaling(2.0, 1.0, -1.0)
     with pytest.raises(UserError, match=r"has no calibration\.json; fit one with"):
-        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "none"))
-    plain = scaled_run(models, scheme, scheme, output=str(tmp_path / "plain"))
+        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "none"))
+    plain = scaled_run(models, scheme, scheme, diagnose=False, output=str(tmp_path / "plain"))
     folder = tmp_path / "model"
     scalings = dict(zip(names, (gate, passage), strict=True))
     saved = Calibration(scalings, saved_weights(folder), Dataset(world).fingerprint, ["train"])
     saved.save(folder, load_scheme(folder))
-    assert scaled_run(models, scheme, scheme, output=str(tmp_path / "again")) == plain
-    rows = scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "scaled"))
+    assert scaled_run(models, scheme, scheme, diagnose=False, output=str(tmp_path / "again")) == plain
+    rows = scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "scaled"))
     for row, before in zip(rows, plain, strict=True):
         assert row["gate"] == pytest.approx(gate.apply(before["gate"]))
         scores = [p["s_rel"] for p in before["passages"]]
         assert [p["s_rel"] for p in row["passages"]] == pytest.approx(passage.apply(scores))
         assert [p["s_irr"] for p in row["passages"]] == pytest.approx([1 - p["s_rel"] for p in row["passages"]])
     with pytest.raises(UserError, match="other settings"):
-        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "plain"))
+        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "plain"))
     dataclasses.replace(saved, splits=SPLITS[:1]).save(folder, load_scheme(folder))
     with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; ask other splits"):
-        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "same"))
+        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "same"))
     dataclasses.replace(saved, weights="0").save(folder, load_scheme(folder))
     with pytest.raises(UserError, match="fitted for other weights"):
-        scaled_run(models, scheme, scheme, calibrated=True, output=str(tmp_path / "weights"))
+        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "weights"))
 
 
 @ONE_FAMILY
@@ -213,7 +213,7 @@ def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_com
 @pytest.mark.slow
 def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path, pretended, monkeypatch) -> None:
     """Both models; and a run may go on with another map than it began with."""
-    settings = {"pipelines": ["closed_book", "mr2ag"], "keep_images": 2}
+    settings = {"pipelines": ["closed_book", "mr2ag"], "keep_images": 2, "limit": 1, "diagnose": False}
     one, two = (config(output=str(tmp_path / name), **settings) for name in ("one", "two"))
     experiment.run(one)
     halves = pretended.halves

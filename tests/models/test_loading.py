@@ -105,6 +105,7 @@ def save_adapter(folder, base, scheme, **info):
     save_checkpoint(folder, adapted, loaded.processor, scheme, info)
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_an_adapter_without_its_base_is_not_saved(base, tmp_path):
     with pytest.raises(UserError, match="needs base_model, seed"):
         save_adapter(tmp_path, base, MR2AG)
@@ -141,6 +142,7 @@ def replace_json(path: Path, **changes: object) -> None:
     ],
     ids=["weights", "config", "images", "tokenizer"],
 )
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change, what):
     copy = copy_without(tuned[0], tmp_path)
     replace_json(Path(copy, name), **change) if change else flip_lowest_bit(Path(copy, name))
@@ -155,6 +157,7 @@ def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path
 @pytest.mark.parametrize(
     "change", [{"base_model": 3}, {"seed": None}, {"seed": "x"}, {"quantization": 3}, "base_model"]
 )
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_damaged_record_of_an_adapter_is_one_error(base, tmp_path, change):
     save_adapter(tmp_path, base, MR2AG, base_model=str(base), seed=0)
     info = read_info(tmp_path)
@@ -165,6 +168,7 @@ def test_a_damaged_record_of_an_adapter_is_one_error(base, tmp_path, change):
 
 
 @pytest.mark.parametrize("record", ["3", '"adapter"', "[]", "null"])
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
     copy = copy_without(tuned[0], tmp_path)
     Path(copy, INFO_FILE).write_text(record)
@@ -180,16 +184,19 @@ def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
         ("mr2ag", [SCHEME_FILE, INFO_FILE], "has reflection tokens already"),
     ],
 )
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_checkpoint_without_its_scheme_is_refused(tuned, tmp_path, scheme, lost, says):
     with pytest.raises(UserError, match=says):
         load(copy_without(tuned[0], tmp_path, *lost), scheme=scheme)
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_checkpoint_of_another_scheme_is_refused(tuned):
     with pytest.raises(UserError, match="trained with scheme mr2ag, and mmkb_rag is needed"):
         load(str(tuned[0]), scheme="mmkb_rag")
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(base, tmp_path):
     before = load(str(base), scheme="plain")
     disturb(before.model)
@@ -201,12 +208,14 @@ def test_a_checkpoint_without_tokens_is_a_base_model_to_a_scheme_with_them(base,
     assert torch.equal(loaded.model.get_input_embeddings().weight[: len(known) - 8], known[:-8])
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_an_adapter_without_tokens_is_to_be_merged_first(base, tmp_path):
     save_adapter(tmp_path, base, PLAIN, base_model=str(base), seed=0)
     with pytest.raises(UserError, match=r"is an adapter of scheme plain, and mr2ag is needed: merge it"):
         load(str(tmp_path), scheme="mr2ag")
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_another_schemes_file_beside_the_weights_is_refused(tuned, tmp_path):
     folder = copy_without(tuned[0], tmp_path)
     MMKB_RAG.save(folder)
@@ -232,6 +241,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         load(str(tmp_path))
 
 
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_lost_weights_are_refused(base, tmp_path):
     with pytest.raises(UserError, match="cannot load the model"):
         load(copy_without(base, tmp_path, "model.safetensors"))
@@ -257,6 +267,7 @@ def test_an_odd_config_is_one_error_or_a_model_all_the_same(base, tmp_path, key,
         ({"scheme": "mr3ag"}, "unknown scheme"),
     ],
 )
+@pytest.mark.parametrize("base", ["llava"], indirect=True)
 def test_an_unknown_setting_is_refused(base, option, says):
     with pytest.raises(UserError, match=says):
         load(str(base), **option)

@@ -1,6 +1,5 @@
 """Pitfalls of other trainers, and bad input in the middle of a training."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,27 +52,6 @@ def test_an_example_without_a_supervised_token_is_named(base_model, data_folder,
 
     with pytest.raises(UserError, match="training example k0 has no supervised token: it would teach nothing"):
         dataset[0]
-
-
-@pytest.mark.parametrize(
-    ("family", "setting", "value", "says"),
-    [
-        ("llava", "crop_size", {"height": 96, "width": 96}, r"on the (training )?examples [kv]\d+, [kv]\d+"),
-        ("qwen2_vl", "merge_size", 1, "image_processor.merge_size = 1, and its model"),  # noticed when it is loaded
-    ],
-)
-def test_a_processor_that_disagrees_with_the_model_is_named_or_the_example_is(
-    family: Family, setting: str, value: Any, says: str, config
-) -> None:
-    """A placeholder too many or too few for the image's tokens."""
-    run = config(family=family)
-    path = Path(run.model, "processor_config.json")
-    content = json.loads(path.read_text())
-    content["image_processor"][setting] = value
-    path.write_text(json.dumps(content))
-
-    with pytest.raises(UserError, match=says):
-        fine_tune(run)
 
 
 def test_a_corrupt_image_in_the_middle_of_an_epoch_is_named_and_fixed(

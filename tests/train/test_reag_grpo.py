@@ -202,13 +202,13 @@ def test_rewards_are_the_official_metric_of_what_the_pipeline_reads_and_the_form
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind", "dtype"),
-    [("llava", "full", "float32"), ("qwen2_vl", "full", "float32"), ("llava", "lora", "bfloat16")],
+    [("qwen2_vl", "full", "float32"), ("llava", "lora", "bfloat16")],
 )
 def test_a_few_steps_change_what_trains_and_nothing_else(
     config, weights, family: Family, kind: str, dtype: str
 ) -> None:
     method = {"method": "lora", "lora_r": 4} if kind == "lora" else {"freeze_vision": True}
-    settings = config(family=family, kind=kind, dtype=dtype, **method)
+    settings = config(family=family, kind=kind, dtype=dtype, max_steps=1, **method)
     learn(settings)
 
     before, after = weights(settings.model), weights(settings.output_dir)

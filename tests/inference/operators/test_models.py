@@ -138,6 +138,7 @@ def test_a_large_image_travels_within_max_pixels(stub_server, tmp_path) -> None:
     assert (mime, open_image(content).size) == ("image/jpeg", (20, 15))
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_nothing_is_lost_or_paid_for_twice(fault: dict[str, Any], stub_server, remote, scripting) -> None:
     server = stub_server(say, lambda text, number: fault if number == 0 else {})

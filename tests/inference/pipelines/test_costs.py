@@ -62,7 +62,7 @@ CALLS = {"closed_book": 1, "naive_rag": 1, "mr2ag": 1 + 4, "direct": 2, "mi_rag"
 CALLS |= {"reflectiva": 1 + 4 + 1, "mmkb_rag": 1 + 4 + 1 + 1}
 CASES = [
     *((name, "llava", False) for name in CALLS),
-    *((name, "qwen2_vl", True) for name in ("mr2ag", "mmkb_rag", "mi_rag")),
+    ("mmkb_rag", "qwen2_vl", True),
 ]
 
 

@@ -24,6 +24,7 @@ from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.metrics.judging.extraction import Shot, extraction_template, extraction_texts
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from tests.inference.families import ONE_FAMILY
 
 ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
 SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
@@ -142,6 +143,7 @@ def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
         drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
 
 
+@ONE_FAMILY
 def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scripting, images) -> None:
     script = scripting(find=lambda query, base: ["It eats mice."])
     model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), images=4)

@@ -135,6 +135,7 @@ class Released:
         return int(made[0]), " ".join(text.split())
 
 
+@ONE_FAMILY
 def test_it_decides_and_answers_as_the_released_procedure_does(model, pipeline, questions, images) -> None:
     passages = [p for n in range(2) for p in split_passages(Knowledge().get(f"e{n}"), lead="none")]
     released = Released(model())

@@ -54,20 +54,6 @@ def gate_ids(loaded: Loaded) -> list[int]:
     return [loaded.renderer.token_id(role) for role in ("retrieve", "no_retrieve")]
 
 
-def test_probabilities_are_of_the_full_softmax(loaded, prefixes):
-    everything = list(range(loaded.model.get_output_embeddings().weight.shape[0]))
-    probabilities = PrefixEngine(loaded).read(prefixes).probabilities(everything)
-    torch.testing.assert_close(probabilities.sum(1), torch.ones(4))
-
-
-def test_answers_without_a_passage_are_those_of_independent_rows(loaded, prefixes, plain):
-    engine = PrefixEngine(loaded)
-    first = [loaded.renderer.token_id("no_retrieve")]
-    answers = engine.generate(engine.read(prefixes), [(2, 0), (0, 0)], first, max_new_tokens=6)
-    for q, answer in zip((2, 0), answers, strict=True):
-        assert answer.token_ids == plain.answer(loaded, prefixes[q], first, steps=6)[0]
-
-
 def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, prefixes, plain):
     engine = PrefixEngine(loaded)
     head, end = loaded.model.get_output_embeddings(), loaded.renderer.end_token_id
@@ -76,8 +62,9 @@ def test_an_answer_ends_with_the_end_token_which_counts_in_the_score(loaded, pre
         hidden = Forward(loaded.model).prefill(prefixes).hidden
         head.weight[end] = 20 * hidden.mean(0) / hidden.mean(0).norm()  # makes most rows end at once
     try:
-        answers = engine.generate(engine.read(prefixes), [(q, 0) for q in range(4)], max_new_tokens=5)
-        expected = [plain.answer(loaded, prefix, [], steps=5) for prefix in prefixes]
+        order = [2, 0, 1, 3]
+        answers = engine.generate(engine.read(prefixes), [(q, 0) for q in order], max_new_tokens=5)
+        expected = [plain.answer(loaded, prefixes[q], [], steps=5) for q in order]
     finally:
         with torch.no_grad():
             head.weight.copy_(kept)

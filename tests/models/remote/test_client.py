@@ -48,6 +48,7 @@ def test_replies_come_in_the_order_of_the_questions_however_long_each_takes(stub
     assert [reply.text for reply in replies] == [f"you said {i}" for i in range(4)]
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -98,6 +99,7 @@ def test_a_failure_that_stays_shows_no_key(stub_server, remote, path, fault: dic
     assert "sk-secret" not in path.read_text()
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(
     "body",
     [
@@ -131,6 +133,7 @@ QUOTED = (
 """Reply of a server that quotes a request `with_secrets`."""
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

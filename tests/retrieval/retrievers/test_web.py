@@ -130,6 +130,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_what_may_pass_is_tried_again_and_what_was_found_is_kept(fault: Fault, serve: Any, tool: Any) -> None:
     server = serve(lambda query, number: fault if number == 0 else {})

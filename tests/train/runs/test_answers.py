@@ -61,7 +61,7 @@ def with_answers(examples: list[ReflectionExample], printed: list[str]) -> list[
 def test_an_answer_is_what_plain_greedy_generation_says(
     family: Family, method: Literal["full", "lora"], base_model, data_folder, examples
 ) -> None:
-    some, root = examples[:4] + examples[18:22], data_folder / "images"
+    some, root = examples[:2] + examples[18:20], data_folder / "images"
     loaded = load(str(base_model(family)), scheme="mr2ag")
     model = prepare_model(loaded, SftConfig(method=method))
     torch.manual_seed(1)
@@ -72,11 +72,11 @@ def test_an_answer_is_what_plain_greedy_generation_says(
     printed = [plainly(loaded, model, example, root) for example in some]
     changed = with_answers(some, printed)
 
-    reader = AnswerReader(loaded, changed, root, count=8, seed=0, batch_size=3)
+    reader = AnswerReader(loaded, changed, root, count=4, seed=0, batch_size=3)
     right = {example.id: verdict for example, verdict in zip(reader.sample, reader.read(0, 1), strict=True)}
     shared = [reader.read(rank, 3) for rank in range(3)]
 
-    assert [right[example.id] for example in some] == [False, True] * 4
+    assert [right[example.id] for example in some] == [False, True] * 2
     assert sorted(verdict for share in shared for verdict in share) == sorted(right.values())
 
 
@@ -132,8 +132,8 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     monkeypatch.setattr(answers, "MAX_NEW_TOKENS", 4)
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
-    reads: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "eval_answers": 5}
-    without, read = config("without", method="lora"), config("read", method="lora", **reads)
+    reads: dict[str, Any] = {"eval_data": str(data_folder), "max_steps": 4, "eval_steps": 2, "eval_answers": 5}
+    without, read = config("without", method="lora", max_steps=4), config("read", method="lora", **reads)
     chosen = config("chosen", method="lora", best_metric="answer_exact_match", **reads)
     for run in (without, read, chosen):
         fine_tune(run)
@@ -141,7 +141,7 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     assert_equal_weights(without.output_dir, read.output_dir)
     assert losses(without.output_dir) == losses(read.output_dir) == losses(chosen.output_dir)
     accuracies = [row["eval_answer_exact_match"] for row in history(read.output_dir) if "eval_loss" in row]
-    assert len(accuracies) == 4
+    assert len(accuracies) == 2
     assert all(value * 5 == pytest.approx(round(value * 5)) for value in accuracies)
     assert_equal_weights(chosen.output_dir, Path(chosen.output_dir, "best"))
 
