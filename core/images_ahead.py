@@ -16,6 +16,8 @@ from reflectune.core.types import Question
 Opened = TypeVar("Opened", bound=Images)
 Prepare = Callable[[Image.Image], None]
 """Makes an image ready for a model, in any thread."""
+_AHEAD: Final = 16
+"""Questions whose images are opened and not taken. At Qwen2-VL's own limit a photograph takes 300 MB."""
 _THREADS: Final = 4
 """Threads of a process. Pillow and torch release Python's lock while they work on pixels."""
 
@@ -33,6 +35,7 @@ class ImagesAhead(Generic[Opened]):
     def __init__(self, open_one: Callable[[Question], Opened], prepare: Sequence[Prepare] = ()) -> None:
         self._open_one, self._prepare = open_one, prepare
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
+        self._waiting: dict[str, Question] = {}
         self._begun: dict[str, Future[Opened]] = {}
 
     def __enter__(self) -> ImagesAhead[Opened]:
@@ -44,14 +47,21 @@ class ImagesAhead(Generic[Opened]):
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, questions: Sequence[Question]) -> None:
-        """Begin to open the images of questions."""
-        for question in questions:
-            self._begun[question.id] = self._pool.submit(self._made_ready, question)
+        """Open the images of questions, after those that wait already; each question is to be taken."""
+        self._waiting.update((question.id, question) for question in questions)
+        self._fill()
 
     def take(self, question: Question) -> Opened:
         """Return a question's images, once; those that were not begun are opened now. Raises what `open_one` raises."""
+        self._waiting.pop(question.id, None)
         begun = self._begun.pop(question.id, None)
+        self._fill()
         return begun.result() if begun else self._open_one(question)
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._begun) < _AHEAD:
+            question = self._waiting.pop(next(iter(self._waiting)))
+            self._begun[question.id] = self._pool.submit(self._made_ready, question)
 
     def _made_ready(self, question: Question) -> Opened:
         images = self._open_one(question)

@@ -30,7 +30,7 @@ from reflectune.retrieval.contexts import Document
 Made = TypeVar("Made")
 Tool = TypeVar("Tool")
 Result = TypeVar("Result")
-LEAST = 256
+MIN_BUDGET = 256
 """Minimum budget in tokens. Below it, the model itself does not fit."""
 
 
@@ -78,7 +78,7 @@ class ProbeWorker:
             UserError: A question can't be asked, and `on_error` is `stop`.
         """
         bad: list[Probe] = []
-        opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self.images.take, q)))]
+        opened = [(q, image) for q in questions if (image := self._try(bad, q, partial(self._take, q)))]
         opened, found = self._find(bad, opened)
         ready = [
             made
@@ -125,12 +125,16 @@ class ProbeWorker:
         found = [(row, documents[0]) for row, documents in alone if documents]
         return [row for row, _ in found], [documents for _, documents in found]
 
+    def _take(self, question: Question) -> Image.Image:
+        image = self.images.take(question)
+        self._source.check(question)
+        return image
+
     def _open(self, question: Question) -> Image.Image:
         for name, value in (("text", question.text), ("image", question.image)):
             if not value.strip():
                 raise UserError(f"it has no {name}")
         check_one_image(question, "a probe")
-        self._source.check(question)
         return load_image(question.image, root=self._dataset.image_roots)
 
 
@@ -161,7 +165,7 @@ class Halving(Generic[Tool]):
                     raise
                 message = str(error).splitlines()[0] if str(error) else "out of memory"
             # Only here, outside the except block, the memory held by the traceback is free.
-            if self._fixed or self.budget // 2 < LEAST:
+            if self._fixed or self.budget // 2 < MIN_BUDGET:
                 advice = "lower `token_budget`" if self._fixed else "set `dtype: bfloat16`"
                 raise UserError(
                     f"out of memory with {self.budget:,} tokens in one forward pass: {message}; {advice}, or lower "

@@ -35,11 +35,8 @@ class MappedEncoder:
         files = fingerprint(["title map", vision.fingerprint, text.fingerprint, file_fingerprint(path)])
         self.fingerprint, self.precision = with_dtype(files, dtype), self._vision.precision
         self.longest, self.too_long = self._text.longest, self._text.too_long
-        self.prepare, self.join, self.encode_prepared = (
-            self._vision.prepare,
-            self._vision.join,
-            self._vision.encode_prepared,
-        )
+        self.prepare, self.prepare_ahead = self._vision.prepare, self._vision.prepare_ahead
+        self.join, self.encode_prepared = self._vision.join, self._vision.encode_prepared
 
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
         """Encode images as vectors of length 1, shape (n, dimensions)."""

@@ -49,7 +49,7 @@ class Prompt:
         image: True to show the question's images.
         form: Form of the reply; one that can't be read in it is counted.
         images: Paths of documents' images, by the document's place in `documents`. Each stands before its document,
-            after a label `Image n:`; n counts the images of the prompt, the question's first.
+            after a label `Picture n:`; n counts the images of the prompt, the question's first.
         more_images: Number of the question's images after its first one. They are labelled, and come before the
             text.
         sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.

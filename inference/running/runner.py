@@ -103,7 +103,7 @@ def run_pipeline(
         )
 
     def begin(batch: Sequence[Question]) -> None:
-        opened.begin([question for question in batch if question.image])
+        opened.begin([q for q in batch if q.image and (takes_images or not q.more_images)])
 
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
     ordered = sorted(questions, key=lambda question: question.id)

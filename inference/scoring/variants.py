@@ -15,7 +15,7 @@ from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.reporting.breakdown import Score, score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
-LEAST_SAVED, MAX_LOST = 0.4, 0.01
+MIN_SAVED, MAX_LOST = 0.4, 0.01
 """Targets of the stop rule: least share of iterations saved, and most score lost."""
 UNAIDED = "closed_book"
 TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
@@ -41,7 +41,7 @@ def stop_rule(
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
         share of iterations, with its interval over entities), `lost` (the score without the stop minus the score with
         it, paired by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop
-        minus that of `closed_book`; None if that was not run), `saved_verdict` on `LEAST_SAVED`; `verdict` on both.
+        minus that of `closed_book`; None if that was not run), `saved_verdict` on `MIN_SAVED`; `verdict` on both.
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
@@ -58,7 +58,7 @@ def stop_rule(
         "stopped": float((rows[:, 0] < rows[:, 1]).mean()),
         "saved": saved,
         "lost": lost,
-        "saved_verdict": _at_least(saved, LEAST_SAVED),
+        "saved_verdict": _at_least(saved, MIN_SAVED),
         "gained": gained,
         "verdict": verdict(saved, lost, gained),
     }
@@ -129,7 +129,7 @@ def verdict(
     """
     if gained is not None and gained["low"] <= 0:
         return "not measurable"
-    enough = _at_least(saved, LEAST_SAVED)
+    enough = _at_least(saved, MIN_SAVED)
     if lost is None or enough == "not settled":
         return "not settled"
     if enough == "doesn't hold" or lost["low"] > MAX_LOST:

@@ -253,7 +253,8 @@ class DecodeStep:
             problem = "they give other numbers"
         except RuntimeError as error:
             problem = str(error).splitlines()[0][:300]
-            torch.cuda.set_stream(before)  # a failed capture leaves its own
+            with torch.cuda.device(self.tokens.device):
+                torch.cuda.set_stream(before)  # a failed capture leaves its own
         say(f"decoding goes without CUDA graphs, and is slower: {problem}")
         return None
 

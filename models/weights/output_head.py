@@ -15,7 +15,9 @@ from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
 
 
-def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+def exact_logits(
+    head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int], *, cached: bool = False
+) -> Tensor:
     """Return a head's logits in float32, those of some tokens computed in float32 from the same hidden states.
 
     Gradients are those of `logits`. A float32 head, or one with offloaded weights, is not asked again.
@@ -24,16 +26,19 @@ def exact_logits(head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Seq
         head: The output head, perhaps with trainable rows of new tokens.
         hidden: Its input, shape (..., width).
         logits: Its output, shape (..., vocabulary).
+        token_ids: Ids of the tokens.
+        cached: Keep the ids on the device, for calls with the same ones.
     """
     new_rows = head.token_adapter if isinstance(head, TrainableTokensWrapper) else None
     layer: Any = new_rows.get_base_layer() if new_rows else head
     if logits.dtype == torch.float32 or not token_ids or layer.weight.is_meta:
         return logits.float()
-    ids = on_device(tuple(token_ids), layer.weight.device)
+    put = on_device if cached else _put
+    ids = put(tuple(token_ids), layer.weight.device)
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias[ids].float()
         exact = F.linear(hidden.to(ids.device, torch.float32), _rows(layer.weight, new_rows, ids, token_ids), bias)
-    whole, ids = logits.float(), on_device(tuple(token_ids), logits.device)
+    whole, ids = logits.float(), put(tuple(token_ids), logits.device)
     return whole.index_add_(-1, ids, exact.to(whole.device) - whole.detach()[..., ids])
 
 
@@ -43,12 +48,16 @@ def read_in_float32(head: nn.Module, token_ids: Sequence[int]) -> None:
 
 
 def _exact(head: nn.Module, inputs: tuple[Tensor], logits: Tensor, token_ids: Sequence[int]) -> Tensor:
-    return exact_logits(head, inputs[0], logits, token_ids)
+    return exact_logits(head, inputs[0], logits, token_ids, cached=True)
 
 
 @functools.lru_cache(maxsize=16)
 def on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""
+    return _put(ids, device)
+
+
+def _put(ids: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):  # a backward pass may save it
         return torch.tensor(ids, device=device)
 

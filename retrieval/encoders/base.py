@@ -16,7 +16,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.images import ready_for, to_rgb
+from reflectune.core.images import keep_ready, ready_for, to_rgb
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_fitting import call_processor
 from reflectune.models.weights.pretrained import try_image_processor
@@ -133,6 +133,15 @@ class PreparingEncoder(ImageTextEncoder, Protocol):
         ...
 
 
+@runtime_checkable
+class AheadEncoder(Protocol):
+    """An encoder that takes images which were made ready before it is asked for their vectors."""
+
+    def prepare_ahead(self, image: Image.Image) -> None:
+        """Make the model input of an image, in any thread; `encode_images` uses it for this object."""
+        ...
+
+
 class ImageModel(ABC):
     """Image encoder whose image processor returns tensors of one shape.
 
@@ -161,6 +170,10 @@ class ImageModel(ABC):
     def prepare(self, image: Image.Image) -> Prepared:
         """Return the model input of an image in fp32."""
         return dict(call_processor(self._processor, image, resized(to_rgb(image), self._processor)))
+
+    def prepare_ahead(self, image: Image.Image) -> None:
+        """Make the model input of an image, in any thread; `encode_images` uses it for this object."""
+        keep_ready(image, self, self.prepare(image))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
         """Return a batch of one image or more, floats in the model's dtype; pinned for an accelerator."""

@@ -54,6 +54,8 @@ class SideBySideEncoder:
         self.longest = self._texts.longest
         self.prepare, self.join = self._tower.prepare, self._tower.join
         self.encode_prepared, self.encode_images = self._tower.encode_prepared, self._tower.encode_images
+        if isinstance(tower, ImageModel):
+            self.prepare_ahead = tower.prepare_ahead
         self.encode_texts, self.encode_entry_texts = self._texts.encode_queries, self._texts.encode_passages
         self.too_long = self._texts.too_long
 

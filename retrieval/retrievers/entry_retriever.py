@@ -12,13 +12,19 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import keep_ready, pixel_hash
+from reflectune.core.images import pixel_hash
 from reflectune.core.images_ahead import Prepare
 from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageModel, ImageTextEncoder, TwoSpaceEncoder, Vectors
+from reflectune.retrieval.encoders.base import (
+    AheadEncoder,
+    DecoupledEncoder,
+    ImageTextEncoder,
+    TwoSpaceEncoder,
+    Vectors,
+)
 from reflectune.retrieval.indexes.entry_index import Index, check_captions, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
@@ -106,13 +112,13 @@ class EntryRetriever:
         self._index, self._encoder = index, encoder
         self._title_weight, self._summary_share = title_weight, summary_share
         self._kept: dict[tuple[bytes, ...], Vectors] = {}
-        self._encoded: set[bytes] = set()  # images whose vectors are, or were, in `_kept`
+        self._encoded: set[bytes] = set()  # images in `_kept`
         self.max_kept = 2**14
 
     def prepare(self, image: Image.Image) -> None:
         """Make an image ready for the encoder ahead, in any thread, if its vector isn't cached."""
-        if isinstance(self._encoder, ImageModel) and pixel_hash(image) not in self._encoded:
-            keep_ready(image, self._encoder, self._encoder.prepare(image))
+        if isinstance(self._encoder, AheadEncoder) and pixel_hash(image) not in self._encoded:
+            self._encoder.prepare_ahead(image)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors of texts, as titles are encoded; float32 of shape (texts, dimensions)."""
@@ -248,7 +254,7 @@ class EntryRetriever:
     def _twin(self, index: Index, **weights: float) -> EntryRetriever:
         """Return a retriever with the same encoder, and the images that it encoded."""
         twin = EntryRetriever(index, self._encoder, **weights)
-        twin._kept, twin.max_kept = self._kept, self.max_kept
+        twin._kept, twin._encoded, twin.max_kept = self._kept, self._encoded, self.max_kept
         return twin
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
@@ -298,7 +304,9 @@ class EntryRetriever:
         self._kept[key] = vectors
         self._encoded.update(images)
         if len(self._kept) > self.max_kept:
-            self._kept.pop(next(iter(self._kept)))
+            oldest = next(iter(self._kept))
+            del self._kept[oldest]
+            self._encoded.difference_update(oldest)
         return vectors
 
     def _best_rows(self, query: Mapping[str, Vectors], count: int, entries: int) -> list[_Rows]:

@@ -24,7 +24,7 @@ TOKEN: Final = "MILVUS_TOKEN"
 _FIELD, _ROW = "vector", "row"
 BATCH = 1000
 """Rows of a request: 10 MB of 2,560 dimensions, below the 64 MB that a server takes by default."""
-LEAST, MOST = 200, 16_384
+MIN_TOP, MAX_TOP = 200, 16_384
 """Candidates that are scored again, and how many a server gives at most."""
 _SECONDS = 60.0
 
@@ -135,7 +135,7 @@ class MilvusStore:
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
         """See `VectorStore`: the best of those that the server finds, by their exact scores."""
         vectors = checked_query(query, self.fields, top)
-        wanted = min(max(top, LEAST), max(len(self), 1), MOST)
+        wanted = min(max(top, MIN_TOP), max(len(self), 1), MAX_TOP)
         probing: dict[str, Any] = {} if self._kind == "FLAT" else {"nprobe": self._probes}
         refining = {"refine_k": 2} if self._kind == "IVF_RABITQ" else {}
         with self._asking():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.worker import LEAST, Halving
+from reflectune.data_builders.probing.worker import MIN_BUDGET, Halving
 
 OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
@@ -30,8 +30,8 @@ def test_the_budget_is_halved_until_the_work_fits_and_stays_so(error: Exception)
 
 
 def test_below_the_least_budget_it_is_the_users_to_help() -> None:
-    with pytest.raises(UserError, match=f"out of memory with {LEAST} tokens.*bfloat16"):
-        Halving(4 * LEAST, lambda budget: budget, 4 * LEAST).run(needs(0, OUT_OF_MEMORY[0]))
+    with pytest.raises(UserError, match=f"out of memory with {MIN_BUDGET} tokens.*bfloat16"):
+        Halving(4 * MIN_BUDGET, lambda budget: budget, 4 * MIN_BUDGET).run(needs(0, OUT_OF_MEMORY[0]))
 
 
 def test_a_budget_of_the_users_own_is_not_changed() -> None:

@@ -107,7 +107,7 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
 def test_images_that_changed_are_no_rows_that_a_server_has(kb, encoder, draw_image, tmp_path, monkeypatch) -> None:
     """A knowledge base's fingerprint is of its images' paths; what the server proposes must be of their pixels."""
     pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
-    monkeypatch.setattr("reflectune.retrieval.stores.milvus.LEAST", 1)
+    monkeypatch.setattr("reflectune.retrieval.stores.milvus.MIN_TOP", 1)
     monkeypatch.setattr("reflectune.retrieval.stores.milvus.BATCH", 4)
     store = str(tmp_path / "server.db")
     build_index(kb, encoder, tmp_path / "before", store=store).store.close()

@@ -1,4 +1,4 @@
-"""Images of sources, read as images: on white, square, of at most 336 pixels."""
+"""Images of the sources, read on white, square, of at most 336 pixels."""
 
 from __future__ import annotations
 
