@@ -351,14 +351,10 @@ class PackedReader:
 
         A cache is addressed by a layer's index, for which each layer would be compiled alone.
         """
-        before = [layer._compiled_call_impl for layer in self._layers]
-        for layer, call, memory in zip(self._layers, calls, memories, strict=True):
-            layer._compiled_call_impl = functools.partial(call, packed_mask=mask, memory=memory)
-        try:
+        given = zip(calls, memories, strict=True)
+        own = [functools.partial(call, packed_mask=mask, memory=memory) for call, memory in given]
+        with called_as(self._layers, own):
             yield
-        finally:
-            for layer, call in zip(self._layers, before, strict=True):
-                layer._compiled_call_impl = call
 
     def _joined(self, spots: Sequence[Spot]) -> KeysValues:
         """Copy spots' keys and values one after another, padded to whole blocks; see `ranges_of`."""
@@ -371,3 +367,16 @@ class PackedReader:
             return F.pad(joined, (0, 0, 0, padded(joined.shape[2]) - joined.shape[2]))
 
         return [(one(layer, 0), one(layer, 1)) for layer in range(len(self._layers))]
+
+
+@contextmanager
+def called_as(layers: Sequence[Any], calls: Sequence[Any]) -> Iterator[None]:
+    """Replace the compiled calls of layers inside this block; None runs a layer as it is."""
+    before = [layer._compiled_call_impl for layer in layers]
+    for layer, call in zip(layers, calls, strict=True):
+        layer._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        for layer, call in zip(layers, before, strict=True):
+            layer._compiled_call_impl = call

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from reflectune.models.attention.packed import model_flex_problem
 from reflectune.models.attention.positions import inner_model
+from reflectune.models.prefix.packed import called_as
 from reflectune.train.runs.launch import sharding
 from reflectune.train.runs.skeleton import say
 from reflectune.train.settings.training import TrainingConfig
@@ -54,18 +54,10 @@ def packs_trees(model: Any, config: TrainingConfig, args: Any) -> bool:
     return True
 
 
-@contextmanager
-def uncompiled(model: Any) -> Iterator[None]:
+def uncompiled(model: Any) -> AbstractContextManager[None]:
     """Run the layers as they are inside this block.
 
     An engine that decodes addresses a cache by a layer's index, for which each layer would be compiled alone.
     """
     layers = inner_model(model).model.language_model.layers
-    compiled = [layer._compiled_call_impl for layer in layers]
-    for layer in layers:
-        layer._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for layer, call in zip(layers, compiled, strict=True):
-            layer._compiled_call_impl = call
+    return called_as(layers, [None] * len(layers))
