@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -29,11 +30,13 @@ class ImagesAhead(Generic[Opened]):
 
     Args:
         open_one: Opens the images of a question.
-        prepare: Functions to call with each image.
+        prepare: Returns functions to call with each image; asked once, before the first image is begun.
     """
 
-    def __init__(self, open_one: Callable[[Question], Opened], prepare: Sequence[Prepare] = ()) -> None:
-        self._open_one, self._prepare = open_one, prepare
+    def __init__(
+        self, open_one: Callable[[Question], Opened], prepare: Callable[[], Sequence[Prepare]] = tuple
+    ) -> None:
+        self._open_one, self._prepare = open_one, functools.cache(prepare)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="images")
         self._waiting: dict[str, Question] = {}
         self._begun: dict[str, Future[Opened]] = {}
@@ -61,13 +64,13 @@ class ImagesAhead(Generic[Opened]):
     def _fill(self) -> None:
         while self._waiting and len(self._begun) < _AHEAD:
             question = self._waiting.pop(next(iter(self._waiting)))
-            self._begun[question.id] = self._pool.submit(self._made_ready, question)
+            self._begun[question.id] = self._pool.submit(self._made_ready, question, self._prepare())
 
-    def _made_ready(self, question: Question) -> Opened:
+    def _made_ready(self, question: Question, functions: Sequence[Prepare]) -> Opened:
         images = self._open_one(question)
         try:
             for image in each_image(images):
-                for prepare in self._prepare:
+                for prepare in functions:
                     prepare(image)
         except UserError:
             pass  # the model that reads the image raises it again

@@ -59,7 +59,7 @@ class ProbeWorker:
         settings: WorkerSettings,
     ) -> None:
         self._dataset, self._source, self._loaded, self._settings = dataset, source, loaded, settings
-        self.images = ImagesAhead(self._open, [loaded.renderer.preparer(), *source.preparers()])
+        self.images = ImagesAhead(self._open, lambda: [loaded.renderer.preparer(), *source.preparers()])
         engine = PrefixEngine(loaded, settings.token_budget)
         self._probers = Halving(
             Prober(engine, correctness, generation),

@@ -352,7 +352,7 @@ def _run(
         form=running.traces,
         reopen=functools.partial(outgrown, now=parts.budget.limits),
         takes_images=pipeline.recipe.takes_images,
-        prepare=preparers(parts, pipeline.recipe),
+        prepare=functools.partial(preparers, parts, pipeline.recipe),
     )
 
 

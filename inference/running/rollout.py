@@ -111,7 +111,7 @@ class GateRewardRollout:
                 fingerprint=hashed,
                 batch_questions=self._batch,
                 on_error="stop",
-                prepare=preparers(parts, self._recipe),
+                prepare=functools.partial(preparers, parts, self._recipe),
             )
             for name in self._names
         }

@@ -55,7 +55,7 @@ def run_pipeline(
     form: TraceForm = "jsonl",
     reopen: Reopen = lambda limit: False,
     takes_images: bool = False,
-    prepare: Sequence[Prepare] = (),
+    prepare: Callable[[], Sequence[Prepare]] = tuple,
 ) -> Mapping[str, Trace]:
     """Answer all unanswered questions; return all traces, by question id.
 
@@ -75,7 +75,7 @@ def run_pipeline(
         form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
         takes_images: True if the pipeline takes questions with several images.
-        prepare: Called with the images of the next batch, in threads, while a batch is answered.
+        prepare: Returns functions to call with the images of the next batch, in threads, while a batch is answered.
 
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.

@@ -82,8 +82,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Callable[[EvaluateConfig], tuple[lis
             raise Ran(fingerprint, build.args[2])
         return {}
 
-    renderer = SimpleNamespace(preparer=lambda: None)
-    engine = SimpleNamespace(renderer=renderer, image_prefixes=SimpleNamespace(keep=lambda least: None))
+    engine = SimpleNamespace(renderer=None, image_prefixes=SimpleNamespace(keep=lambda least: None))
     monkeypatch.setattr(parts, "open_entries", lambda *_: None)
     monkeypatch.setattr(experiment, "open_model", lambda config, role, reads="": load(config, getattr(config, role)))
     monkeypatch.setattr(experiment, "open_plain", load)

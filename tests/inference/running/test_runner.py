@@ -68,7 +68,7 @@ def test_images_of_the_next_batch_are_made_ready_before_a_batch_is_answered(make
             return super().run(questions, images)
 
     questions = [make.question(i) for i in range(6)]
-    traces = run(root, Watching(), questions, prepare=[prepare])
+    traces = run(root, Watching(), questions, prepare=lambda: [prepare])
     assert len(ready) == 3  # those of the first batch are opened when it is answered
     assert traces == run(root, Counter(), questions, folder=root / "plain")
 
@@ -78,7 +78,7 @@ def test_an_image_that_cannot_be_made_ready_is_left_to_the_pipeline(make, root: 
         raise UnusableInput("an odd image")
 
     questions = [make.question(i) for i in range(6)]
-    assert len(run(root, Counter(), questions, prepare=[prepare])) == 6
+    assert len(run(root, Counter(), questions, prepare=lambda: [prepare])) == 6
 
 
 def test_a_second_run_does_nothing(make, root: Path) -> None:
