@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
@@ -237,7 +237,7 @@ def _by_kind(
     return [next(by_text if query.has_text else by_image) for query in queries]
 
 
-@dataclass(frozen=True)
+@dataclass
 class EntryDocuments:
     """A base of entries that are one document each, as in mRAG (arXiv 2505.24073).
 
@@ -247,8 +247,7 @@ class EntryDocuments:
         weights: Weights of an entry's score, by the modalities of both sides; see `modality_weights`.
         reranker: Selects a passage of each entry by the question; None: the document is the whole article.
         lead: Text before each document.
-        on_failure: Behaviour if the search of entries fails.
-        too_long: Finds queries that the encoder doesn't read whole.
+        name: Name in results and errors.
     """
 
     entries: QueryRetriever
@@ -256,52 +255,20 @@ class EntryDocuments:
     weights: Weights
     reranker: Reranker | None = None
     lead: Lead = "first_sentence"
-    on_failure: OnFailure = "stop"
-    too_long: TooLong = none_too_long
+    name: str = ENTRIES
 
-    def search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
-        """Run the searches of several questions: one document an entry, best entry first.
-
-        Entries without text are skipped.
-        """
-        try:
-            return self._search(searches)
-        except Exception as error:
-            if self.on_failure == "stop":
-                raise
-            reason = f"searching the knowledge base `{ENTRIES}`: {' '.join(str(error).split())}"
-            return [
-                SearchReply(tuple({ENTRIES: ()} for _ in request.queries), {ENTRIES: reason}) for _, request in searches
-            ]
-
-    def _search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
-        rows = [
-            (query, top, request.question or query.text)
-            for image, request in searches
-            for query, top in zip(_queries(image, request), request.tops[ENTRIES], strict=True)
-        ]
-        most = max((top for _, top, _ in rows), default=1)
-        query_hits = iter(self.entries.search_queries([query for query, _, _ in rows], most, weights=self.weights))
-        documents = iter([self._documents(question, next(query_hits)[:top]) for _, top, question in rows])
+    def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
+        """Return for each query the documents of the `top` best entries that have text, best entry first."""
+        found = self.entries.search_queries(queries, top, weights=self.weights)
         return [
-            SearchReply(
-                tuple({ENTRIES: tuple(next(documents))} for _ in request.queries),
-                cut=sum(self.too_long(request.queries)),
-            )
-            for _, request in searches
+            list(self._documents(query.inside or query.text, hits)) for query, hits in zip(queries, found, strict=True)
         ]
 
-    def _documents(self, question: str, hits: Sequence[Hit]) -> list[PassageHit]:
-        entries = [self.knowledge.get(hit.entry_id) for hit in hits]
-        documents = [
-            (hit, document_of(question, entry, self.reranker, self.lead))
-            for hit, entry in zip(hits, entries, strict=True)
-        ]
-        return [
-            PassageHit(document, hit.score, hit.rank, hit.kb, hit.parts)
-            for hit, document in documents
-            if document is not None
-        ]
+    def _documents(self, question: str, hits: Sequence[Hit]) -> Iterator[PassageHit]:
+        for hit in hits:
+            document = document_of(question, self.knowledge.get(hit.entry_id), self.reranker, self.lead)
+            if document is not None:
+                yield PassageHit(document, hit.score, hit.rank, hit.kb, hit.parts)
 
 
 def document_of(question: str, entry: Entry, reranker: Reranker | None, lead: Lead) -> Passage | None:

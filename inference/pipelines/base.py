@@ -1,10 +1,10 @@
-"""Protocol of pipelines, their clock, and the step that naive RAG and oracles share."""
+"""Protocol of pipelines, their clock, and answers from given passages."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -65,50 +65,55 @@ class Clock:
         return {name: round(seconds / questions, 6) for name, seconds in self._seconds.items()}
 
 
-def answer_with_context(
-    name: str,
-    reader: Reader,
-    questions: Sequence[Question],
-    images: Sequence[Images],
-    *,
-    hits: Sequence[Sequence[Hit]],
-    passages: Sequence[Sequence[Passage]],
-    clock: Clock,
-) -> list[Trace]:
-    """Answer each question in one turn from the leading passages that fit the context whole; the others are counted.
+Context = tuple[Sequence[Sequence[Hit]], Sequence[Sequence[Passage]]]
+"""The entries retrieved for each question, none for an oracle, and the passages to read, best first."""
+Find = Callable[[Sequence[Question], Sequence[Images], Clock], Context]
+"""Finds the context of each question."""
+
+
+class ContextPipeline:
+    """Answers each question in one turn from the leading passages that fit the context whole; the others are counted.
 
     Args:
-        hits: The entries retrieved for each; empty for an oracle.
-        passages: The passages to read, most important first.
-        clock: Clock with the seconds spent so far.
+        name: Name of its traces.
+        reader: The model: the base, or one that was fine-tuned on such contexts (scheme `plain`).
+        find: Finds the entries and the passages.
     """
-    scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
-    traces = [
-        Trace(
-            question_id=question.id,
-            pipeline=name,
-            retrieved=bool(hits[i]),
-            hits=tuple(hits[i]),
-            passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in passages[i]),
-        )
-        for i, question in enumerate(questions)
-    ]
-    publish(traces)
-    with clock.step("answer"):
-        answers = reader.answer_plainly(questions, images, passages)
-    return [
-        dataclasses.replace(
-            trace,
-            answer=answer.text,
-            confidence=answer.score,
-            cut=answer.cut,
-            passages=trace.passages[: answer.passages_read],
-            seconds=clock.share(len(questions)),
-            tokens={
-                **answer.usage,
-                "passages_read": answer.passages_read,
-                "passages_left_out": len(trace.passages) - answer.passages_read,
-            },
-        )
-        for trace, answer in zip(traces, answers, strict=True)
-    ]
+
+    def __init__(self, name: str, reader: Reader, find: Find) -> None:
+        self.name, self._reader, self._find = name, reader, find
+
+    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
+        """Return one trace per question, in order."""
+        clock = Clock()
+        hits, passages = self._find(questions, images, clock)
+        scores = [{hit.entry_id: hit.score for hit in question_hits} for question_hits in hits]
+        traces = [
+            Trace(
+                question_id=question.id,
+                pipeline=self.name,
+                retrieved=bool(hits[i]),
+                hits=tuple(hits[i]),
+                passages=tuple(PassageTrace(passage, s_ret=scores[i].get(passage.entry_id)) for passage in passages[i]),
+            )
+            for i, question in enumerate(questions)
+        ]
+        publish(traces)
+        with clock.step("answer"):
+            answers = self._reader.answer_plainly(questions, images, passages)
+        return [
+            dataclasses.replace(
+                trace,
+                answer=answer.text,
+                confidence=answer.score,
+                cut=answer.cut,
+                passages=trace.passages[: answer.passages_read],
+                seconds=clock.share(len(questions)),
+                tokens={
+                    **answer.usage,
+                    "passages_read": answer.passages_read,
+                    "passages_left_out": len(trace.passages) - answer.passages_read,
+                },
+            )
+            for trace, answer in zip(traces, answers, strict=True)
+        ]

@@ -179,8 +179,9 @@ def choose_again(
         scores[k] = PassageScores(s_ret[passage.passage.entry_id], s_rel, passage.s_ans or 0.0)
     if not scores:
         return None
-    answers = [trace.passages[k].answer or "" for k in scores]
-    chosen = [*scores][_best(list(scores.values()), answers, settings, judging=judging)]
+    factors = [found if judging else dataclasses.replace(found, rel=1.0) for found in scores.values()]
+    answers = [normalize_answer(passages[k].answer or "") for k in scores] if settings.votes else None
+    chosen = [*scores][best(factors, settings.exponents, answers)]
     return CandidateChoice(chosen, scores, "" if relevant else "best_product")
 
 
@@ -218,20 +219,10 @@ def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True
 
 def choose(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
     """Set the answer of the candidate with the highest product, if there is a candidate."""
-    scores = {k: found for k, passage in enumerate(trace.passages) if (found := passage.scores) is not None}
-    if not scores:
+    if (choice := choose_again(trace, settings, judging=judging)) is None:
         return trace
-    answers = [trace.passages[k].answer or "" for k in scores]
-    best = _best(list(scores.values()), answers, settings, judging=judging)
-    chosen = [*scores][best]
-    return dataclasses.replace(trace, answer=answers[best], cut=trace.passages[chosen].cut, chosen=chosen)
-
-
-def _best(scores: Sequence[PassageScores], answers: Sequence[str], settings: ChoiceSettings, *, judging: bool) -> int:
-    """Return the candidate with the highest product; without judging S_rel is left out of it."""
-    if not judging:
-        scores = [dataclasses.replace(found, rel=1.0) for found in scores]
-    return best(scores, settings.exponents, [normalize_answer(text) for text in answers] if settings.votes else None)
+    chosen = trace.passages[choice.chosen]
+    return dataclasses.replace(trace, answer=chosen.answer or "", cut=chosen.cut, chosen=choice.chosen)
 
 
 Kind = TypeVar("Kind", bound=MR2AG)

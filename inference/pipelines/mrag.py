@@ -19,7 +19,14 @@ from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
 from reflectune.inference.operators.reranking import Pairs, Reranking, paragraphs, rerank
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, FusionSettings, document_of, reranked
+from reflectune.inference.operators.searching import (
+    ENTRIES,
+    EntryDocuments,
+    FusionSettings,
+    KnowledgeBases,
+    document_of,
+    reranked,
+)
 from reflectune.inference.operators.trajectory import Tools, Trajectory, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, write
 from reflectune.inference.pipelines.iterative import (
@@ -34,6 +41,7 @@ from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowled
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, UNIT_RERANKER
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
+from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Target, modality_weights
 
 QueryModality = Literal["I", "IQ", "IC", "C"]
@@ -191,18 +199,12 @@ def mrag_recipe(
         reranker = needed(parts.reranker)
         retriever = entry_retriever(name, parts)
         retriever.check(weights, captions="C" in settings.entry_modality)
-        entries = EntryDocuments(
-            retriever,
-            parts.knowledge,
-            weights,
-            reranker if settings.unit == "passage" else None,
-            settings.lead,
-            settings.base_failure,
-            too_long=retriever.too_long,
-        )
+        passage_by = reranker if settings.unit == "passage" else None
+        entries = EntryDocuments(retriever, parts.knowledge, weights, passage_by, settings.lead)
+        joint = JointSearch([entries], on_failure=settings.base_failure)
         tools = Tools(
             reading_models(parts),
-            entries.search,
+            KnowledgeBases(joint, retriever.embed, retriever.too_long).search,
             rerank=functools.partial(reranked, reranker=reranker),
             budget=parts.budget,
             retries=settings.retry_unread,

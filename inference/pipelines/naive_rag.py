@@ -7,45 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 from reflectune.core.images import Images, first_images
 from reflectune.core.types import Question
-from reflectune.inference.pipelines.base import Clock, answer_with_context
+from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
 from reflectune.inference.reading.reader import Reader
-from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import CONTEXT_FORMS, PICKED, ContextBuilder, ContextForm
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
-class NaiveRAG:
-    """Answers from the retrieved passages, without judging them.
+def naive_rag(
+    name: str, reader: Reader, retriever: Retriever, contexts: ContextBuilder, form: ContextForm
+) -> ContextPipeline:
+    """Return a pipeline that answers from a context of the retrieved entries, without judging them."""
 
-    Args:
-        name: Name of its traces.
-        reader: The model: the base, or one that was fine-tuned on such contexts (scheme `plain`).
-        retriever: Finds entries for an image.
-        contexts: Builds the context of each question from the entries.
-        form: Form of the context; see `ContextBuilder.build`.
-    """
-
-    def __init__(
-        self, name: str, reader: Reader, retriever: Retriever, contexts: ContextBuilder, form: ContextForm
-    ) -> None:
-        self.name = name
-        self._reader, self._retriever, self._contexts, self._form = reader, retriever, contexts, form
-
-    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
-        """Return one trace per question, in order."""
-        clock, searched = Clock(), first_images(images)
+    def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
+        searched = first_images(images)
         with clock.step("retrieve"):
-            hits = self._retriever.search(searched, self._contexts.top_n)
+            hits = retriever.search(searched, contexts.top_n)
         with clock.step("rank"):
-            passages = self._contexts.build(self._form, [question.text for question in questions], hits, searched)
-        return answer_with_context(
-            self.name, self._reader, questions, images, hits=hits, passages=passages, clock=clock
-        )
+            return hits, contexts.build(form, [question.text for question in questions], hits, searched)
+
+    return ContextPipeline(name, reader, find)
 
 
 class NaiveRagSettings(PickingSettings, EntrySettings):
@@ -61,11 +46,11 @@ _READ = {
 
 
 def _recipe(form: ContextForm) -> Recipe[Any]:
-    def make(name: str, settings: EntrySettings, parts: PipelineParts) -> NaiveRAG:
+    def make(name: str, settings: EntrySettings, parts: PipelineParts) -> ContextPipeline:
         passages = settings.passages if isinstance(settings, NaiveRagSettings) else 0
         contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, passages, settings.lead)
         reader = Reader(needed(parts.engine), settings.max_new_tokens)
-        return NaiveRAG(name, reader, needed(parts.retriever), contexts, form)
+        return naive_rag(name, reader, needed(parts.retriever), contexts, form)
 
     return Recipe(
         make,

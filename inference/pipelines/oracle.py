@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Container, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from PIL import Image
 
@@ -15,9 +15,9 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.pipelines.base import Clock, Pipeline, answer_with_context
+from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline, Pipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
-from reflectune.inference.pipelines.naive_rag import NaiveRAG, NaiveRagSettings
+from reflectune.inference.pipelines.naive_rag import NaiveRagSettings, naive_rag
 from reflectune.inference.pipelines.recipe import (
     PipelineParts,
     Recipe,
@@ -33,90 +33,7 @@ from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import ContextBuilder
 
-if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.retrievers.entry_retriever import Retriever
-
 Given = Literal["article", "passage"]
-
-
-class Oracle:
-    """Answers from the right article, whole, or from its evidence passage.
-
-    Args:
-        name: Name of its traces.
-        reader: The model: the base, or one that was fine-tuned without reflection.
-        given: The article or the passage.
-        lead: Text before each passage.
-    """
-
-    def __init__(
-        self, name: str, reader: Reader, knowledge: KnowledgeBase, given: Given, *, lead: Lead = "first_sentence"
-    ) -> None:
-        self.name = name
-        self._reader, self._knowledge, self._given, self._lead = reader, knowledge, given, lead
-
-    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
-        """Return one trace per question, in order. A question needs entity ids (`article`) or evidence (`passage`)."""
-        passages = [self._gold(question) for question in questions]
-        hits: list[tuple[()]] = [()] * len(questions)
-        return answer_with_context(
-            self.name, self._reader, questions, images, hits=hits, passages=passages, clock=Clock()
-        )
-
-    def _gold(self, question: Question) -> list[Passage]:
-        passages = _passages(self._knowledge, gold_entries(question), self._lead)
-        return passages if self._given == "article" else gold_passages(question, passages)
-
-
-class OracleAmongOthers:
-    """Answers from the gold article among the highest-ranked others, in an order drawn by the question's id.
-
-    This measures whether a reader finds the right article among several, independently of the retriever's misses.
-
-    Args:
-        name: Name of its traces.
-        retriever: Finds the other entries.
-        top_n: Number of entries to read, the gold one included.
-        lead: Text before each passage.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        reader: Reader,
-        retriever: Retriever,
-        knowledge: KnowledgeBase,
-        *,
-        top_n: int = 5,
-        lead: Lead = "first_sentence",
-    ) -> None:
-        self.name, self._reader, self._retriever, self._knowledge = name, reader, retriever, knowledge
-        self._top_n, self._lead = top_n, lead
-
-    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
-        """Return one trace per question with an entry, in order."""
-        clock = Clock()
-        gold = [gold_entries(question) for question in questions]
-        with clock.step("retrieve"):
-            hits = self._hits(first_images(images), [len(first) for first in gold])
-        entries = []
-        for question, first, row in zip(questions, gold, hits, strict=True):
-            others = [hit.entry_id for hit in row if hit.entry_id not in first]
-            chosen = [*first, *others][: max(self._top_n, len(first))]
-            entries.append(random.Random(question.id).sample(chosen, len(chosen)))
-        passages = [_passages(self._knowledge, row, self._lead) for row in entries]
-        read = [[hit for hit in row if hit.entry_id in ids] for row, ids in zip(hits, entries, strict=True)]
-        return answer_with_context(
-            self.name, self._reader, questions, images, hits=read, passages=passages, clock=clock
-        )
-
-    def _hits(self, images: Sequence[Image.Image], gold: Sequence[int]) -> list[list[Hit]]:
-        """Find for each image `top_n` entries and as many more as its question has gold ones.
-
-        All images are searched for each count, since an encoder's last digits depend on the batch.
-        """
-        by_count = {count: self._retriever.search(images, self._top_n + count) for count in dict.fromkeys(gold)}
-        return [by_count[count][row] for row, count in enumerate(gold)]
 
 
 class GoldRetriever:
@@ -173,21 +90,50 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
     return [passage for entry_id in entry_ids for passage in split_passages(knowledge.get(entry_id), lead=lead)]
 
 
-def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], Oracle]:
-    return lambda name, settings, parts: Oracle(
-        name, Reader(needed(parts.engine), settings.max_new_tokens), parts.knowledge, given, lead=settings.lead
-    )
+def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], ContextPipeline]:
+    """Return the maker of a pipeline that reads the right article, whole, or its evidence passage."""
+
+    def make(name: str, settings: LeadSettings, parts: PipelineParts) -> ContextPipeline:
+        def gold(question: Question) -> list[Passage]:
+            passages = _passages(parts.knowledge, gold_entries(question), settings.lead)
+            return passages if given == "article" else gold_passages(question, passages)
+
+        def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
+            return [()] * len(questions), [gold(question) for question in questions]
+
+        return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
+
+    return make
 
 
-def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> OracleAmongOthers:
-    reader, retriever = Reader(needed(parts.engine), settings.max_new_tokens), needed(parts.retriever)
-    return OracleAmongOthers(name, reader, retriever, parts.knowledge, top_n=settings.top_n, lead=settings.lead)
+def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> ContextPipeline:
+    """Return a pipeline that reads the gold article among the highest-ranked others, in a random order.
+
+    This measures whether a reader finds the right article among several, independently of the retriever's misses.
+    All images are searched for each number of gold entries, since an encoder's last digits depend on the batch.
+    """
+    retriever, top_n = needed(parts.retriever), settings.top_n
+
+    def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
+        gold = [gold_entries(question) for question in questions]
+        with clock.step("retrieve"):
+            by_count = {n: retriever.search(first_images(images), top_n + n) for n in {len(first) for first in gold}}
+        hits, passages = [], []
+        for row, (question, first) in enumerate(zip(questions, gold, strict=True)):
+            found = by_count[len(first)][row]
+            chosen = [*first, *(hit.entry_id for hit in found if hit.entry_id not in first)][: max(top_n, len(first))]
+            hits.append([hit for hit in found if hit.entry_id in chosen])
+            drawn = random.Random(question.id).sample(chosen, len(chosen))
+            passages.append(_passages(parts.knowledge, drawn, settings.lead))
+        return hits, passages
+
+    return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
 
 
 def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) -> WithGoldEntries:
     reader = Reader(needed(parts.engine), settings.max_new_tokens)
     contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, settings.passages, settings.lead)
-    return WithGoldEntries(name, lambda gold: NaiveRAG(name, reader, gold, contexts, "passages"))
+    return WithGoldEntries(name, lambda gold: naive_rag(name, reader, gold, contexts, "passages"))
 
 
 _ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle", takes_images=True)

@@ -69,8 +69,9 @@ class WikiSeeker:
             refined = yield from write("rewrite", 0, REFINE, asked, max_tokens=longest, form="queries")
             query = next(iter(read_queries(refined.text, 1)), question.text)
             passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
-            passed = bool(passages)  # also without the budget to inspect them
-            passed = (yield from judge(0, INSPECT, asked, documents=texts_of(passages))).share > 0.5
+            if passages:
+                passed = True  # also without the budget to inspect them
+                passed = (yield from judge(0, INSPECT, asked, documents=texts_of(passages))).share > 0.5
         if passed:
             template = ANSWER + answer_instruction(question, detailed=False)
             answer = yield from write(

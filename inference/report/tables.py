@@ -8,7 +8,6 @@ from typing import Any
 from markupsafe import Markup
 
 from reflectune.core.html import Cell, Table, render
-from reflectune.inference.reading.ranking import standing
 from reflectune.inference.scoring.evaluation import BEST_BASELINE, BEST_OF_ALL, BESTS
 
 GATE_TITLES = {
@@ -137,9 +136,10 @@ def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> 
     """Return how the full product compares with the other rankings, a sentence per column."""
     sentences = []
     for column, leads in measured["full_product_leads"].items():
-        result = standing([leads])
-        verdict = "is the best" if result.is_best else str(result).replace("*", "·")
-        verdict = f"is {verdict}" if result.behind else verdict
+        behind = [name.replace("*", "·") for name, lead in leads.items() if lead["high"] < 0]
+        ties = [name.replace("*", "·") for name, lead in leads.items() if lead["low"] <= 0 <= lead["high"]]
+        verdict = f"ties with {', '.join(ties)}" if ties else "is the best"
+        verdict = f"is behind {', '.join(behind)}" if behind else verdict
         sentences.append(
             f"{heads[column].capitalize()}: the full product {verdict}, by the 95 % intervals of its leads."
         )

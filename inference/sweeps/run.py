@@ -122,7 +122,7 @@ def _ask(
     config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point], measure: TraceScorer
 ) -> tuple[GridOutcomes, CacheStats]:
     """Answer the questions at every point."""
-    runner = GridRunner(config.reading(), dataset, config.pipeline, config.seed)
+    runner = GridRunner(config.reading(), dataset, config.pipeline)
     asked = [*points, *RELIABILITY_CHECKS[config.pipeline].points]
     return run_grid(
         GridRun(

@@ -11,11 +11,9 @@ from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.oracle import GoldRetriever, gold_entries, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
-from reflectune.inference.pipelines.settings import LeadSettings
 from reflectune.inference.running.loading import open_entries, open_model
 from reflectune.inference.sweeps.caching import CacheStats, CachingEngine, CachingReranker, CachingRetriever
 from reflectune.inference.sweeps.points import GridSettings, Point
@@ -34,15 +32,14 @@ class GridRunner:
     A model is loaded when the first point needs it.
     """
 
-    def __init__(self, config: GridSettings, dataset: Dataset, pipeline: str, seed: int = 0) -> None:
+    def __init__(self, config: GridSettings, dataset: Dataset, pipeline: str) -> None:
         """Bind the parts that all points share.
 
         Args:
             config: Names the models, the index, and the settings that points start from.
             pipeline: The pipeline of points that don't name one.
-            seed: Seed of the passages that a diagnosis draws.
         """
-        self._config, self._dataset, self._pipeline, self._seed = config, dataset, pipeline, seed
+        self._config, self._dataset, self._pipeline = config, dataset, pipeline
         self._engines: dict[str, CachingEngine] = {}
         self._hashes: dict[str, str] = {}
         retriever = RetrieverConfig.of(config)
@@ -123,13 +120,8 @@ class GridRunner:
 
     def _build(self, point: Point) -> Pipeline:
         recipe, config = self._recipe(point), point.config(self._config)
-        lead = LeadSettings.of(config).lead
         parts = PipelineParts(
             knowledge=self._dataset.knowledge,
-            folder=self._dataset.root,
-            probes=DiagnosticPassages(
-                self._dataset.root, self._dataset.manifest, self._dataset.knowledge, lead, self._seed
-            ),
             engine=self.engine(recipe.model) if recipe.model else None,
             base=self.engine("base_model") if recipe.models(config).base_answers else None,
             retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),

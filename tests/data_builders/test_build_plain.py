@@ -19,7 +19,7 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_examples, write_manifest
-from reflectune.inference.pipelines.naive_rag import NaiveRAG
+from reflectune.inference.pipelines.naive_rag import naive_rag
 from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.reading.reader import ReaderAnswer
 from reflectune.models.rendering.turns import passage_text
@@ -132,7 +132,7 @@ def test_gold_contexts_are_those_of_naive_rag_over_gold_entries(config, tmp_path
     contexts = ContextBuilder(Dataset(tmp_path / "world").knowledge, WordReranker(), top_n=1, passages=1)
     for number, trained in zip((0, 3), examples_of(tmp_path)[::2], strict=True):
         question, reader = Question("q", "", trained.question, entity_ids=(f"e{number}",)), Recording()
-        rag = WithGoldEntries("rag", lambda retriever, to=reader: NaiveRAG("rag", to, retriever, contexts, form))
+        rag = WithGoldEntries("rag", lambda retriever, to=reader: naive_rag("rag", to, retriever, contexts, form))
         rag.run([question], [Image.new("RGB", (8, 8))])
         assert [list(branch.documents) for branch in trained.branches] == [list(reader.read)]
         assert trained.style == question.answer_style

@@ -77,7 +77,7 @@ def answer(config: TablesConfig, answering: Answering) -> GridOutcomes:
     metric = config.scored_by(str(answering.world))
     check_scorable(questions, metric)
     measured = TraceScorer(metric, config.open_bem(config.device))
-    runner = GridRunner(reading, dataset, config.paper, config.seed)
+    runner = GridRunner(reading, dataset, config.paper)
     tuned_plainly: list[ModelRole] = ["plain_model"] if answering.plain else []
     key = {
         "settings": {name: value for name, value in reading.model_dump().items() if name not in ELSEWHERE},

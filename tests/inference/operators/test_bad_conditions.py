@@ -193,10 +193,10 @@ def test_entries_that_cannot_be_searched_degrade_too(scripting: type[Any]) -> No
     script = scripting(say=lambda prompt: "An answer.")
 
     def tools(on_failure: Any) -> Tools:
-        entries = EntryDocuments(Away(), None, {}, on_failure=on_failure)  # type: ignore[arg-type]
-        return Tools({"reader": script, "answerer": script}, entries.search)
+        joint = JointSearch([EntryDocuments(Away(), None, {})], on_failure=on_failure)  # type: ignore[arg-type]
+        return Tools({"reader": script, "answerer": script}, KnowledgeBases(joint, script.embed).search)
 
-    with pytest.raises(ConnectionError):
+    with pytest.raises(UserError, match="no route"):
         run("mrag", tools("stop"))
     trace = run("mrag", tools("degrade"))
     assert trace.answer == "An answer."

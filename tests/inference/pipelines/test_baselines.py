@@ -1,12 +1,13 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.pipelines import oracle
-from reflectune.inference.pipelines.closed_book import ClosedBook
-from reflectune.inference.pipelines.naive_rag import NaiveRAG
-from reflectune.inference.pipelines.oracle import Oracle, OracleAmongOthers, WithGoldEntries
+from reflectune.inference.pipelines import closed_book, oracle
+from reflectune.inference.pipelines.base import ContextPipeline, Pipeline
+from reflectune.inference.pipelines.naive_rag import naive_rag
+from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.config import EvaluateConfig
@@ -14,14 +15,25 @@ from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.words import WordReranker
 
 
-def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextForm, **settings: Any) -> NaiveRAG:
+def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextForm, **settings: Any) -> ContextPipeline:
     contexts = ContextBuilder(knowledge, WordReranker(), lead="none", **settings)
-    return NaiveRAG(f"naive_rag_{form}", reader, retriever, contexts, form)
+    return naive_rag(f"naive_rag_{form}", reader, retriever, contexts, form)
 
 
-def test_closed_book_reads_nothing(make, scripted) -> None:
+@pytest.fixture
+def build(knowledge, monkeypatch) -> Callable[..., Pipeline]:
+    def build(name: str, reader: Any, retriever: Any = None, **settings: Any) -> Pipeline:
+        for module in (closed_book, oracle):
+            monkeypatch.setattr(module, "Reader", lambda engine, max_new_tokens: reader)
+        parts = PipelineParts(knowledge, engine=object(), retriever=retriever, reranker=WordReranker())
+        return build_pipeline(name, EvaluateConfig(lead="none", **settings), parts)
+
+    return build
+
+
+def test_closed_book_reads_nothing(make, scripted, build) -> None:
     reader = scripted.reader(answers={"plain": ("owl", 0.4)})
-    traces = ClosedBook("closed_book", reader).run([make.question(0), make.question(1)], scripted.images(2))
+    traces = build("closed_book", reader).run([make.question(0), make.question(1)], scripted.images(2))
     assert reader.contexts == [[], []]
     assert [(t.question_id, t.pipeline, t.answer, t.confidence) for t in traces] == [
         ("q000", "closed_book", "owl", 0.4),
@@ -56,14 +68,14 @@ def test_each_form_reads_its_passages(make, scripted, knowledge, form, settings,
 
 def test_passages_without_a_reranker_are_an_error(make, scripted, knowledge) -> None:
     contexts = ContextBuilder(knowledge, None, lead="none")
-    pipeline = NaiveRAG("naive_rag_passages", scripted.reader(), scripted.retriever({"a": 0.6}), contexts, "passages")
+    pipeline = naive_rag("naive_rag_passages", scripted.reader(), scripted.retriever({"a": 0.6}), contexts, "passages")
     with pytest.raises(ValueError, match="without a reranker"):
         pipeline.run([make.question(0)], scripted.images(1))
 
 
-def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_order(make, scripted, knowledge) -> None:
+def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_order(make, scripted, build) -> None:
     reader, retriever = scripted.reader(), scripted.retriever(NEAR)
-    pipeline = OracleAmongOthers("oracle_articles", reader, retriever, knowledge, top_n=2, lead="none")
+    pipeline = build("oracle_articles", reader, retriever, top_n=2)
     questions = [make.question(number, entity_ids=("c",)) for number in range(12)]
     traces = pipeline.run(questions, scripted.images(12))
     orders = [tuple(dict.fromkeys(passage.split("#")[0] for passage in context)) for context in reader.contexts]
@@ -74,7 +86,7 @@ def test_the_oracle_among_others_reads_gold_and_the_nearest_others_in_a_drawn_or
     assert reader.contexts[12:] == reader.contexts[:12]
 
 
-def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, scripted, knowledge) -> None:
+def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, scripted, build) -> None:
     """An approximate search finds others when more are asked for; a question with two gold entries asks for more."""
 
     class Approximate:
@@ -84,8 +96,7 @@ def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, sc
 
     def read(*questions: Any) -> list[list[str]]:
         reader = scripted.reader()
-        pipeline = OracleAmongOthers("oracle_articles", reader, Approximate(), knowledge, top_n=2, lead="none")
-        pipeline.run(questions, scripted.images(len(questions)))
+        build("oracle_articles", reader, Approximate(), top_n=2).run(questions, scripted.images(len(questions)))
         return reader.contexts
 
     one = make.question(0, entity_ids=("b",))
@@ -113,15 +124,10 @@ def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> Non
     assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
 
 
-def test_the_filter_with_oracle_entries_reads_the_best_passage_of_the_gold_one(
-    make, scripted, knowledge, monkeypatch
-) -> None:
+def test_the_filter_with_oracle_entries_reads_the_best_passage_of_the_gold_one(make, scripted, build) -> None:
     reader = scripted.reader()
-    monkeypatch.setattr(oracle, "Reader", lambda engine, max_new_tokens: reader)
-    parts = PipelineParts(knowledge, engine=object(), reranker=WordReranker())
-    settings = EvaluateConfig(passages=1, lead="none")
     question = make.question(0, text="What does the owl eat?", entity_ids=("c",))
-    (trace,) = build_pipeline("oracle_passages_tuned", settings, parts).run([question], scripted.images(1))
+    (trace,) = build("oracle_passages_tuned", reader, passages=1).run([question], scripted.images(1))
     assert reader.contexts == [["c#1.0"]]
     assert (trace.pipeline, [hit.entry_id for hit in trace.hits]) == ("oracle_passages_tuned", ["c"])
 
@@ -138,10 +144,10 @@ def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) ->
     [("article", True, ["a#0.0", "a#1.0"]), ("passage", True, ["a#1.0"]), ("article", False, ["a#0.0", "a#1.0"])],
     ids=["article", "passage", "entry where there is no evidence"],
 )
-def test_the_oracle_reads_gold(make, scripted, knowledge, given, evidence: bool, expected: list[str]) -> None:
+def test_the_oracle_reads_gold(make, scripted, build, given, evidence: bool, expected: list[str]) -> None:
     reader = scripted.reader()
     question = make.question(0, evidence=make.evidence("a", 1) if evidence else (), entity_ids=("a",))
-    (trace,) = Oracle(f"oracle_{given}", reader, knowledge, given, lead="none").run([question], scripted.images(1))
+    (trace,) = build(f"oracle_{given}", reader).run([question], scripted.images(1))
     assert reader.contexts == [expected]
     assert trace.pipeline == f"oracle_{given}"
     assert trace.hits == ()

@@ -10,17 +10,19 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.closed_book import ClosedBook
 from reflectune.inference.pipelines.documents import DocumentFinder
 from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings
-from reflectune.inference.pipelines.naive_rag import NaiveRAG
+from reflectune.inference.pipelines.naive_rag import naive_rag
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
+from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import USAGE, Reader
+from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
@@ -45,8 +47,10 @@ def build(checkpoints, prompted, scripted, scripting, knowledge) -> Callable[[st
         contexts = ContextBuilder(knowledge, None, 2, 5, "none")
         records = MiRagSettings(iterations=1, max_new_tokens=MAX_NEW, max_record_tokens=MAX_NEW)
         pipelines: dict[str, Callable[[], Any]] = {
-            "closed_book": lambda: ClosedBook(name, Reader(engine, MAX_NEW)),
-            "naive_rag": lambda: NaiveRAG(name, Reader(engine, MAX_NEW), retriever, contexts, "article"),
+            "closed_book": lambda: build_pipeline(
+                name, EvaluateConfig(max_new_tokens=MAX_NEW), PipelineParts(knowledge, engine=engine)
+            ),
+            "naive_rag": lambda: naive_rag(name, Reader(engine, MAX_NEW), retriever, contexts, "article"),
             "mr2ag": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=0.0)),
             "direct": lambda: MR2AG(PassageReader(engine, MAX_NEW), retriever, knowledge, Mr2agSettings(gamma=1.0)),
             "reflectiva": lambda: ReflectiVA(ReflectivaReader(engine, MAX_NEW), retriever, knowledge, gated),

@@ -12,7 +12,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.requests import SearchRequest
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments
+from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown
@@ -21,6 +21,7 @@ from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.retrieval.rerankers.words import WordReranker
+from reflectune.retrieval.retrievers.joint import JointSearch
 from reflectune.retrieval.retrievers.queries import Query, Weights, modality_weights
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -285,7 +286,8 @@ class Entries:
 
 
 def searched(documents: EntryDocuments, *requests: SearchRequest) -> list[list[Passage]]:
-    found = documents.search([(Image.new("RGB", (8, 8)), request) for request in requests])
+    bases = KnowledgeBases(JointSearch([documents], on_failure="stop"), embed=lambda texts: texts)
+    found = bases.search([(Image.new("RGB", (8, 8)), request) for request in requests])
     return [[hit.passage for hit in row[ENTRIES]] for retrieved in found for row in retrieved.hits]
 
 
@@ -298,7 +300,7 @@ def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
     both = ["b#-2.0", "a#-2.0"]
     assert [[passage.id for passage in row] for row in found] == [both, both[:1], both]
     assert found[0][0].text == "History. Founded by b.\nDiet. The owl eats b."
-    assert entries.asked == [([(True, "Who?"), (True, ""), (True, "What?")], 3, weights)]
+    assert entries.asked == [([(True, "Who?"), (True, "What?")], 3, weights), ([(True, "")], 1, weights)]
 
 
 def test_or_its_passage_by_the_question_whatever_is_searched_with(knowledge: KnowledgeBase) -> None:

@@ -18,7 +18,7 @@ from reflectune.inference.running.config import EvaluateConfig
 
 PIPELINE = '''
 from reflectune.core.config import setting
-from reflectune.inference.pipelines.closed_book import ClosedBook
+from reflectune.inference.pipelines.base import ContextPipeline
 from reflectune.inference.pipelines.recipe import Recipe, every, needed
 from reflectune.inference.pipelines.settings import AnswerSettings
 from reflectune.inference.reading.reader import Reader
@@ -31,7 +31,11 @@ class ShoutingSettings(AnswerSettings):
 
 
 def make(name, settings, parts):
-    return ClosedBook(name * settings.loudness, Reader(needed(parts.engine), settings.max_new_tokens))
+    def nothing(questions, images, clock):
+        return [()] * len(questions), [()] * len(questions)
+
+    reader = Reader(needed(parts.engine), settings.max_new_tokens)
+    return ContextPipeline(name * settings.loudness, reader, nothing)
 
 
 RECIPES = {"shouting": Recipe(make, ShoutingSettings, "base_model", every, form="shouting")}

@@ -2,7 +2,10 @@
 
 from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit, PassageHit
-from reflectune.inference.pipelines.text_rag import TextRAG
+from reflectune.inference.pipelines import text_rag
+from reflectune.inference.pipelines.recipe import PipelineParts
+from reflectune.inference.pipelines.registry import build_pipeline
+from reflectune.inference.running.config import EvaluateConfig
 
 
 def hit(entry: str, section: int, score: float, rank: int) -> PassageHit:
@@ -21,10 +24,12 @@ class Texts:
         return [FOUND[:top] for _ in queries]
 
 
-def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scripted) -> None:
+def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scripted, knowledge, monkeypatch) -> None:
     reader, texts = scripted.reader(answers={"plain": ("oak", 0.5)}), Texts()
     questions = [make.question(0, text="Where does it live?"), make.question(1, text="What is it?")]
-    traces = TextRAG("text_rag", reader, texts, 3).run(questions, scripted.images(2))
+    monkeypatch.setattr(text_rag, "Reader", lambda engine, max_new_tokens: reader)
+    parts = PipelineParts(knowledge, engine=object(), texts=texts)
+    traces = build_pipeline("text_rag", EvaluateConfig(passages=3), parts).run(questions, scripted.images(2))
     assert texts.asked == [(["Where does it live?", "What is it?"], 3)]
     assert reader.contexts == [["b#1.0", "a#0.0", "b#0.0"]] * 2
     assert [trace.answer for trace in traces] == ["oak", "oak"]

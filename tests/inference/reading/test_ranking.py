@@ -13,7 +13,6 @@ from reflectune.inference.reading.ranking import (
     entry_shares,
     product,
     shift_relevance,
-    standing,
 )
 
 probabilities = st.floats(0.0, 1.0)
@@ -87,27 +86,6 @@ def test_weights_are_a_distribution_over_the_highest_products(candidates: list[P
 @given(st.lists(scores, min_size=1, max_size=6))
 def test_the_choice_is_one_that_the_full_ranking_would_make(candidates: list[PassageScores]) -> None:
     assert choice_weights(candidates, FULL)[best(candidates)] > 0
-
-
-def lead(low: float, high: float) -> dict[str, float]:
-    return {"low": low, "high": high}
-
-
-def test_the_full_product_is_best_only_if_it_is_ahead_of_all_in_every_run() -> None:
-    ahead, tied, behind = lead(0.01, 0.03), lead(-0.01, 0.02), lead(-0.03, -0.01)
-    best = standing([{"rel": ahead, "ans": ahead}])
-    assert (best.is_best, str(best)) == (True, "best")
-    tie = standing([{"rel": ahead, "ans": ahead}, {"rel": tied, "ans": ahead}])
-    assert (tie.is_best, str(tie)) == (False, "ties with rel")
-    worse = standing([{"rel": behind, "ans": tied}, {"rel": behind, "ans": behind}])
-    assert (worse.is_best, worse.behind, worse.ties, str(worse)) == (False, ("rel",), ("ans",), "behind rel")
-
-
-def test_a_lead_of_nothing_is_a_tie() -> None:
-    assert str(standing([{"rel": lead(0.0, 0.0)}])) == "ties with rel"
-    assert str(standing([{"rel": lead(0.0, 0.1)}])) == "ties with rel"
-    with pytest.raises(ValueError, match="at least one run"):
-        standing([])
 
 
 @given(scores, st.floats(0.1, 5.0))
