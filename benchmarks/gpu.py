@@ -112,14 +112,14 @@ def exact(arguments: argparse.Namespace, figures: Figures) -> None:
 
 
 def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> None:
-    """Time gates and answers of one and of eight questions, long passages, and a decode step."""
+    """Time gates, answers and a decode step; on a GPU also those of eight questions, and long passages."""
     model = w.build(family, arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     figures.put("model", "parameters", model.num_parameters())
     figures.put("model", "language parameters", w.language_parameters(model))
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
-    long = arguments.device != "cpu" or arguments.size == "tiny"
-    found = rivals(model, prefixes, branches, figures, long=long)
+    large = arguments.device != "cpu" or arguments.size == "tiny"
+    found = rivals(model, prefixes, branches, figures, large=large)
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
     figures.put("model", "token budget", engine.token_budget)
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
@@ -127,30 +127,30 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
         figures.time("gates", "engine, eager layers", lambda: w.engine_gates(engine, *first))
         compiling(engine, prefixes, branches, figures)
     answer = functools.partial(w.engine_answers, engine)
-    figures.time("gates", "engine", lambda: w.engine_gates(engine, *first))
-    gates = figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), QUESTIONS)
+    gates = figures.time("gates", "engine", lambda: w.engine_gates(engine, *first))
     answers = figures.time("answers", "engine", lambda: answer(*first, ANSWERS, NEW))
-    figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), QUESTIONS)
     figures.time("answers", "engine, longer", lambda: answer(*first, ANSWERS, LONGER))
-    figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), QUESTIONS)
-    decode_steps(figures)
-    figures.time("gates", "engine, question's gate first", lambda: w.engine_gates(engine, *first, first=True))
-    if long:
+    if large:
+        gates = figures.time("gates of 8", "engine", lambda: w.engine_gates(engine, *last), QUESTIONS)
+        figures.time("answers of 8", "engine", lambda: answer(*last, ANSWERS, NEW), QUESTIONS)
+        figures.time("answers of 8", "engine, longer", lambda: answer(*last, ANSWERS, LONGER), QUESTIONS)
         given = prefixes[:1], [w.passages(model, PASSAGES, LONG)]
         figures.time(LONG_GATES, "engine", lambda: w.engine_gates(engine, *given))
+    decode_steps(figures)
+    figures.time("gates", "engine, question's gate first", lambda: w.engine_gates(engine, *first, first=True))
     figures.time("probe", "engine", lambda: answer(*first, PASSAGES, PROBED))
-    for name, values in (("engine", gates), ("repeated cache", found.get("cache of 8"))):
-        if values is not None and found.get("rows of 8") is not None:
-            agreement(figures, name, values, found["rows of 8"])
-    if answers is not None and found.get("answers") is not None:
+    for name, values in (("engine", gates), ("repeated cache", found["cache"])):
+        if values is not None and found["rows"] is not None:
+            agreement(figures, name, values, found["rows"])
+    if answers is not None and found["answers"] is not None:
         equal = sum(map(list.__eq__, answers, found["answers"]))
         figures.put("answers equal to the repeated cache's", "engine", equal)
     if arguments.device == "cuda":
         profile(lambda: answer(*first, ANSWERS, LONGER), figures)
 
 
-def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, *, long: bool) -> dict[str, Any]:
-    """Time what an engineer would write first, on long passages too if `long`, and return gates and answers."""
+def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, *, large: bool) -> dict[str, Any]:
+    """Time what an engineer would write first, and return gates and answers; `large`: of eight questions as well."""
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
     ours = functools.partial(w.repeated_cache, model)
 
@@ -162,28 +162,28 @@ def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figure
         chosen = [[branches[q][k] for k in kept] for q, kept in enumerate(best)]
         return w.batched_generate(model, prefixes[:count], chosen, NEW)
 
-    rows = figures.time("gates", "batched rows", lambda: rows_of(1)[0])
+    rows = figures.time("gates", "batched rows", lambda: rows_of(1))
     figures.time("gates", "one row at a time", lambda: w.batched_rows(model, prefixes[0], branches[0], rows=1))
-    cached = figures.time("gates", "repeated cache", lambda: ours(*first)[0][0])
-    chosen = [branches[0][k] for k in (cached if rows is None else rows).topk(ANSWERS).indices.tolist()]
-    rows_of_8 = figures.time("gates of 8", "batched rows", lambda: rows_of(QUESTIONS), QUESTIONS)
-    cache_of_8 = figures.time("gates of 8", "repeated cache", lambda: ours(*last)[0], QUESTIONS)
+    cached = figures.time("gates", "repeated cache", lambda: ours(*first)[0])
+    chosen = [branches[0][k] for k in (cached if rows is None else rows)[0].topk(ANSWERS).indices.tolist()]
     answers = figures.time("answers", "repeated cache", lambda: ours(*first, ANSWERS, NEW)[1])
     figures.time("answers", "repeated cache, longer", lambda: ours(*first, ANSWERS, LONGER))
     figures.time("answers", "batched rows", lambda: answer_rows(1))
-    figures.time("answers of 8", "repeated cache", lambda: ours(*last, ANSWERS, NEW), QUESTIONS)
-    figures.time("answers of 8", "repeated cache, longer", lambda: ours(*last, ANSWERS, LONGER), QUESTIONS)
-    figures.time("answers of 8", "batched rows", lambda: answer_rows(QUESTIONS), QUESTIONS)
     single = functools.partial(w.batched_generate, model, prefixes[:1])
     figures.time("generate", "batched rows", lambda: single([chosen], NEW))
     figures.time("generate", "batched rows, longer", lambda: single([chosen], LONGER))
     figures.time("probe", "repeated cache", lambda: ours(*first, PASSAGES, PROBED))
     figures.time("probe", "batched rows", lambda: single(branches[:1], PROBED))
-    if long:
+    if large:
+        rows = figures.time("gates of 8", "batched rows", lambda: rows_of(QUESTIONS), QUESTIONS)
+        cached = figures.time("gates of 8", "repeated cache", lambda: ours(*last)[0], QUESTIONS)
+        figures.time("answers of 8", "repeated cache", lambda: ours(*last, ANSWERS, NEW), QUESTIONS)
+        figures.time("answers of 8", "repeated cache, longer", lambda: ours(*last, ANSWERS, LONGER), QUESTIONS)
+        figures.time("answers of 8", "batched rows", lambda: answer_rows(QUESTIONS), QUESTIONS)
         given = w.passages(model, PASSAGES, LONG)
         figures.time(LONG_GATES, "batched rows", lambda: w.batched_rows(model, prefixes[0], given, rows=4))
         figures.time(LONG_GATES, "repeated cache", lambda: ours(prefixes[:1], [given]))
-    return {"answers": answers, "rows of 8": rows_of_8, "cache of 8": cache_of_8}
+    return {"answers": answers, "rows": rows, "cache": cached}
 
 
 def compiling(engine: Any, prefixes: list[Any], branches: list[Any], figures: Figures, name: str = "") -> None:

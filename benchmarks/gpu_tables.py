@@ -28,7 +28,7 @@ MARKS: tuple[tuple[str, str, float, str, str], ...] = (
     ("compiling, s", "compiling, s", 1, "–", "90"),
     ("compiling by a second process, s", "compiling again, s", 1, "–", "10"),
 )
-"""Marks: name, figure, factor, value of November 2026 before packed rows, most that is wanted."""
+"""Marks: name, figure, factor, value of November 2026 before packed rows, target."""
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
@@ -85,7 +85,10 @@ def inference_tables(figures: dict[str, Any]) -> list[str]:
             ours = at(found, column, "engine")
             ratios.append(min(others) / ours if ours and others else None)
         rows.append(("best rival / engine", *ratios, None))
-        lines += [*table((family, *heads), rows), "", *notes(figures, found)]
+        shown = [0, *(k for k in range(1, len(columns) + 1) if any(row[k] is not None for row in rows))]
+        rows = [tuple(row[k] for k in shown) for row in rows]
+        head = (family, *heads)
+        lines += [*table([head[k] for k in shown], rows), "", *notes(figures, found)]
     return lines
 
 
@@ -101,7 +104,7 @@ def notes(figures: dict[str, Any], found: dict[str, Any]) -> list[str]:
             keys = ("difference of log-odds, 99 %", "questions with another best passage")
             rows.append((name, median, *(at(found, key, name) for key in keys)))
     if rows:
-        head = (f"log-odds of gates against batched rows, {QUESTIONS} questions", "median difference", "99 %")
+        head = ("log-odds of gates against batched rows", "median difference", "99 %")
         lines += [*table((*head, "another best passage"), rows), ""]
     if (seconds := at(found, LONG_GATES, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
         prefix = 600 + PASSAGES * LONG

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 from whole_training import SIDES, head_to_head, whole_claims, whole_tables
-from workload import FAMILIES, SIZES, build, flat_rows, timed, tree_of
+from workload import FAMILIES, NAMES, SIZES, build, flat_rows, timed, tree_of
 
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.attention.collation import TreeCollator, loss_terms
@@ -66,7 +66,7 @@ def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
 
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time a step on flat rows and on a tree."""
-    model: Any = build(family, arguments.size)
+    model: Any = build(family, arguments.size or FAMILIES[family])
     tower = model.model.vision_tower if family == "llava" else model.model.visual
     tower.requires_grad_(False)
     model.train()
@@ -77,7 +77,7 @@ def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
         def flat_step() -> float:
             model.zero_grad()
-            if family == "qwen2_vl":
+            if family != "llava":
                 model.model.rope_deltas = None
             return float(trainer.training_step(model, dict(rows)))
 
@@ -97,7 +97,9 @@ def tables(figures: dict[str, Any]) -> list[str]:
         flat, ours = (figures[family][name] for name in ("flat rows", "tree"))
         ratio, tokens = flat["seconds"] / ours["seconds"], flat["tokens"] / ours["tokens"]
         far = abs(ours["loss"] - flat["loss"]) / flat["loss"]
-        rows.append((family, flat["seconds"], ours["seconds"], f"{ratio:.2f} ×", f"{tokens:.2f} ×", f"{far:.0e}"))
+        rows.append(
+            (NAMES[family], flat["seconds"], ours["seconds"], f"{ratio:.2f} ×", f"{tokens:.2f} ×", f"{far:.0e}")
+        )
     head = ("a step, s", "SFTTrainer, flat rows", "tree", "faster", "fewer tokens", "difference of the loss")
     return table(head, rows)
 
@@ -107,9 +109,9 @@ def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
     if "sides" in figures:
         return whole_claims(figures)
     rows = []
-    for family, name in (("llava", "LLaVA"), ("qwen2_vl", "Qwen2-VL")):
+    for family in FAMILIES:
         flat, ours = figures[family]["flat rows"]["seconds"], figures[family]["tree"]["seconds"]
-        claim = f"{name}, small, one CPU thread: a step on a tree of 8 passages"
+        claim = f"{NAMES[family]}, one CPU thread: a step on a tree of 8 passages"
         rows.append((claim, f"{ours:.2f} s", f"SFTTrainer on flat rows {flat:.2f} s"))
     return rows
 
@@ -120,8 +122,8 @@ BENCHMARK = Benchmark(
     """
 Random weights, float32, one thread, all weights but the vision tower's; medians. A question has an image of 576 tokens
 and 8 passages of 120 tokens with 17 supervised ones each. Flat rows are TRL's stock `SFTTrainer`: one row a passage,
-with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. At 7 B:
-[gpu.md](gpu.md).
+with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. Qwen3.5 has
+three layers of linear attention and one of full. At 7 B: [gpu.md](gpu.md).
 """,
     tables,
     claims,
@@ -130,7 +132,7 @@ with the image and the question in each, as one batch. Both sides have the same 
 
 
 def main() -> None:
-    """Measure both families, and write the results."""
+    """Measure every family, and write the results."""
     parser = BENCHMARK.parser(__doc__)
     parser.add_argument("--whole", action="store_true", help="whole trainings by LoRA, against SFTTrainer's")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="of whole trainings")
@@ -141,17 +143,17 @@ def main() -> None:
     parser.add_argument("--epoch", type=int, default=100_000, help="questions of the epochs that are counted an hour")
     parser.add_argument("--tokens_per_device", type=int, default=14_336, help="maximum tokens per forward pass")
     parser.add_argument("--rank", type=int, default=128, help="of the adapters")
-    parser.add_argument("--size", choices=SIZES, help="small, and 7b for whole trainings")
+    parser.add_argument("--size", choices=SIZES, help="of every family; 7b for whole trainings")
     parser.add_argument("--branches", type=int, help="passages of a question: 8, and 6 in a whole training")
     parser.add_argument("--tokens", type=int, help="of a branch, with token and answer: 137, and 190 on average")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     arguments = BENCHMARK.parse(parser)
     torch.set_num_threads(arguments.threads)
-    size, branches, tokens = ("7b", 6, 190) if arguments.whole else ("small", 8, 137)
-    arguments.size = arguments.size or size
+    branches, tokens = (6, 190) if arguments.whole else (8, 137)
     arguments.branches, arguments.tokens = arguments.branches or branches, arguments.tokens or tokens
     if arguments.whole:
+        arguments.size = arguments.size or "7b"
         write = partial(BENCHMARK.write, arguments=arguments, name="train_whole")
         print("\n".join(whole_tables(head_to_head(arguments, write))))
         return None

@@ -43,7 +43,9 @@ GATE = 7
 """Token id that stands for a reflection token."""
 SUPERVISED = 17
 """Supervised tokens at a branch's end: a reflection token and an answer of 16."""
-FAMILIES = ("llava", "qwen2_vl")
+FAMILIES = {"llava": "small", "qwen2_vl": "small", "qwen3_5": "hybrid"}
+"""Families that are measured on a CPU, and the size of each."""
+NAMES = {"llava": "LLaVA, small", "qwen2_vl": "Qwen2-VL, small", "qwen3_5": "Qwen3.5, four layers"}
 ARCHITECTURES = Path(__file__).resolve().parents[1] / "configs/architectures"
 PUBLISHED = {
     "llava": "llava15_7b",
@@ -155,7 +157,7 @@ def _qwen2_5_vl(size: Size) -> PreTrainedConfig:
 
 
 def _qwen_text(size: Size) -> dict[str, Any]:
-    """Return the language model that Qwen2-VL and Qwen2.5-VL share."""
+    """Return the settings of a Qwen language model, with the positions of Qwen2-VL and Qwen2.5-VL."""
     head = size.width // size.heads
     sections = [head // 8, 3 * head // 16, head // 2 - head // 8 - 3 * head // 16]
     return {
@@ -179,12 +181,7 @@ def _qwen3_5(size: Size) -> PreTrainedConfig:
         "patch_size": 14,
     }
     text = {
-        "vocab_size": size.vocabulary,
-        "hidden_size": size.width,
-        "intermediate_size": size.hidden,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "num_key_value_heads": size.key_heads,
+        **_qwen_text(size),
         "full_attention_interval": min(4, size.layers),
         "linear_num_key_heads": min(16, 2 * size.heads),
         "linear_num_value_heads": min(16, 2 * size.heads),
