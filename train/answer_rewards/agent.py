@@ -248,6 +248,7 @@ class AgentTraining(ReplyTraining):
         bases: Opens the search, and names the base of text_search.
     """
 
+    sampled, algorithm = "trajectories", "GSPO"
     whole_model_for = "trajectories are sampled"
     _config: AgentGrpoConfig
 
@@ -262,6 +263,8 @@ class AgentTraining(ReplyTraining):
     ) -> None:
         super().__init__(config, dataset, hashes, correctness)
         self._settings, self._bases = settings, bases
+        if config.horizon:
+            self.algorithm = "TN-GSPO"
 
     def load_data(self) -> None:
         """Read the questions, drawn by seed; their prompts are the pipeline's first ones."""
@@ -293,6 +296,10 @@ class AgentTraining(ReplyTraining):
         args = super().arguments(common)
         args.reward_weights = [config.accuracy_reward, config.format_reward, -config.call_cost]
         return args
+
+    def reward_text(self) -> str:
+        """Return the sum of weighted rewards as text."""
+        return f"{super().reward_text()} - {self._config.call_cost:g} x the share of calls used"
 
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of questions, which prompts are made of, and of the inputs of rewards."""

@@ -29,10 +29,6 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
     temperature: float = setting(1.0, "temperature of sampling replies", gt=0)
     accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
     format_reward: float = setting(0.2, "reward of a reply that is exactly one <think> and one <answer> block", ge=0)
-    policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
-        "grpo", "TRL's `loss_type`; grpo averages the tokens of each reply"
-    )
-
     server: ApiRoot = setting(
         "",
         "vLLM server that samples the replies, e.g. http://localhost:8000/v1; it serves the exported "
@@ -74,6 +70,9 @@ class AnswerGrpoConfig(ReplyGrpoConfig):
         hashed=False,
     )
     train_split: SplitName = setting("train", "split of the prompts", hashed=False)
+    policy_loss: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = setting(
+        "grpo", "TRL's `loss_type`; grpo averages the tokens of each reply"
+    )
 
     @cross_check
     def prompt_problems(self) -> Iterator[str]:

@@ -46,6 +46,7 @@ class ReplyTraining(Method):
     """
 
     needs_tuned = True
+    sampled, algorithm = "replies", "TRL's GRPO"
     whole_model_for = "replies are sampled"
     quantizes = False
     fixes_processes = "replies are sampled, and each process draws random numbers of its own"
@@ -84,15 +85,19 @@ class ReplyTraining(Method):
         assert isinstance(args, GRPOConfig)  # from `arguments`
         return "\n".join(
             [
-                f"{prompts:,} prompts of {config.split}, {config.generations} replies each, of at most "
-                f"{config.max_new_tokens} tokens",
-                f"reward: {config.accuracy_reward:g} x right by {config.metric} + {config.format_reward:g} x in the "
-                "format",
+                f"{prompts:,} prompts of {config.split}, {config.generations} {self.sampled} each, of at most "
+                f"{config.max_new_tokens} tokens a reply",
+                f"reward: {self.reward_text()}",
                 parameter_table(model),
                 f"steps: {steps_of(config, prompts, args):,}, a checkpoint every {config.save_steps:,}, into "
                 f"{config.output_dir}",
             ]
         )
+
+    def reward_text(self) -> str:
+        """Return the sum of weighted rewards as text."""
+        config = self._config
+        return f"{config.accuracy_reward:g} x right by {config.metric} + {config.format_reward:g} x in the format"
 
     def server(self, loaded: Loaded) -> RolloutServer | None:
         """Return the server that samples the replies, None for transformers.
@@ -115,9 +120,10 @@ class ReplyTraining(Method):
         )
 
     def data_summary(self) -> str:
-        """Count the prompts and their replies."""
+        """Count the prompts and what was sampled for each."""
         config = self._config
-        return f"{len(self._examples):,} prompts of {config.split}, {config.generations} replies each, by TRL's GRPO"
+        sampled = f"{config.generations} {self.sampled} each, by {self.algorithm}"
+        return f"{len(self._examples):,} prompts of {config.split}, {sampled}"
 
 
 class AnswerTraining(ReplyTraining):
@@ -143,6 +149,12 @@ class AnswerTraining(ReplyTraining):
     ) -> None:
         super().__init__(config, dataset, hashes, correctness)
         self._read_answer = read_answer
+
+    def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
+        """Make TRL's arguments."""
+        args = super().arguments(common)
+        args.loss_type = self._config.policy_loss
+        return args
 
     def load_data(self) -> None:
         """Read the prompts and their questions."""
@@ -203,7 +215,7 @@ def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOCo
             num_generations=config.generations,
             max_completion_length=config.max_new_tokens,
             temperature=config.temperature,
-            loss_type=config.policy_loss,
+            loss_type="grpo",
             reward_weights=[config.accuracy_reward, config.format_reward],
         )
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -27,57 +27,64 @@ _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
 
 def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if the launch asks for something that can't be done, or silently wouldn't be done."""
-    _refuse_lonely(environment)
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("`device` is cuda, and this machine shows no CUDA device; leave `device` out, or set it to cpu")
-    if config.device == "cuda" and _is_true(environment, "ACCELERATE_USE_CPU"):
-        raise UserError(
-            "`device` is cuda, and this launch computes on the CPU; launch with configs/accelerate/gpu.yaml"
+    if problems := [*_problems(config, environment)]:
+        raise UserError("\n".join(problems))
+
+
+def _problems(config: TrainingConfig, environment: Mapping[str, str]) -> Iterator[str]:
+    if _is_lonely(environment):
+        yield (
+            "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
+            "configs/accelerate/cpu_2_processes.yaml`, or with `torchrun --nproc_per_node N train/sft.py`"
         )
+    if config.device == "cuda" and not torch.cuda.is_available():
+        yield "`device` is cuda, and this machine shows no CUDA device; leave `device` out, or set it to cpu"
+    if config.device == "cuda" and _is_true(environment, "ACCELERATE_USE_CPU"):
+        yield "`device` is cuda, and this launch computes on the CPU; launch with configs/accelerate/gpu.yaml"
     autocast = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if autocast not in ("", "no", _AUTOCAST.get(config.dtype)):
-        raise UserError(
+        yield (
             f"this launch's config has `mixed_precision: {autocast}`, and `dtype` is {config.dtype}; set "
             "`mixed_precision: no` there, since `dtype` decides"
         )
     kind = sharding(environment)
     if kind.startswith("zero") and find_spec("deepspeed") is None:
-        raise UserError("this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`")
+        yield "this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`"
     if kind == "fsdp" and environment.get("FSDP_VERSION", "1") != "2":
-        raise UserError("FSDP is supported in version 2 alone; launch with configs/accelerate/fsdp2.yaml")
+        yield "FSDP is supported in version 2 alone; launch with configs/accelerate/fsdp2.yaml"
     if kind == "fsdp" and _is_true(environment, "FSDP_CPU_RAM_EFFICIENT_LOADING"):
-        raise UserError(
+        yield (
             "`fsdp_cpu_ram_efficient_loading: true` has the first process hold the whole model; set it to false in the "
             "launch's config: here each process maps the weights' file, and holds its own shard alone"
         )
     if kind == "fsdp" and environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT").upper() != "FULL_STATE_DICT":
-        raise UserError(
+        yield (
             "this launch saves FSDP's shards alone, and training would end without a checkpoint that can be loaded; "
             "set `fsdp_state_dict_type: FULL_STATE_DICT` in its config, as in configs/accelerate/fsdp2.yaml"
         )
     if kind == "zero3" and not _gathers_weights(environment):
-        raise UserError(
+        yield (
             "this launch saves ZeRO-3's shards alone, and training would end without a checkpoint that can be loaded; "
             "set `zero3_save_16bit_model: true` in its config, as in configs/accelerate/zero3.yaml, or in DeepSpeed's "
             "own file `stage3_gather_16bit_weights_on_model_save: true`"
         )
     if kind and config.device == "cpu" and torch.accelerator.is_available():
-        raise UserError(f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out")
+        yield f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out"
     if kind and config.dtype != "float32" and not torch.accelerator.is_available():
-        raise UserError(f"{kind} without an accelerator computes in float32; leave `dtype` out")
+        yield f"{kind} without an accelerator computes in float32; leave `dtype` out"
     if kind in ("zero3", "fsdp") and config.method != "full":
-        raise UserError(
+        yield (
             f"`method: {config.method}` under {kind} is not supported: new tokens' rows may not be saved "
             "(https://github.com/huggingface/peft/issues/2946). Launch with configs/accelerate/zero2.yaml or "
             "multi_gpu.yaml: adapters have so few optimiser states that there is little to divide"
         )
     if kind == "zero3" and adapter_folder(config.model) is not None:
-        raise UserError(
+        yield (
             f"`model`: {config.model} is an adapter, and zero3 divides its base before it could be merged; merge it "
             "with train.merge first, and start from the result"
         )
     if kind in ("zero3", "fsdp") and isinstance(config, ValidationConfig) and config.eval_answers:
-        raise UserError(
+        yield (
             f"`eval_answers` under {kind} is not supported: each pass through the divided weights takes all processes, "
             "and answers end at different lengths. Leave it out, and evaluate checkpoints with inference/evaluate.py"
         )
@@ -201,15 +208,11 @@ def _in_words(records: Mapping[str, str]) -> str:
     return ", ".join(names) or "no checkpoint"
 
 
-def _refuse_lonely(environment: Mapping[str, str]) -> None:
-    """Raise a `UserError` after `accelerate launch --cpu --num_processes 2`, which starts one process (1.15)."""
+def _is_lonely(environment: Mapping[str, str]) -> bool:
+    """Return True after `accelerate launch --cpu --num_processes 2`, which starts one process (1.15)."""
     on_cpu = _is_true(environment, "ACCELERATE_USE_CPU")
     mpi = any(name in environment for name in MPI_SIZES)
-    if on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi:
-        raise UserError(
-            "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
-            "configs/accelerate/cpu_2_processes.yaml`, or with `torchrun --nproc_per_node N train/sft.py`"
-        )
+    return on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi
 
 
 def _zero_stage(environment: Mapping[str, str]) -> int:

@@ -76,7 +76,11 @@ def describe(
             _batch_line(dataset, global_batch(args).size),
             parameter_table(model),
             f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
-            travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full"),
+            *(
+                [travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full")]
+                if dataset.scheme.tokens
+                else []
+            ),
             f"memory of each device, estimated for a batch of the longest questions ({batch.tokens:,} tokens):",
             *table(memory.parts(), memory.available),
             *([recomputation_line(memory)] if config.gradient_checkpointing == "auto" else []),
