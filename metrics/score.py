@@ -11,16 +11,15 @@ from pathlib import Path
 
 from reflectune.core.command import command
 from reflectune.core.durable import write_json
-from reflectune.metrics.scoring.config import ScoreConfig
+from reflectune.metrics.config import ScoreConfig
 
 
 @command(ScoreConfig, writes=("output", "submission"))
 def score(config: ScoreConfig) -> None:
     """Score a prediction file, or write it for an official program."""
     if config.dry_run:
-        purpose = (
-            f"write {config.submission}" if config.submission else f"score by {config.scored_by()} ({config.mode})"
-        )
+        metric = "" if config.submission else config.scored_by(config.dataset)
+        purpose = f"write {config.submission}" if config.submission else f"score by {metric} ({config.mode})"
         print(f"would {purpose}: {config.predictions} on {config.dataset}")
         return
     from reflectune.formats import dataset  # slow to import, so only once the config is known to be right
@@ -34,7 +33,7 @@ def score(config: ScoreConfig) -> None:
         official = Path(config.official) if config.official else None
         message = write_submission(
             Path(config.submission),
-            layout_for(config.scored_by()),
+            layout_for(config.scored_by(config.dataset)),
             Path(config.predictions),
             questions,
             official,
@@ -56,7 +55,7 @@ def score(config: ScoreConfig) -> None:
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
-        scoring = (config.scored_by(), config.mode, bem, judging)
+        scoring = (config.scored_by(config.dataset), config.mode, bem, judging)
         report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
         if config.judge:
             print(model.summary())

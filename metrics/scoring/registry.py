@@ -42,8 +42,10 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
         answer is free-form: only `rouge_l` compares sentences.
 
     Raises:
-        UserError: The metric is `evqa`, and `bem` is missing.
+        UserError: The metric is unknown, or `evqa` without `bem`.
     """
+    if metric not in METRICS:
+        raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{metric}`")
     worth = _worth(metric, mode, bem)
     if metric == "rouge_l":
         return worth
@@ -108,17 +110,13 @@ def is_two_hop(question: Question) -> bool:
     return question.meta.get("two_hop") == "yes"
 
 
-def metric_problems(metric: str, bem: str) -> list[str]:
+def metric_problems(metric: Metric, bem: str) -> list[str]:
     """Return the missing requirements of a metric, one sentence each; nothing is loaded.
 
     Args:
         metric: Name of the metric.
         bem: The config's `bem`.
     """
-    try:
-        find_metric_name(metric)
-    except UserError as error:
-        return [str(error)]
     issues = []
     if metric == "evqa" and not bem:
         issues.append(NEEDS_BEM)
@@ -131,14 +129,6 @@ def metric_problems(metric: str, bem: str) -> list[str]:
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
         issues.append("the metric `rouge_l` needs the library rouge-score: pip install 'reflectune[rouge]'")
     return issues
-
-
-def find_metric_name(name: str) -> Metric:
-    """Return the metric that has this name; UserError if there is none."""
-    if name not in METRICS:
-        raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{name}`")
-    metric: Metric = name
-    return metric
 
 
 NEEDS_BEM = (
@@ -215,11 +205,11 @@ def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:
     return logits
 
 
-def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
+def find_metric(metric: Metric, bem: evqa.BemLogits | None = None) -> Worth:
     """Return a function for the correctness of an answer; an answer without a word is wrong in every metric.
 
     Args:
-        name: One of `METRICS`.
+        metric: See `metric_of_one`.
         bem: The answer-equivalence model, for `evqa`.
 
     Returns:
@@ -228,7 +218,7 @@ def find_metric(name: str, bem: evqa.BemLogits | None = None) -> Worth:
     Raises:
         UserError: The metric is unknown, or `evqa` without `bem`.
     """
-    worth = metric_of_one(find_metric_name(name), bem=bem)
+    worth = metric_of_one(metric, bem=bem)
 
     def correctness(answer: str, question: Question) -> float:
         try:

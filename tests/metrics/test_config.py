@@ -14,8 +14,7 @@ from reflectune.data_builders.readers.registry import METRIC_OF, QUESTIONS
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.sweeps.config import SweepConfig
-from reflectune.metrics.config import MetricConfig
-from reflectune.metrics.scoring.config import ScoreConfig
+from reflectune.metrics.config import MetricConfig, ScoreConfig
 from reflectune.train.grpo import GrpoConfig
 
 
