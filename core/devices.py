@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 import torch
+from torch import Tensor
 
 from reflectune.core.errors import UserError
 
@@ -42,6 +44,18 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
     return device
+
+
+@functools.lru_cache(maxsize=16)
+def on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""
+    return copied(ids, device)
+
+
+def copied(ids: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return token ids as a tensor on a device."""
+    with torch.inference_mode(False):  # a backward pass may save it
+        return torch.tensor(ids, device=device)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

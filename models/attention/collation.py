@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reflectune.core.devices import on_device
 from reflectune.models.attention.images import read_images_once
 from reflectune.models.attention.positions import Positions, image_numbers
 from reflectune.models.attention.shared import share_prefixes
@@ -114,7 +116,7 @@ class GateBrier:
             logits: Shape (tokens, vocabulary). p is the softmax of the gate's two logits at its positive token.
             labels: Shape (tokens,). y is 1 at a gate's positive token.
         """
-        ids = torch.tensor(self.gates, device=labels.device)  # (gates, 2)
+        ids = on_device(tuple(itertools.chain(*self.gates)), labels.device).view(-1, 2)  # (gates, 2)
         is_token = labels[:, None, None] == ids  # (tokens, gates, 2)
         positive = logits[:, ids].float().softmax(-1)[..., 0]  # (tokens, gates)
         return self.weight * ((positive - is_token[..., 0].float()).square() * is_token.any(-1)).sum(-1)

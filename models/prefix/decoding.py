@@ -53,7 +53,7 @@ class StaticDecoder:
         """Answer from spots after `forced` tokens, with at most `most` tokens; half at a time if memory runs out."""
         try:
             return self._decoded(spots, forced, most)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not is_out_of_memory(error) or len(spots) == 1:
                 raise
         self.forget()
@@ -173,6 +173,7 @@ class DecodeStep:
             places[row, context - spot.length :] = torch.cat([torch.arange(*span) for span in spot.seen])
             hidden[row, ..., context - spot.length : context] = 0
         self._mask.zero_().masked_fill_((hidden > 0).to(device), -torch.inf)
+        self._positions.zero_()  # a padding row's would grow, and dynamic RoPE reads the highest position of all rows
         self._positions[: len(spots)] = torch.tensor([spot.next_position for spot in spots], device=device)
         self._cursor.fill_(context)
         self.ended.zero_()

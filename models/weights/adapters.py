@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from reflectune.core.devices import on_device
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_shapes, first_few
-from reflectune.models.weights.output_head import on_device
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _FIX = "copy the checkpoint again, or train it again"

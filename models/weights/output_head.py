@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from peft.utils.other import TrainableTokensWrapper
 from torch import Tensor, nn
 
+from reflectune.core.devices import copied, on_device
+
 
 def exact_logits(
     head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int], *, cached: bool = False
@@ -33,7 +35,7 @@ def exact_logits(
     layer: Any = new_rows.get_base_layer() if new_rows else head
     if logits.dtype == torch.float32 or not token_ids or layer.weight.is_meta:
         return logits.float()
-    put = on_device if cached else _put
+    put = on_device if cached else copied
     ids = put(tuple(token_ids), layer.weight.device)
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         bias = None if layer.bias is None else layer.bias[ids].float()
@@ -49,17 +51,6 @@ def read_in_float32(head: nn.Module, token_ids: Sequence[int]) -> None:
 
 def _exact(head: nn.Module, inputs: tuple[Tensor], logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     return exact_logits(head, inputs[0], logits, token_ids, cached=True)
-
-
-@functools.lru_cache(maxsize=16)
-def on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""
-    return _put(ids, device)
-
-
-def _put(ids: tuple[int, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):  # a backward pass may save it
-        return torch.tensor(ids, device=device)
 
 
 def _rows(matrix: Tensor, new_rows: Any, ids: Tensor, token_ids: Sequence[int]) -> Tensor:

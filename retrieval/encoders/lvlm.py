@@ -39,7 +39,7 @@ from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSetti
 from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.rendering.renderer import Chunks, Rendered
 from reflectune.models.rendering.turns import Slot
-from reflectune.retrieval.encoders.base import Vectors, dtype_name, no_vectors, unit_rows
+from reflectune.retrieval.encoders.base import Vectors, dtype_name, unit_rows
 
 IMAGE: Final = "{image}"
 """Stands for the family's image token in the prompts below."""
@@ -197,15 +197,11 @@ class LvlmEncoder:
 
     @torch.inference_mode()
     def _encode(self, rendered: Sequence[Rendered]) -> Vectors:
-        """Return batches of like length, none of more tokens than there is room for, padding included."""
-        order = sorted(range(len(rendered)), key=lambda place: -len(rendered[place].ids))
-        parts, start = [], 0
-        while start < len(order):
-            count = max(1, self._budget // max(1, len(rendered[order[start]].ids)))
-            rows = self._forward.prefill([rendered[place] for place in order[start : start + count]])
-            parts.append(unit_rows(rows.hidden, self.name))
-            start += count
-        return np.concatenate(parts)[np.argsort(order)] if parts else no_vectors(self.dimensions)
+        """Return the vectors of rows, read in batches of similar length that fit the token budget."""
+        vectors = np.empty((len(rendered), self.dimensions), dtype=np.float32)
+        for batch in self._forward.batches([len(row.ids) for row in rendered], self._budget):
+            vectors[batch] = unit_rows(self._forward.prefill([rendered[row] for row in batch]).hidden, self.name)
+        return vectors
 
 
 def _check_tokens(loaded: Loaded, name: str, way: str, prompts: Way) -> None:
