@@ -43,7 +43,7 @@ class TeachingConfig(TeacherSettings, RetrieverConfig, TextIndexSettings, Promsa
 def teach_agent(config: TeachingConfig) -> None:
     """Write a scripted teacher's trajectories."""
     # slow to import: after the config is right
-    from reflectune.core.hashing import file_fingerprint, fingerprint
+    from reflectune.core.hashing import fingerprint
     from reflectune.examples.lessons.agent_model import ScriptedAgent
     from reflectune.examples.lessons.teacher import teacher_of
     from reflectune.examples.lessons.writing import drawn
@@ -75,7 +75,8 @@ def teach_agent(config: TeachingConfig) -> None:
             "query_forms": config.query_forms,
             "dataset": dataset.fingerprint,
             "index": retriever.finder_fingerprint(),
-            "text_index": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
+            "weights": [retriever.title_weight, retriever.summary_share],
+            "text_index": texts.texts_fingerprint(),
         }
     )
     run_pipeline(

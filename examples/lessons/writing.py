@@ -13,7 +13,7 @@ from PIL import Image
 
 from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.hashing import fingerprint
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import canonical_answer
@@ -83,7 +83,7 @@ def run(
             "settings": decisive,
             "dataset": dataset.fingerprint,
             "index": retriever.finder_fingerprint(),
-            "text_index": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
+            "text_index": texts.texts_fingerprint(),
             "model": writer.renderer.fingerprint,
             "judge": writer.weights if settings.judge == "base_model" else None,
         }
