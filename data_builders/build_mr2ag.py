@@ -12,3 +12,7 @@ def build_mr2ag(config: BuildConfig) -> None:
     from reflectune.data_builders.mr2ag.run import run  # slow to import: after the config is right
 
     run(config)
+
+
+if __name__ == "__main__":
+    build_mr2ag.main()

@@ -12,3 +12,7 @@ def build_plain(config: PlainConfig) -> None:
     from reflectune.data_builders.mr2ag.plain import run  # slow to import: after the config is right
 
     run(config)
+
+
+if __name__ == "__main__":
+    build_plain.main()

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from reflectune.core.durable import read_json, read_record, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
 from reflectune.core.paths import absolute_folders
 from reflectune.core.resumable import Logs, Row, run_chunks
@@ -245,6 +246,20 @@ def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
     return manifest
 
 
+def is_built(folder: Path, split: str, manifest: Manifest, key: str) -> bool:
+    """Return True if a folder has a split that was built with this key; UserError if it holds other data."""
+    earlier = earlier_manifest(folder, manifest.scheme, manifest.image_root)
+    return earlier.fingerprints.get(split) == key and (folder / f"{split}.parquet").is_file()
+
+
+def add_split(folder: Path, split: str, manifest: Manifest, key: str) -> None:
+    """Add a split to a folder's manifest, which is read now: another command may have added its own meanwhile."""
+    earlier = earlier_manifest(folder, manifest.scheme, manifest.image_root)
+    folders = tuple(sorted({*earlier.image_folders, *manifest.image_folders}))
+    fingerprints = {**earlier.fingerprints, split: key}
+    write_manifest(folder, dataclasses.replace(manifest, image_folders=folders, fingerprints=fingerprints))
+
+
 def read_statistics(folder: Path) -> dict[str, Any]:
     """Return the statistics of a folder of reflection data, by split; {} if it has none."""
     return read_json(folder / STATISTICS, "statistics") if (folder / STATISTICS).is_file() else {}
@@ -264,10 +279,11 @@ def build_split(
     items: Sequence[Item],
     size: int,
     make: Callable[[Sequence[Item]], Sequence[Example]],
+    processes: Processes = ALONE,
 ) -> list[Example] | None:
     """Make a split's examples chunk by chunk, and write them with their part of the manifest.
 
-    An interrupted build resumes.
+    An interrupted build resumes. Processes share the chunks, and the first one writes.
 
     Args:
         folder: Folder to write to.
@@ -278,30 +294,32 @@ def build_split(
         items: Inputs of `make`.
         size: Items per chunk.
         make: Makes the examples of a chunk of items.
+        processes: Processes of the launch.
 
     Returns:
-        The examples; None if the split is built already.
+        The examples; None if the split is built already, and in all processes but the first.
 
     Raises:
         UserError: The folder holds data of a different scheme or with a different image root.
     """
     target = folder / f"{split}.parquet"
-    earlier = earlier_manifest(folder, manifest.scheme, manifest.image_root)
-    if earlier.fingerprints.get(split) == key and target.is_file():
-        print(f"nothing to do: {target} is built")
+    if is_built(folder, split, manifest, key):
+        if processes.index == 0:
+            print(f"nothing to do: {target} is built")
         return None
-    logs = Logs(folder, f".{split}.{key}.jsonl", key)
+    logs = Logs(folder, f".{split}.{key}.*.jsonl", key)
 
     def make_row(chunk: Sequence[Item]) -> Row:
         return {"examples": [to_row(example) for example in make(chunk)]}
 
-    rows = run_chunks(items, size, make_row, logs)
-    examples = [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
+    rows = run_chunks(items, size, make_row, logs, processes=processes)
+    examples = [] if processes.index else [from_row(example_type, row) for chunk in rows for row in chunk["examples"]]
+    processes.wait()  # the first process deletes the logs, which the others still scan
+    if processes.index:
+        return None
     write_examples(target, examples, example_type)
-    folders = tuple(sorted({*earlier.image_folders, *manifest.image_folders}))
-    fingerprints = {**earlier.fingerprints, split: key}
-    write_manifest(folder, dataclasses.replace(manifest, image_folders=folders, fingerprints=fingerprints))
-    Logs(folder, f".{split}.{'?' * len(key)}.jsonl", key).remove()  # those of interrupted builds too
+    add_split(folder, split, manifest, key)
+    Logs(folder, f".{split}.{'?' * len(key)}.*.jsonl", key).remove()  # those of interrupted builds too
     return examples
 
 

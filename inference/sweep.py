@@ -38,3 +38,7 @@ def summary(record: dict[str, Any]) -> str:
     passes = record["forward_passes"]
     lines.append(f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sweep.main()

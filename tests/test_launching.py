@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDERS = ("data_builders", "inference", "retrieval", "train")
 LAUNCHING = [*PAGES, *sorted((ROOT / "configs").rglob("*.yaml"))]
 
 
@@ -37,6 +38,16 @@ def test_every_launch_line_names_its_settings() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert text.count("OMP_NUM_THREADS=") == text.count("configs/accelerate/cpu.yaml"), page
+
+
+def test_every_launched_file_is_a_program() -> None:
+    """A module without its last two lines would end with success, and have done nothing."""
+    launch = re.compile(r"(?:accelerate launch --config_file \S+|\$launch)\s+(?:\\\s+)?(?:-m reflectune\.)?([\w./]+)")
+    texts = [path.read_text(encoding="utf-8") for path in LAUNCHING]
+    names = {name for text in texts for name in launch.findall(text)}
+    files = {name.removesuffix(".py").replace(".", "/") + ".py" for name in names if name.startswith(FOLDERS)}
+    assert files >= {"inference/sweep.py", "data_builders/build_plain.py"}
+    assert [file for file in sorted(files) if '__name__ == "__main__"' not in (ROOT / file).read_text()] == []
 
 
 @pytest.mark.slow

@@ -20,18 +20,6 @@ from reflectune import cli
 ROOT = Path(__file__).parents[1]
 LOWEST_FIRST = "core formats models metrics retrieval data_builders inference train examples".split()
 FLOORS = {folder: floor for floor, folder in enumerate(LOWEST_FIRST)}
-STARTED_BY_PATH = {
-    "data_builders/probe.py",
-    "inference/caption.py",
-    "inference/evaluate.py",
-    "retrieval/build_index.py",
-    "train/grpo.py",
-    "train/promsa_grpo.py",
-    "train/reag_grpo.py",
-    "train/sft.py",
-}
-"""Commands that `accelerate launch` starts."""
-
 MODULES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 COMMANDS = {
     str(path.relative_to(ROOT))
@@ -96,8 +84,6 @@ def test_commands_are_short_and_on_top_of_their_folder() -> None:
     assert listed == library
     assert {len(Path(name).parts) for name in listed} == {2}
     assert [name for name in listed if (ROOT / name).read_text(encoding="utf-8").count("\n") >= 100] == []
-    scripts = {name for name in listed if "\nif __name__ ==" in (ROOT / name).read_text(encoding="utf-8")}
-    assert scripts == STARTED_BY_PATH
 
 
 def test_a_packages_init_holds_a_docstring_alone() -> None:

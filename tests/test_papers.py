@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable
@@ -189,7 +190,7 @@ def test_no_two_stages_write_one_file() -> None:
 
 
 def undeclared(stage: Stage) -> list[str]:
-    """Return the folders of runs/ and checkpoints/ that a stage's settings name and its dependencies don't."""
+    """Return the folders and downloads that a stage's settings name and its dependencies don't."""
     values = settings(stage)
     named = [values.get(key) for key in ("dataset", "index", "reflection", "probes", "ranked_entities", "model")]
     named += [values.get(key) for key in ("base_model", "plain_model", "answerer", "bem", "visual_dataset")]
@@ -200,12 +201,19 @@ def undeclared(stage: Stage) -> list[str]:
     named += [path for value in named if isinstance(value, dict) for path in value.values()]
     given = [values[key] for key in UNREAD.get(stage.name.partition("@")[0], ())]
     unread = {path for value in given for path in (value.values() if isinstance(value, dict) else [value])}
-    folders = {name for name in named if isinstance(name, str) and name.startswith(("runs/", "checkpoints/"))}
-    return [
-        folder
-        for folder in folders - unread
-        if not any(dep == folder or dep.startswith(f"{folder}/") for dep in stage.deps)
-    ]
+    read = {name for name in named if isinstance(name, str) and name.startswith(("runs/", "checkpoints/"))}
+    if stage.script == "data_builders/convert.py":
+        read |= converted(values)
+    return [path for path in read - unread if not any(dep == path or dep.startswith(f"{path}/") for dep in stage.deps)]
+
+
+def converted(values: dict[str, Any]) -> set[str]:
+    """Return the files of questions and articles that a conversion reads."""
+    splits = typed(values.get("splits", {}))
+    chosen = [files for name, files in splits.items() if values.get("split") in (None, name)]
+    names = [name for files in chosen for name in (files.values() if isinstance(files, dict) else [files])]
+    names += [values[key] for key in ("knowledge_source",) if values.get(key)]
+    return {os.path.normpath(f"{values.get('root', '.')}/{name}") for name in names}
 
 
 def test_a_stage_depends_on_all_that_it_reads() -> None:
@@ -297,7 +305,7 @@ def test_mmkb_rags_target_model_answers_the_tables(half: str) -> None:
     probes = made["evqa_probes" if half else "infoseek_probes"]
     assert (probes["model"], probes["trained_on"]) == (target, made[f"train_plain{half}"]["train_data"])
     assert made[f"train{half}"]["model"] == target
-    tables = [f"evaluate{half}", *(f"table_{number}{half}" for number in (2, 3, 4)), f"table_5{half}@2"]
+    tables = [f"evaluate{half}", f"table_2{half}", f"tables_3_4{half}", f"table_5{half}@2"]
     assert {made[name]["base_model"] for name in tables} == {target}
     assert made[f"evaluate{half}_untuned"]["base_model"] == made["train_plain"]["model"]
     keys = ("top_n", "documents", "documents_by", "reranker", "reranker_model", "title_weight")

@@ -125,12 +125,12 @@ TABLES = {
         "evaluate",
         "llava_more",
         "evaluate_llava_more",
-        "table_6@vanilla",
         "table_7",
+        "table_8",
         "table_a1",
         "table_a3@generation",
     ],
-    "pmsr": ["infoseek_index", "evaluate", "evaluate_llava_more", "judge", "table_7", "table_a1"],
+    "pmsr": ["infoseek_index", "evaluate", "evaluate_llava_more", "judge", "table_a1"],
 }
 
 
@@ -150,18 +150,15 @@ def test_a_papers_list_runs_from_downloads_to_tables(
         for words in commands(paper, [*prepared, *TABLES[paper]]):
             run(words, more)
     write_base("qwen3_vl", folder := downloads / "models/qwen3_vl")
-    others = {"mi_rag": ["large_index", "evaluate_large"], "pmsr": ["table_a14_index@infoseek", "table_a14@infoseek"]}
-    encoders = {"mi_rag": ENCODER.replace("pair:", "mixture:"), "pmsr": f"qwen3_vl:{folder}"}
-    for paper, names in others.items():
-        own = {key: [*more[key], "--encoder", encoders[paper]] for key in SMALL}
-        for words in commands(paper, names):
-            run(words, own)
+    own = {key: [*more[key], "--encoder", f"qwen3_vl:{folder}"] for key in SMALL}
+    for words in commands("pmsr", ["table_a14_index@infoseek", "table_a14@infoseek"]):
+        run(words, own)
     contents = [body["messages"][-1]["content"] for _, body in server.requests]
     with_images = [content for content in contents if isinstance(content, list)]  # a judge's is a text
     assert max(sum(part["type"] == "image_url" for part in content) for content in with_images) > 1
     for paper, names in TABLES.items():
         folders = {path.parent.name for path in (downloads / "runs" / paper).glob("*/metrics.json")}
-        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"}) + 1
+        assert len(folders) == len(set(names) - {"infoseek_index", "llava_more", "table_a1"}) + (paper == "pmsr")
         recall = json.loads((downloads / f"runs/{paper}/table_a1/recall.json").read_text())
         assert all(set(split["section_weights"]) == {"0", "0.5"} for split in recall.values())
         metrics = json.loads((downloads / f"runs/{paper}/infoseek/metrics.json").read_text())
@@ -249,10 +246,13 @@ def test_ok_vqa_searches_the_index_of_encyclopedic_vqas_articles(
         assert metrics["pipelines"][paper]["overall"]["value"] == 1.0
         assert metrics["trajectories"][paper]["by_iteration"][0]["prr"]
     assert Path("runs/pmsr/judge_okvqa/metrics.json").is_file()
-    (gold_and_pairs,) = commands("pmsr", ["table_a8@10"])
+    mixture = {key: [*more[key], "--encoder", ENCODER.replace("pair:", "mixture:")] for key in SMALL}
     unjudged = {"evqa": "rouge_l"}  # BEM is converted by hand
-    words = [unjudged.get(word, word) for word in gold_and_pairs if word not in ("--bem", "runs/bem")]
-    run([*words, "--extract_split", ""], more)  # only the test split was converted
+    run(*commands("mi_rag", ["large_index"]), mixture)
+    for paper, name, with_models in (("pmsr", "table_a8@10", more), ("mi_rag", "evaluate_large", mixture)):
+        (given,) = commands(paper, [name])
+        words = [unjudged.get(word, word) for word in given if word not in ("--bem", "runs/bem")]
+        run([*words, "--extract_split", ""], with_models)  # only the test split was converted
     metrics = json.loads(Path("runs/pmsr/table_a8_10/metrics.json").read_text())
     assert metrics["pipelines"]["oracle_pairs"]["overall"]["n"] == 3
 
@@ -266,7 +266,7 @@ def test_mrags_list_runs_from_downloads_to_tables(
     served = ["--llm_url", stub_server(lambda text: "[1]" if "[1]" in text else "Yes, Ann.").url]
     more = {**SMALL_MRAG, "evaluate": [*SMALL_MRAG["evaluate"], *served], "metrics/score.py": served}
     more["inference/caption.py"] = served
-    tables = ("recall", "evaluate", "judge@mrag", "table_3@IC_T", "table_4@pairwise", "figure_2@listwise_2")
+    tables = ("recall", "evaluate", "judge@mrag", "table_3@IC_IT", "table_4@pairwise", "figure_2@listwise_2")
     tables = ("captions", "caption_index", *tables, "table_3_captions@IC_C", "bounds@lower", "bounds@upper")
     of_evqa = ("evaluate_evqa", "judge_evqa@mrag", "bounds_evqa@lower", "bounds_evqa@upper")
     for words in commands("mrag", ["infoseek", "index", *tables, "evqa", "evqa_index", *of_evqa]):

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Metric, Question
@@ -28,11 +27,10 @@ from reflectune.data_builders.probing.store import probes_fingerprint, read_sett
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import (
-    STATISTICS,
+    add_split,
+    add_statistics,
     earlier_manifest,
-    read_statistics,
     write_examples,
-    write_manifest,
 )
 from reflectune.metrics.judging.bem import Bem, load_bem
 from reflectune.metrics.judging.judges import PROTOCOLS, Judging, answer_to
@@ -66,7 +64,7 @@ def run(config: DeriveConfig) -> str:
             "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or more"
         )
     split, output = str(probed["split"]), Path(config.output)
-    earlier = earlier_manifest(output, SCHEME, dataset.root)
+    manifest = earlier_manifest(output, SCHEME, dataset.root)
     probes = list(stream_probes(config.probes))
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
     probes = [probe for probe in probes if not is_held_out(questions[probe.question_id], config.hold_out)]
@@ -95,8 +93,7 @@ def run(config: DeriveConfig) -> str:
     scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
     key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
-    kept = {name: row for name, row in read_statistics(output).items() if name in earlier.fingerprints}
-    write_json(output / STATISTICS, dict(sorted({**kept, split: numbers}.items())))
+    add_statistics(output, split, numbers)
     if config.proofread:
         asked = [probe for probe in probes if not probe.problem]
         write_page(
@@ -108,7 +105,7 @@ def run(config: DeriveConfig) -> str:
             count=config.proofread,
             seed=config.seed,
         )
-    write_manifest(output, dataclasses.replace(earlier, fingerprints={**earlier.fingerprints, split: key}))
+    add_split(output, split, manifest, key)
     return summary(output / f"{split}.parquet", numbers)
 
 

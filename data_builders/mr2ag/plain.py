@@ -11,6 +11,7 @@ from PIL import Image
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import load_image
+from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage
 from reflectune.data_builders.mr2ag.plain_config import STATING, EvidenceSettings, PlainConfig
@@ -39,7 +40,7 @@ _UNKNOWN = "whose stating passage is unknown, or is cut off by `context_words`"
 
 
 def run(config: PlainConfig) -> None:
-    """Build a split; a dry run shows one example and writes nothing.
+    """Build a split, shared by the processes of a launch; a dry run shows one example and writes nothing.
 
     Raises:
         UserError: The mR²AG-IT data is of a different data set, the output folder holds other data, or an image is bad.
@@ -63,7 +64,10 @@ def run(config: PlainConfig) -> None:
     if config.evidence != ["none"]:  # else the data set may have no knowledge base
         contexts = ContextBuilder(dataset.knowledge, reranker, config.top_n, config.passages, config.lead)
     builder = PlainBuilder(retriever, contexts, EvidenceSettings.of(config), image_roots(config.reflection, source))
+    processes = launch_processes()
     if config.dry_run:
+        if processes.index:
+            return
         print(f"{len(examples):,} questions of {config.split}, the first one with retrieval:")
         for built in builder.examples([example for example in examples if example.retrieve][:1]):
             for branch in built.branches:
@@ -74,7 +78,9 @@ def run(config: PlainConfig) -> None:
     key = fingerprint([config.decisive(), dataset.fingerprint, index, file_fingerprint(path), reranker_hash])
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # the latter may have a black image
     manifest, output = Manifest(PLAIN.name, dataset.root, {}, folders), Path(config.output)
-    plain = build_split(output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples)
+    plain = build_split(
+        output, config.split, manifest, key, PromptedExample, examples, _CHUNK, builder.examples, processes
+    )
     if plain is not None:
         numbers = statistics(config, examples, plain)
         add_statistics(output, config.split, numbers)

@@ -29,10 +29,10 @@ from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roo
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import (
     Manifest,
+    add_split,
     add_statistics,
-    earlier_manifest,
+    is_built,
     write_examples,
-    write_manifest,
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import ReflectionExample
@@ -88,7 +88,7 @@ def build_split(
     """
     output, split, is_first = Path(config.output), config.split, processes.index == 0
     key = _fingerprint(config, dataset)
-    if is_built(output, dataset, split, key):
+    if is_built(output, split, Manifest("mr2ag", dataset.root, {}), key):
         if is_first:
             print(f"nothing to do: {output / split}.parquet is built")
         return
@@ -147,22 +147,6 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
                 for branch in example.branches
             ]
     return "\n".join(lines)
-
-
-def is_built(output: Path, dataset: Dataset, split: str, key: str) -> bool:
-    """Return True if the folder has this split.
-
-    Args:
-        output: Folder of the reflection data.
-        dataset: The data set.
-        split: Name of the split.
-        key: Hash of everything that determines the split.
-
-    Raises:
-        UserError: The folder has splits of a different data set or scheme.
-    """
-    manifest = earlier_manifest(output, "mr2ag", dataset.root)
-    return manifest.fingerprints.get(split) == key and (output / f"{split}.parquet").is_file()
 
 
 def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
@@ -232,10 +216,7 @@ def _write_blank(output: Path) -> None:
 
 def _record(config: BuildConfig, dataset: Dataset, key: str, numbers: dict[str, Any]) -> None:
     """Write the split's statistics, then the manifest, which makes the split count."""
-    output, split = Path(config.output), config.split
-    add_statistics(output, split, numbers)
-    earlier = earlier_manifest(output, "mr2ag", dataset.root)
-    visual = config.open_visual()
-    folders = {str(folder.resolve()) for folder in visual.image_roots} if visual else set()
-    image_folders = tuple(sorted({*earlier.image_folders, *folders}))
-    write_manifest(output, Manifest("mr2ag", dataset.root, {**earlier.fingerprints, split: key}, image_folders))
+    output, visual = Path(config.output), config.open_visual()
+    add_statistics(output, config.split, numbers)
+    folders = tuple(str(folder.resolve()) for folder in visual.image_roots) if visual else ()
+    add_split(output, config.split, Manifest("mr2ag", dataset.root, {}, folders), key)

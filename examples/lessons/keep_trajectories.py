@@ -62,10 +62,10 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     from reflectune.formats.dataset import Dataset
     from reflectune.formats.reflection_data import (
         Manifest,
+        add_split,
         add_statistics,
         earlier_manifest,
         write_examples,
-        write_manifest,
     )
     from reflectune.inference.trace_files.reading import read_traces, trace_files
     from reflectune.metrics.scoring.registry import find_metric
@@ -95,7 +95,8 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     if config.dry_run:
         return
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
-    before = earlier_manifest(output, "plain", dataset.root).fingerprints
+    manifest = Manifest("plain", dataset.root, {}, folders)
+    earlier_manifest(output, manifest.scheme, manifest.image_root)  # refuses a folder of other data
     output.mkdir(parents=True, exist_ok=True)
     trajectories = [*chosen.kept.values()]
     examples, target = [trajectory.example() for trajectory in trajectories], output / f"{split}.parquet"
@@ -103,7 +104,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
         exchange = TitleExchange(entry.title for entry in dataset.knowledge)
         examples = [it for each in examples for it in renamed(each, config.renamed, exchange, config.seed)]
     write_examples(target, examples, PromptedExample)
-    write_manifest(output, Manifest("plain", dataset.root, {**before, split: file_fingerprint(target)}, folders))
+    add_split(output, split, manifest, file_fingerprint(target))
     add_statistics(output, split, numbers)
     if config.proofread:
         page, title = output / f"proofread_{split}.html", f"trajectories of {split} of {dataset.root.name}"
