@@ -192,7 +192,7 @@ def test_a_run_ends_in_traces_metrics_and_a_report(config, checkpoints, tmp_path
 
 @ONE_FAMILY
 def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_compute(config, tmp_path) -> None:
-    metrics = experiment.run(config(pipelines=["mr2ag", "controls"], gamma=0.0))
+    metrics = experiment.run(config(pipelines=["mr2ag", "controls"], gamma=0.0, traces="parquet"))
     traces = {name: list(read_traces(path)) for name, path in trace_files(tmp_path / "traces").items()}
     unjudged, mr2ag = traces["mr2ag_unjudged"], traces["mr2ag"]
     assert [decide_again(trace, Mr2agSettings()).answer for trace in unjudged] == [trace.answer for trace in mr2ag]
@@ -274,36 +274,9 @@ def test_a_text_knowledge_base_is_searched_by_the_question(config, make, tmp_pat
 
 
 @ONE_FAMILY
-def test_a_run_in_parquet_has_the_same_traces_scores_and_report(config, tmp_path) -> None:
-    metrics, pages = [], []
-    for form in ("jsonl", "parquet"):
-        folder = tmp_path / form
-        made = experiment.run(config(output=str(folder), pipelines=["closed_book", "mr2ag"], traces=form))
-        metrics.append({**made, "minutes": 0, "peak_gib": 0, "costs": made["costs"]["mr2ag"]["passages"]})
-        page = (folder / "report.html").read_text()
-        (data,) = re.findall(r"<script[^>]*application/json[^>]*>(.*?)</script>", page, re.DOTALL)
-        pages.append(json.loads(data))
-    assert metrics[0] == metrics[1]
-    assert pages[0] == pages[1]
-    by_name = [{Path(name).stem: rows for name, rows in kept(tmp_path / form).items()} for form in ("jsonl", "parquet")]
-    assert by_name[0] == by_name[1]
-    assert {path.suffix for path in (tmp_path / "parquet/traces").iterdir()} == {".parquet"}
-
-
-@ONE_FAMILY
 def test_a_model_that_is_not_fine_tuned_is_refused(config, checkpoints) -> None:
     with pytest.raises(UserError, match="not fine-tuned"):
         experiment.run(config(model=checkpoints.base, pipelines=["mr2ag"]))
-
-
-@ONE_FAMILY
-def test_an_index_of_another_knowledge_base_is_refused(config, world, tmp_path) -> None:
-    other = shutil.copytree(world, tmp_path / "other")
-    shutil.rmtree(other / "knowledge")
-    write_knowledge_base(other / "knowledge", [Entry("x", "X", images=("images/e0.png",))], name="kb")
-    settings = {"dataset": str(other), "index": str(other / "index"), "output": str(tmp_path / "out")}
-    with pytest.raises(UserError, match="was built with the knowledge base `kb`"):
-        experiment.run(config(**settings, pipelines=["mr2ag"]))
 
 
 @ONE_FAMILY
@@ -412,16 +385,6 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, w
     assert text.count("kept ") == 2
     with pytest.raises(UserError, match="`base_model` is needed"):
         single.answer(AnswerConfig(**{**settings, "base_model": ""}))
-
-
-@ONE_FAMILY
-def test_a_single_question_is_answered(make, world, encoder, checkpoints) -> None:
-    asked = {"image": str(world / "images/e1.png"), "question": "What does it eat?", "gamma": 0.0, "base_model": ""}
-    trace = single.answer(AnswerConfig(**make.keys(world, encoder, checkpoints, **asked)))
-    assert trace.retrieved
-    assert len(trace.passages) == 6
-    assert [hit.rank for hit in trace.hits] == sorted(hit.rank for hit in trace.hits)
-    assert explain(trace).startswith("decision: look it up")
 
 
 @pytest.mark.slow

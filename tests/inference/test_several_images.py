@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +32,6 @@ from reflectune.inference.pipelines.registry import all_recipes, find_recipe
 from reflectune.inference.running import experiment
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import forecast
-from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 from reflectune.inference.trace_files.reading import read_traces
@@ -83,11 +81,6 @@ def test_a_server_gets_all_images_in_order_in_every_prompt(name, stub_server, sc
         assert (label["text"], other["text"]) == ("Picture 2: ", "\nPicture 3: ")
         assert words["text"].startswith("\n")
         assert SEVERAL.text in words["text"]
-
-
-def test_labels_of_pairs_count_the_questions_images(images, tmp_path) -> None:
-    prompt = dataclasses.replace(PROMPT, images={1: "elm.png"}, more_images=2)
-    assert prompt.text(2) == {"question": "Who?", "documents": "Oak.\nPicture 4:", "documents_1": "Elm."}
 
 
 def test_a_local_model_shows_a_questions_images_and_those_of_pairs(make, world, checkpoints, images) -> None:
@@ -241,17 +234,8 @@ def test_recipes_that_show_them() -> None:
     assert {"mr2ag", "mr2ag_oracle", "mmkb_rag", "reflectiva", "relevance"} <= reading_one
 
 
-def test_other_readers_of_one_image_refuse_them(scripting, several, images) -> None:
+def test_other_readers_of_one_image_refuse_them(scripting, images) -> None:
     assert question_problem(SEVERAL) == "the question has several images, and training reads one"
     gated = MiRag(MiRagSettings(gate_filter=0.5), BUDGETS)
     with pytest.raises(UnusableInput, match=r"3 images, and the relevance gate \(`gate_filter`, `gate_stop`\) reads"):
         TrajectoryPipeline("mi_rag", gated, scripting().tools).run([SEVERAL], [tuple(images)])
-    with pytest.raises(UserError, match="question q has 3 images, and the pipeline p reads one"):
-        run_pipeline(
-            *("p", lambda: SimpleNamespace(run=None), [SEVERAL]),
-            image_root=several,
-            folder=several / "traces",
-            fingerprint="f",
-            batch_questions=2,
-            on_error="stop",
-        )

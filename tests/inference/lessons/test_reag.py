@@ -207,11 +207,12 @@ def test_prompts_of_grpo_show_what_the_model_keeps_as_critic(config: Callable[..
 @ONE_FAMILY
 def test_lessons_dont_depend_on_batches_and_change_with_the_seed(config, tmp_path) -> None:
     one, five, other = (
-        lessons_of(config(output=str(tmp_path / name), batch_questions=size, seed=seed))
+        lessons_of(config(output=str(tmp_path / name), batch_questions=size, seed=seed, renamed=2))
         for name, size, seed in (("one", 1, 0), ("five", 5, 0), ("other", 5, 1))
     )
     assert one == five
     assert one != other
+    assert len(one) == 2 * len(NAMES)
 
 
 @ONE_FAMILY

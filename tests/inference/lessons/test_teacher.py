@@ -59,10 +59,6 @@ def asking(operator: Writing, template: str, *documents: str) -> WriteRequest:
     return WriteRequest(operator, 0, Prompt(template, {"question": ASKED.text}, documents), 64)
 
 
-def test_an_image_is_described_in_the_words_of_its_entitys_summary(teacher: TrajectoryTeacher) -> None:
-    assert teacher.reply(asking("caption", mi_rag.DESCRIBE), 0) == DESCRIBED
-
-
 @pytest.mark.parametrize(
     ("documents", "expected"),
     [

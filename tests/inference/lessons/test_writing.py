@@ -205,14 +205,3 @@ def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monk
     shown = capsys.readouterr().out
     assert "mi_rag caption:  → A green oak." in shown
     assert not Path(settings.output).exists()
-
-
-@ONE_FAMILY
-def test_lessons_whose_titles_nothing_can_stand_for_are_kept_once(config, tmp_path) -> None:
-    write_lessons(config(renamed=3, output=str(tmp_path / "renamed")))
-    write_lessons(config())
-    plain = read_examples(tmp_path / "lessons/train.parquet", PromptedExample, PLAIN.problem)
-    lessons = read_examples(tmp_path / "renamed/train.parquet", PromptedExample, PLAIN.problem)
-    # each of the two titles is the only one with its last word
-    assert len(lessons) == len(plain)
-    assert [lesson.documents for lesson in lessons] == [lesson.documents for lesson in plain]

@@ -15,7 +15,7 @@ from reflectune.inference.operators.requests import JudgeReply, Prompt
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.models.rendering.turns import Turn, prompt_parts
+from reflectune.models.rendering.turns import Turn
 from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 from tests.inference.families import ONE_FAMILY
 
@@ -63,19 +63,6 @@ def test_documents_over_a_shared_prefix_are_judged_as_each_alone(
         assert all(part.read < whole.read for part, whole in zip(judged.each, expected, strict=True))
         if len(judged.each) > 1:
             assert judged.read < sum(each.read for each in expected)
-
-
-@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
-def test_what_is_shared_and_what_follows_are_the_whole_prompt(engine, prompt: Prompt, images) -> None:
-    renderer = engine.renderer
-    turns = renderer.under_system(prompt.system, Turn("user", prompt_parts(prompt.template), image=prompt.image))
-    texts = [{**prompt.texts, "documents": document} for document in (*prompt.documents, "")]
-    prefix, branches = renderer.conversations(turns, texts, images[0])
-    for text, branch in zip(texts, branches, strict=True):
-        assert [*prefix.ids, *branch] == renderer.conversation(turns, text, images[0]).ids
-        assert branch
-    assert (renderer.image_token_id in prefix.ids) is prompt.image
-    assert bool(prefix.vision) is prompt.image
 
 
 @ONE_FAMILY

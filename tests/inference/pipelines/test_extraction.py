@@ -13,8 +13,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.models import LocalModel
-from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
+from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import drawn_shots, shortener, with_extraction
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -22,9 +21,6 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import answers_right
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.metrics.judging.extraction import Shot, extraction_template, extraction_texts
-from reflectune.models.loading import load
-from reflectune.models.prefix.engine import PrefixEngine
-from tests.inference.families import ONE_FAMILY
 
 ASKED = Question("q", "bird.png", "What does it eat?", ("mice",))
 SHOTS = (Shot("What is it?", "A kestrel is a {falcon}.", answer="falcon"),)
@@ -141,20 +137,3 @@ def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
     write_questions(folder, "val", [Question("d", "4.png", "What is it?", ("bird",))])
     with pytest.raises(UserError, match=r"`extract_split`: .* no question of the split `val`"):
         drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
-
-
-@ONE_FAMILY
-def test_a_local_model_extracts_in_the_batch_of_its_questions(checkpoints, scripting, images) -> None:
-    script = scripting(find=lambda query, base: ["It eats mice."])
-    model = LocalModel(PrefixEngine(load(checkpoints.base), 4096), images=4)
-    tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
-    steps = with_extraction(PIPELINES["mi_rag"], lambda _: SHOTS, max_tokens=4)
-    questions = [dataclasses.replace(ASKED, id=f"q{number}") for number in range(len(images))]
-    together = TrajectoryPipeline("mi_rag", steps, tools).run(questions, images)
-    for question, image, trace in zip(questions, images, together, strict=True):
-        (alone,) = TrajectoryPipeline("mi_rag", steps, tools).run([question], [image])
-        assert trace.answer == alone.answer
-        assert [step.text for step in trace.steps] == [step.text for step in alone.steps]
-        wrote = any(step.text.strip() for step in trace.steps if step.operator in ("reason", "answer"))
-        last = trace.steps[-1]
-        assert (last.operator, last.generated <= 4) == (("extract", True) if wrote else ("answer", False))

@@ -171,24 +171,3 @@ def test_an_empty_record_is_counted_and_no_query_is_expanded_by_it(scripting: ty
     ] * 2
     assert trace.tokens["records_empty"] == 2
     assert "Relevant Knowledge: It is Kirk Bridge.\n\n" in script.asked[-1][1]
-
-
-def test_each_iteration_may_be_answered(script: Any) -> None:
-    trace = run(script, answer_each=True)
-    assert [(step.operator, step.iteration) for step in trace.steps if step.operator in ("reason", "answer")] == [
-        *(("reason", 0), ("answer", 0), ("reason", 1), ("answer", 1))
-    ]
-    assert trace.answer == "Ann Kirk"
-
-
-def test_a_short_context_cuts_the_bases_in_proportion(script: Any) -> None:
-    script.room = 4  # the description and three passages
-    trace = run(script, iterations=0)
-    read = next(text for kind, text, *_ in script.asked if kind == "write" and "summarize" in text)
-    lines = [line.split(": ")[0] for line in read.splitlines()]
-    assert [line for line in lines if line.startswith(("texts", "pairs"))] == [
-        "texts bridge. 0",
-        "texts bridge. 1",
-        "pairs bridge. 0",
-    ]
-    assert trace.tokens["documents_left_out"] > 0

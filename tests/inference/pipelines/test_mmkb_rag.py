@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from reflectune.core.config import find_problems
@@ -9,7 +7,6 @@ from reflectune.data_builders.probing.documents import DocumentSource
 from reflectune.formats.hits import places
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
-from reflectune.inference.trace import from_row, to_row
 from reflectune.retrieval.rerankers.base import ScoredPassage
 
 # The question's words are in all four documents alike, so the retriever's order is that of the entries.
@@ -216,14 +213,6 @@ def test_no_document_at_all_is_answered_closed_book_and_reported(make, scripted,
     assert reader.contexts == {"q000": []}
 
 
-def test_every_score_comes_back_from_the_trace_file(ask, scripted) -> None:
-    for mct, reply in (("filter", "2, 1. Both."), ("merge", "2. Both."), ("rerank", "9.")):
-        reader = scripted.prompted(gates={"q000": 0.9}, relevance=RELEVANCE, reply=reply)
-        trace, _ = ask(reader, ret=True, mct=mct)
-        assert from_row(json.loads(json.dumps({"id": "q000", **to_row(trace)}))) == trace
-        assert set(trace.seconds) == {"gate", "retrieve", "judge", "agree", "answer"}
-
-
 # What finds the documents.
 
 
@@ -256,11 +245,3 @@ def test_a_reranker_ranks_documents_in_probing_and_asking_alike(make, scripted, 
     assert places(asked.hits) == {document.passage.entry_id: document.found for document in probed}
     with pytest.raises(UserError, match="works in `probe`, `evaluate` and `sweep`"):
         DocumentFinder(retriever, knowledge, settings)
-
-
-def test_scores_stand_beside_the_documents(make, scripted, knowledge) -> None:
-    finder = DocumentFinder(scripted.retriever({"b": 0.8, "a": 0.4}), knowledge, DocumentFinderSettings(documents=3))
-    (retrieved,) = finder.find([make.question(0, text="What does the owl eat?")], scripted.images(1))
-    traces = retrieved.traces([0.75, None, 0.25])
-    assert [(p.s_ret, p.s_rel, p.s_irr) for p in traces] == [(0.8, 0.75, 0.25), (0.4, None, None), (0.8, 0.25, 0.75)]
-    assert [p.relevant for p in traces] == [True, False, False]

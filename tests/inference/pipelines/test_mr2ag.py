@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from reflectune.inference.pipelines.base import answer
 from reflectune.inference.pipelines.mr2ag import MR2AG, Mr2agSettings
 from reflectune.inference.trace import Trace
 
@@ -111,20 +110,6 @@ def test_a_temperature_lets_the_nearest_entry_count(ask, scripted, temperature: 
     assert trace.answer == chosen
     assert [hit.score for hit in trace.hits] == [0.8, 0.78]  # what was found stays as it was found
     assert {round(passage.s_ret, 3) for passage in trace.passages} == ({0.881, 0.119} if temperature else {0.8, 0.78})
-
-
-def test_a_negative_similarity_is_clamped_in_the_product(ask, scripted) -> None:
-    answers = {"a#0.0": ("a", 0.9), "b#0.0": ("b", 0.6)}
-    reader = scripted.reader({"q000": 1.0}, {"a#0.0": 0.9, "b#0.0": 0.6}, answers)
-    trace = ask(reader, scores={"a": -0.2, "b": -0.9})
-    assert trace.answer == "a"  # both products are 0; unclamped, b's would be the lower, but a's relevance decides
-    assert trace.passages[0].s_ret == -0.2  # the trace keeps the similarity as it was
-
-
-def test_one_question_in_one_call(scripted, knowledge) -> None:
-    reader = scripted.reader(gates={"question": 0.0}, answers={"direct": ("red", 0.7)})
-    pipeline, _ = build(scripted, knowledge, reader)
-    assert answer(pipeline, "What colour is it?", scripted.images(1)[0]).answer == "red"
 
 
 def test_a_passage_that_does_not_fit_is_left_out_and_counted(ask, scripted) -> None:

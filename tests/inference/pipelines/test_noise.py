@@ -57,14 +57,6 @@ def test_a_model_sees_noise_where_it_sees_its_records_and_nowhere_else(name: str
     assert not any("NOISE" in query for step in trace.steps for query in step.queries)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_without_noise_nothing_is_changed(name: str, scripting: type[Any]) -> None:
-    script = scripting(say=say, find=lambda query, base: ["found"])
-    TrajectoryPipeline(name, PIPELINES[name], script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
-    _, prompts = run(name, scripting, [])
-    assert prompts == [entry[1] for entry in script.asked if entry[0] == "write"]
-
-
 def test_a_budget_ends_a_noisy_trajectory_with_an_answer(scripting: type[Any]) -> None:
     trace, prompts = run("pmsr", scripting, ["NOISE"], Budget(question_tokens=40))
     assert trace.limit

@@ -151,19 +151,6 @@ def test_it_decides_and_answers_as_the_released_procedure_does(model, pipeline, 
     assert any(trace.fallback == "random" for trace in traces)
 
 
-def alone(pipeline: ReflectiVA, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
-    return [pipeline.run([question], [image])[0] for question, image in zip(questions, images, strict=True)]
-
-
-@ONE_FAMILY
-def test_a_batch_is_answered_as_its_questions_one_by_one(pipeline, questions, images) -> None:
-    made = pipeline(fallback="random")
-    together, one_by_one = made.run(questions, images), alone(made, questions, images)
-    assert [(t.answer, t.kept, t.used, t.fallback) for t in together] == [
-        (t.answer, t.kept, t.used, t.fallback) for t in one_by_one
-    ]
-
-
 @ONE_FAMILY
 def test_nothing_relevant_is_answered_as_the_fallback_says(pipeline, questions, images) -> None:
     def lost(fallback: str) -> list[Trace]:

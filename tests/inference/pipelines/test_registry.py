@@ -74,24 +74,6 @@ def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(config_with_shouting: 
     assert planned.settings.model_dump() == {"loudness": 5, "max_new_tokens": 32}
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "changes", "key"),
-    [
-        ("mr2ag", {}, "model"),
-        ("closed_book_tuned", {}, "plain_model"),
-        ("closed_book", {}, "base_model"),
-        ("mmkb_rag", {"model": "m", "index": "i"}, "base_model"),
-        ("naive_rag_passages", {"base_model": "b"}, "index"),
-        ("text_rag", {"base_model": "b"}, "text_index"),
-        ("pmsr_web", {"base_model": "b", "index": "i"}, "text_index"),
-        ("reag", {"index": "i", "reader": "server"}, "llm_url"),
-    ],
-)
-def test_a_pipeline_names_the_part_that_it_lacks(pipeline: str, changes: dict[str, str], key: str) -> None:
-    config = EvaluateConfig(pipelines=[pipeline], **changes)
-    assert any(problem.startswith(f"`{key}` is needed") for problem in missing_parts(config, [pipeline]))
-
-
 def test_a_part_that_settings_make_needless_is_not_required() -> None:
     config = EvaluateConfig(answer_model="tuned", reader="server")
     assert requirements.BASE_MODEL not in find_recipe("mmkb_rag").required(config)

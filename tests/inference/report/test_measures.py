@@ -81,16 +81,6 @@ def test_bem_is_asked_once_for_all_and_what_it_cannot_read_is_wrong_and_told(mak
     assert "1 questions had an answer too long" in " ".join(notices(evqa, by_id, metrics, {}, [], measure))
 
 
-@pytest.mark.parametrize(("metric", "right"), [("exact_match", 0.5), ("cover_match", 1.0), ("rouge_l", 0.7)])
-def test_the_others_are_means_with_their_splits(make, metric: Metric, right: float) -> None:
-    questions = [make.question(0, "val"), make.question(1, "test")]
-    traces = {"closed_book": [make.trace(0, "closed_book"), make.trace(1, "closed_book", "it is of oak")]}
-    table = values(run(TraceScorer(metric), questions, traces)["pipelines"]["closed_book"])
-    assert table["overall"] == pytest.approx(right)
-    assert table["split:val"] == 1.0
-    assert table["split:test"] == pytest.approx(2 * right - 1)
-
-
 def test_a_difference_says_which_score_it_is_of(make) -> None:
     def evaluated(metric: Metric, *splits: str) -> tuple[dict[str, Any], str]:
         questions = [make.question(i, split) for i, split in enumerate(splits)]

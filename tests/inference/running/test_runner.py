@@ -1,4 +1,3 @@
-import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -79,41 +78,6 @@ def test_an_image_that_cannot_be_made_ready_is_left_to_the_pipeline(make, root: 
 
     questions = [make.question(i) for i in range(6)]
     assert len(run(root, Counter(), questions, prepare=lambda: [prepare])) == 6
-
-
-def test_a_second_run_does_nothing(make, root: Path) -> None:
-    questions = [make.question(i) for i in range(5)]
-    first = run(root, Counter(), questions)
-    again = Counter()
-    assert run(root, again, questions) == first
-    assert again.batches == []
-
-
-def test_an_interrupted_run_ends_with_the_same_file(make, root: Path, tmp_path_factory) -> None:
-    questions = [make.question(i) for i in range(8)]
-    with pytest.raises(KeyboardInterrupt):
-        run(root, Counter(fail_at=1), questions)
-    part = root / "traces/parts/counter.0.jsonl"
-    lines = part.read_bytes().splitlines(keepends=True)
-    part.write_bytes(b"".join(lines[:3]) + lines[3][:10])  # killed in the middle of the first batch's third row
-    resumed = Counter()
-    run(root, resumed, questions)
-    assert resumed.batches[0] == ["q000", "q001", "q002"]  # the batch is answered whole, in the same company
-    straight = root / "straight"
-    straight.mkdir()
-    shutil.copytree(root / "images", straight / "images")
-    run(straight, Counter(), questions)
-    assert (root / "traces/counter.jsonl").read_bytes() == (straight / "traces/counter.jsonl").read_bytes()
-
-
-def test_parts_of_other_processes_are_taken_over(make, root: Path) -> None:
-    parts = root / "traces/parts"
-    parts.mkdir(parents=True)
-    row = {"id": "q001", "question_id": "q001", "pipeline": "counter", "answer": "theirs", "hits": [], "passages": []}
-    (parts / "counter.7.jsonl").write_text(json.dumps({"fingerprint": "f"}) + "\n" + json.dumps(row) + "\n")
-    traces = run(root, Counter(), [make.question(i) for i in range(3)])
-    assert traces["q001"].answer == "theirs"
-    assert traces["q000"].answer == "3 with q000"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 from reflectune.metrics.reporting import gates
-from reflectune.metrics.reporting.intervals import over_seeds
 from reflectune.models.schemes.calibration import GateScaling
 
 TOO_SURE = 3.0
@@ -60,20 +59,6 @@ def test_a_gate_that_is_too_sure_is_mended(gated) -> None:
     assert gate["n"] == gate["ece"]["n"] == gate["ece_scaled"]["n"] == gate["reduction"]["n"] == 600
 
 
-def test_the_errors_are_those_of_the_gates_rows(gated, said) -> None:
-    questions, _ = gated
-    probabilities, labels = map(np.array, zip(*said, strict=True))
-    gate = run(*gated)["gate"]
-    assert gate["ece"]["value"] == pytest.approx(gates.expected_calibration_error(probabilities, labels))
-    clusters = [q.entity_ids[0] for q in questions]
-    each = over_seeds([np.array(said)], gates.weighted_calibration_error, seed=0, clusters=clusters)
-    assert (gate["ece"]["low"], gate["ece"]["high"]) == (each.low, each.high)
-    assert scaling_of(gate) == gates.fit_scaling(probabilities, labels)
-    half = gates.halves([q.entity_ids[0] for q in questions])
-    scaled = gates.cross_fit(probabilities, labels, half)
-    assert gate["ece_scaled"]["value"] == gates.expected_calibration_error(scaled, labels)
-
-
 def test_a_run_with_a_saved_scaling_has_the_error_without_it(make, gated, said) -> None:
     questions, _ = gated
     probabilities = np.array([p for p, _ in said])
@@ -86,14 +71,6 @@ def test_a_run_with_a_saved_scaling_has_the_error_without_it(make, gated, said) 
     assert gate["ece_uncalibrated"] == pytest.approx(run(*gated)["gate"]["ece"])
     assert gate["ece"]["value"] < 0.06 < 0.1 < gate["ece_uncalibrated"]["value"]
     assert f"<td>{100 * gate['ece_uncalibrated']['value']:.1f}<span" in table({"calibration": measured})
-
-
-def test_the_order_of_questions_does_not_matter(gated) -> None:
-    questions, traces = gated
-    forth, back = run(questions, traces)["gate"], run(questions[::-1], traces)["gate"]
-    assert scaling_of(forth) == scaling_of(back)
-    for name in ("ece", "ece_scaled"):
-        assert forth[name]["value"] == pytest.approx(back[name]["value"])
 
 
 def test_questions_without_an_entity_are_parted_by_their_ids(gated, said) -> None:

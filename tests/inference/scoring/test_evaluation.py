@@ -18,17 +18,6 @@ def run(questions, traces, gamma=0.5, metric="infoseek"):
     return evaluate(questions, by_id, measure=TraceScorer(metric), gamma=gamma, seed=0)
 
 
-def test_overall_is_the_harmonic_mean_of_the_two_splits(make) -> None:
-    questions = [make.question(i, UQ if i < 4 else UE) for i in range(6)]
-    traces = [make.trace(i, "closed_book", answer="oak" if i in (0, 4) else "pine") for i in range(6)]
-    table = run(questions, {"closed_book": traces})["pipelines"]["closed_book"]
-    assert table["unseen_question"]["value"] == pytest.approx(1 / 4)
-    assert table["unseen_entity"]["value"] == pytest.approx(1 / 2)
-    assert table["overall"]["value"] == pytest.approx(2 / (4 + 2))  # 2ab / (a + b) of 1/4 and 1/2
-    assert (table["unseen_question"]["n"], table["unseen_entity"]["n"], table["overall"]["n"]) == (4, 2, 6)
-    assert table["overall"]["low"] <= table["overall"]["value"] <= table["overall"]["high"]
-
-
 def test_a_question_without_truth_is_not_scored(make) -> None:
     unknown = [make.question(1, answer_type="numerical"), dataclasses.replace(make.question(2), answers=())]
     known = [make.question(0), make.question(3, answer_type="numerical", range=(1.0, 2.0))]

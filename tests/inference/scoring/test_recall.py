@@ -61,25 +61,6 @@ def test_entries_are_measured_by_search_with_the_overlap_of_an_exact_one(dataset
     assert "| near | 0.0 (0.0 to 0.0) | 50.0 (0.0 to 100.0) | 25.0 (0.0 to 50.0) |" in printed
 
 
-def test_questions_for_whose_image_nothing_is_found_count_as_missed(dataset: Dataset) -> None:
-    figures = measure_entries(dataset, dataset.questions("val"), {"r": finding(of_8="b", of_9="")}, [1])
-    assert figures["val"]["nothing_found"] == 1
-    assert values(figures["val"]["searches"]["r"]) == {"article_recall@1": 0.5, "mrr": 0.5}
-    printed = "\n".join(entry_tables(figures, "ranked_entities"))
-    assert "; for 1 nothing is found\n" in printed
-    assert "overlap" not in printed
-
-
-def test_questions_about_one_image_are_told_apart_by_their_texts(dataset: Dataset) -> None:
-    asked = [Question(name, "8.png", name, split="val", entity_ids=(name.lower(),)) for name in "AB"]
-    search = finding(of_8="ab", of_8A="ab", of_8B="ba")
-    alone = measure_entries(dataset, asked, {"w": search}, [1])
-    assert values(alone["val"]["searches"]["w"]) == {"article_recall@1": 0.5, "mrr": 0.5}
-    exact = finding(of_8A="ba", of_8B="ba")
-    both = measure_entries(dataset, asked, {"w": search}, [1], with_texts=True, exact={"w": exact})
-    assert values(both["val"]["searches"]["w"]) == {"article_recall@1": 1.0, "mrr": 1.0, "overlap@1": 0.5}
-
-
 def test_a_question_without_text_is_named_where_texts_are_searched_with(dataset: Dataset) -> None:
     asked = [Question("7", "8.png", " ", split="val", entity_ids=("a",))]
     with pytest.raises(UserError, match="question 7 has no text"):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from reflectune.inference.reading.document_choice import MctTrace
-from reflectune.inference.scoring.reflection_metrics import reflection, ret_rows, srt_rows
+from reflectune.inference.scoring.reflection_metrics import reflection
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import by_question
 
@@ -113,13 +113,3 @@ def test_malformed_replies_are_counted_by_problem(make) -> None:
 
 def test_other_pipelines_have_no_such_section(make) -> None:
     assert run([make.question(0)], {"mr2ag": [make.trace(0, gate=0.9)]}) is None
-
-
-def test_rows_for_the_charts(make, ret) -> None:
-    questions, traces = ret
-    by_id = {name: by_question(each) for name, each in traces.items()}
-    assert ret_rows(questions, by_id, TraceScorer("infoseek")) == [(0.9, 1.0), (0.2, 0.0), (0.6, 1.0), (0.5, 1.0)]
-    passages = (make.read(rel=0.8, source="stating"), make.read(section=1, rel=0.3))
-    judged = {"q000": make.trace(0, "reflection", "", passages=passages)}
-    assert srt_rows(make.question(0, entity_ids=("e1",)), judged) == [(0.8, 1.0), (0.3, 0.0)]
-    assert srt_rows(make.question(0, answer="no", entity_ids=("e1",)), judged) == []

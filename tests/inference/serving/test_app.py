@@ -94,20 +94,6 @@ def test_an_answer_comes_as_events_by_json_and_by_form(client, service, photo) -
         assert [hit["entry_id"] for hit in trace["hits"]] == [hit.entry_id for hit in expected.hits]
 
 
-def test_an_image_is_turned_as_its_exif_says(client) -> None:
-    """Orientation 6 turns a quarter: entries found are those of the turned image."""
-    upright = Image.new("RGB", (40, 80), "red")
-    upright.paste("blue", (0, 0, 40, 30))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    stored = encoded(upright.transpose(Image.Transpose.ROTATE_90), exif=exif)
-    first, second = (
-        client.post("/retrieve", json={"images": [url(content)], "return_scores": True}).json()
-        for content in (encoded(upright), stored)
-    )
-    assert first == second
-
-
 @pytest.mark.parametrize("scores", [True, False])
 def test_searches_have_the_shape_of_search_r1(client, service, photo, scores: bool) -> None:
     reply = client.post(

@@ -116,13 +116,6 @@ def whole(folder: Path) -> dict[str, Trace]:
     return {each.question_id: each for each in read_traces(trace_files(folder)["mr2ag"])}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_traces_come_back_whole_and_in_order(form: TraceForm, questions, tmp_path: Path) -> None:
-    fill(store(tmp_path, form), questions)
-    assert list(whole(tmp_path).items()) == list(TRACES.items())
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ([".jsonl"] if form == "jsonl" else [".parquet"] * 2)
-
-
 def test_scores_see_all_but_passages_text(questions, tmp_path: Path) -> None:
     traces = fill(store(tmp_path), questions)
     blank = {
