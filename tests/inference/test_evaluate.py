@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from markupsafe import escape
 from PIL import Image
+from transformers import BertConfig, BertForSequenceClassification
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
@@ -29,6 +31,7 @@ from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.reading import read_traces, trace_files
+from reflectune.metrics.judging.bem import RECORD
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.plain import SCHEME as PLAIN
@@ -295,6 +298,43 @@ def test_a_data_set_that_says_little_and_has_its_images_elsewhere_runs(make, con
     report = (tmp_path / "out/report.html").read_text()
     assert "not expected to be right" in re.sub(r"\s+", " ", report)
     assert "no evidence" in report
+
+
+@pytest.fixture
+def bem(tmp_path: Path) -> str:
+    """A tiny BEM that says of everything what its random weights say."""
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertForSequenceClassification(BertConfig(vocab_size=8, type_vocab_size=3, **small)).save_pretrained(
+        tmp_path / "bem"
+    )
+    (tmp_path / "bem/vocab.txt").write_text("\n".join("[PAD] [UNK] [CLS] [SEP] [MASK] the oak is".split()) + "\n")
+    (tmp_path / "bem" / RECORD).write_text('{"mask_padding": true, "checked_on": 1}')
+    return str(tmp_path / "bem")
+
+
+@ONE_FAMILY
+def test_evqa_is_scored_by_bem_with_its_columns_in_the_report(config, bem, make, tmp_path) -> None:
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "a.png")
+    answers = {"templated": "oak", "automatic": "1880", "multi_answer": "red&&blue", "2_hop": "Rome"}
+    questions = [
+        make.question(number, "test", answer, image="a.png", requires_retrieval=None, meta={"question_type": kind})
+        for number, (kind, answer) in enumerate(answers.items())
+    ]
+    make.data_set(tmp_path / "data", [make.entry(0)], questions, metric="evqa", image_root=str(tmp_path))
+    made = config(dataset=str(tmp_path / "data"), splits=["test"], pipelines=["closed_book"], index="", bem=bem)
+    assert "the metric `evqa` needs `bem`" in " ".join(made.model_copy(update={"bem": ""}).problems())
+    assert "scored by evqa" in experiment.describe(made)
+    metrics = experiment.run(made)
+    columns = ["overall", "single_hop", "templated", "automatic", "multi_answer", "2_hop"]
+    assert list(metrics["metric"]["columns"]) == columns
+    assert metrics["pipelines"]["closed_book"]["overall"]["n"] == 4
+    page = " ".join((tmp_path / "report.html").read_text().split())
+    assert escape(metrics["metric"]["caption"]) in page
+    assert summary(metrics).startswith(metrics["metric"]["caption"])
+    again = experiment.run(made.model_copy(update={"metric": "evqa_exact"}))
+    assert again["metric"]["name"] == "evqa_exact"  # of the same traces
+    assert "lower bound" in (tmp_path / "report.html").read_text()
 
 
 @QWEN

@@ -155,20 +155,10 @@ def test_a_pipeline_that_needs_an_image_refuses_the_question_in_one_line(scripti
 
 # From HotpotQA's own file to scores.
 
-WOOD = ["Ed Wood", ["Ed Wood is a film.", " It is by Tim Burton."]]
 DERRICKSON = ["Scott Derrickson", ["Scott Derrickson is an American director."]]
 TEMPLE = ["Shirley Temple", ["Shirley Temple was an actress.", " She was Chief of Protocol."]]
 TELL = ["Kiss and Tell", ["Kiss and Tell is a film of 1945 with Shirley Temple."]]
 ROWS = [
-    {
-        "_id": "5a8b57f25542995d1e6f1371",
-        "answer": "yes",
-        "question": "Were Scott Derrickson and Ed Wood of the same nationality?",
-        "supporting_facts": [["Scott Derrickson", 0], ["Ed Wood", 0]],
-        "context": [WOOD, DERRICKSON, TEMPLE],
-        "type": "comparison",
-        "level": "hard",
-    },
     {
         "_id": "5a8c7595554299585d9e36b6",
         "answer": "Chief of Protocol",

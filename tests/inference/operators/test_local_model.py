@@ -14,7 +14,6 @@ from reflectune.inference.operators.query_reply import read_queries
 from reflectune.inference.operators.requests import JudgeReply, Prompt
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import Generation, PrefixEngine
-from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Turn
 from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 from tests.inference.families import ONE_FAMILY
@@ -93,26 +92,11 @@ def test_a_model_that_sees_no_image_says_the_same_about_any(model: LocalModel, i
     assert model.write([(images[0], seeing)], 4)[0].read > next(iter(replies))[1]
 
 
-@ONE_FAMILY
-@pytest.mark.parametrize(
-    ("written", "has_turn"),
-    [
-        pytest.param("{{ message['role'] }}", True, id="any role"),
-        pytest.param("{{ 'user' if message['role'] == 'user' else 'assistant' }}", False, id="taken for the assistant"),
-        pytest.param("{{ raise_exception('no system') if message['role'] == 'system' }}", False, id="refused"),
-    ],
-)
-def test_a_systems_words_are_read_whether_or_not_the_template_has_such_a_turn(
-    checkpoints: SimpleNamespace, written: str, has_turn: bool
-) -> None:
-    processor = load(checkpoints.base).processor
-    processor.chat_template = (
-        f"{{% for message in messages %}}{written}:{{% for part in message['content'] %}}{{% if part['type'] == 'image'"
-        f" %}}{processor.image_token}{{% else %}}{{{{ part['text'] }}}}{{% endif %}}{{% endfor %}}</s>{{% endfor %}}"
-    )
+@pytest.mark.parametrize(("name", "has_turn"), [("miniature/qwen2_vl", True), ("miniature/llava", False)])
+def test_a_systems_words_are_read_whether_or_not_the_template_has_such_a_turn(name: str, has_turn: bool) -> None:
     turn = Turn("user", ("It is oak.",), image=True)
     behind, before = (Turn("system", ("Be brief.",)), turn), Turn("user", ("Be brief.", "\n\n", "It is oak."), True)
-    renderer = Renderer(None, processor)
+    renderer = load(name).renderer
     assert renderer.under_system("", turn) == (turn,)
     assert renderer.under_system("Be brief.", turn) == (behind if has_turn else (before,))
 

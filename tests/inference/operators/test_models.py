@@ -45,11 +45,6 @@ from reflectune.models.remote.images import ImageUrls
 
 IMAGE = Image.new("RGB", (8, 6), "red")
 ASKED = Prompt("Question: {question}\n{documents}", {"question": "Who built it?"}, ("One.", "Two."))
-FAULTS = {
-    "too many requests": {"status": 429, "retry_after": "0.01"},
-    "half a reply": {"broken": True},
-    "another schema": {"body": '{"choices": []}'},
-}
 
 
 def say(text: str) -> str:
@@ -136,22 +131,6 @@ def test_a_large_image_travels_within_max_pixels(stub_server, tmp_path) -> None:
         write(ServedModel(model), ASKED, load_image(path))
     ((mime, content),) = sent(server)
     assert (mime, open_image(content).size) == ("image/jpeg", (20, 15))
-
-
-@pytest.mark.usefixtures("short_pauses")
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_nothing_is_lost_or_paid_for_twice(fault: dict[str, Any], stub_server, remote, scripting) -> None:
-    server = stub_server(say, lambda text, number: fault if number == 0 else {})
-    with remote(server.url) as model:
-        first = run(ServedModel(model), scripting)
-    asked = len(server.requests)
-    with remote(server.url) as model:
-        assert run(ServedModel(model), scripting) == first
-    assert len(server.requests) == asked
-    assert set(server.delivered.values()) == {1}
-    calls = [step for step in first.steps if step.operator in ("caption", "rewrite", "reason", "answer")]
-    assert [step.operator for step in calls] == ["caption", "reason", *["rewrite", "reason"] * 2, "answer"]
-    assert all(step.text and step.read and step.generated for step in calls)
 
 
 def test_a_refused_step_is_an_empty_reply_and_the_trajectory_goes_on(stub_server, remote, scripting) -> None:

@@ -1,4 +1,4 @@
-"""From a detailed answer to a short one: the prompt, its examples, what the trace keeps, and budgets."""
+"""From a detailed answer to a short one: the prompt, its examples, and what the trace keeps."""
 
 import dataclasses
 import re
@@ -12,7 +12,6 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import drawn_shots, shortener, with_extraction
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
@@ -41,10 +40,9 @@ def say(short: str) -> Any:
     return reply
 
 
-def run(name: str, script: Any, budget: Budget | None = None, shots: tuple[Shot, ...] = SHOTS) -> Trace:
-    tools = dataclasses.replace(script.tools, budget=budget or Budget())
-    steps = with_extraction(PIPELINES[name], lambda _: shots, max_tokens=8)
-    (trace,) = TrajectoryPipeline(name, steps, tools).run([ASKED], [Image.new("RGB", (8, 8))])
+def run(name: str, script: Any) -> Trace:
+    steps = with_extraction(PIPELINES[name], lambda _: SHOTS, max_tokens=8)
+    (trace,) = TrajectoryPipeline(name, steps, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     assert from_row(to_row(trace)) == trace
     return trace
 
@@ -92,13 +90,6 @@ def test_what_trajectory_it_follows_stays_as_it_was(scripting: type[Any]) -> Non
     assert expected.answer == LONG
     assert script.asked[:-1] == alone.asked
     assert (trace.passages, trace.ended) == (expected.passages, expected.ended)
-
-
-def test_a_budget_that_is_used_up_still_gives_the_short_answer(scripting: type[Any]) -> None:
-    trace = run("mi_rag", scripting(say=say("mice"), find=lambda query, base: ["found"]), Budget(question_tokens=60))
-    assert [step.operator for step in trace.steps][-2:] == ["answer", "extract"]
-    assert trace.limit == {"question_tokens": 60}
-    assert trace.answer == "mice"
 
 
 # The examples.

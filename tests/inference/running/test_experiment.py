@@ -76,12 +76,6 @@ def test_an_oracle_leaves_out_questions_whose_entry_the_knowledge_base_lacks(mak
     assert absent == dict.fromkeys(oracles, 1)
 
 
-def test_mmkb_rag_brings_the_stage_that_measures_its_decisions(make) -> None:
-    known, visual = make.question(0, entity_ids=("e1",)), make.question(1, requires_retrieval=False)
-    planned = experiment.plan(EvaluateConfig(pipelines=["closed_book", "mmkb_rag"]), [known, visual], ENTRIES)
-    assert taken(planned) == {"retrieval": "0", "closed_book": "01", "mmkb_rag": "01", "reflection": "01"}
-
-
 def test_minutes_add_up_over_questions_and_steps(make) -> None:
     gated = ({"gate": 30.0, "judge": 30.0}, {"gate": 60.0})
     timed = {f"q00{i}": make.trace(i, seconds=seconds) for i, seconds in enumerate(gated)}

@@ -25,7 +25,7 @@ from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace, to_row
 from reflectune.inference.trace_files.columns import NO_TEXT, with_texts
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
-from reflectune.inference.trace_files.reading import find_trace, read_traces, trace_files
+from reflectune.inference.trace_files.reading import read_traces, trace_files
 
 COUNT, BATCH = 23, 4
 PIPELINES = ("closed_book", "mr2ag", "relevance", "retrieval", "reflection", "pmsr")
@@ -320,14 +320,6 @@ def test_a_damaged_file_and_a_table_of_another_version_are_named(questions, tmp_
     path.write_bytes(b"PAR1 and no more")
     with pytest.raises(UserError, match=r"mr2ag\.parquet can't be read"):
         fill(store(tmp_path), questions)
-
-
-def test_a_trace_is_opened_by_id(questions, tmp_path: Path) -> None:
-    for form in FORMS:
-        fill(store(tmp_path / form, form), questions)
-        (path,) = trace_files(tmp_path / form).values()
-        assert find_trace(path, "q007") == TRACES["q007"]
-        assert find_trace(path, "q999") is None
 
 
 def test_both_forms_are_the_same_to_a_reader_of_lines(questions, tmp_path: Path) -> None:
