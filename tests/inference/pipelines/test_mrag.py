@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from reflectune.core.errors import UnusableInput, UserError
+from reflectune.core.errors import UnusableInput
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -18,7 +18,7 @@ from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent, MragAgentSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
-from reflectune.inference.pipelines.registry import build_pipeline, find_recipe
+from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.joint import JointSearch
@@ -309,9 +309,3 @@ def test_or_its_passage_by_the_question_whatever_is_searched_with(knowledge: Kno
     assert [[passage.id for passage in row] for row in searched(documents, request)] == [["b#1.0", "a#1.0"]]
     (row,) = searched(documents, SearchRequest(0, ("Founded long ago.",), {ENTRIES: (3,)}))
     assert [passage.id for passage in row] == ["b#0.0", "a#0.0"]
-
-
-def test_a_list_of_ranked_entities_has_no_modalities(knowledge: KnowledgeBase, scripted: Any) -> None:
-    parts = PipelineParts(knowledge, retriever=scripted.retriever({"a": 0.5}), reranker=WordReranker())
-    with pytest.raises(UserError, match="mrag searches with texts, too"):
-        build_pipeline("mrag", MragSettings(), parts)
