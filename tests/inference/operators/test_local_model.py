@@ -83,15 +83,6 @@ def test_questions_with_different_numbers_of_documents_are_judged_together(model
     assert [each.yes for each in both[1].each] == pytest.approx([each.yes for each in single.each], rel=1e-4)
 
 
-@ONE_FAMILY
-def test_a_model_that_sees_no_image_says_the_same_about_any(model: LocalModel, images: list[Image.Image]) -> None:
-    blind = PROMPTS["no image"]
-    replies = {(reply.text, reply.read, reply.score) for image in images for reply in model.write([(image, blind)], 4)}
-    assert len(replies) == 1
-    seeing = dataclasses.replace(blind, image=True)
-    assert model.write([(images[0], seeing)], 4)[0].read > next(iter(replies))[1]
-
-
 @pytest.mark.parametrize(("name", "has_turn"), [("miniature/qwen2_vl", True), ("miniature/llava", False)])
 def test_a_systems_words_are_read_whether_or_not_the_template_has_such_a_turn(name: str, has_turn: bool) -> None:
     turn = Turn("user", ("It is oak.",), image=True)
