@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.pipelines import closed_book, oracle
+from reflectune.inference.pipelines import oracle
 from reflectune.inference.pipelines.base import ContextPipeline, Pipeline
 from reflectune.inference.pipelines.naive_rag import naive_rag
 from reflectune.inference.pipelines.oracle import WithGoldEntries
@@ -23,23 +23,11 @@ def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextFo
 @pytest.fixture
 def build(knowledge, monkeypatch) -> Callable[..., Pipeline]:
     def build(name: str, reader: Any, retriever: Any = None, **settings: Any) -> Pipeline:
-        for module in (closed_book, oracle):
-            monkeypatch.setattr(module, "Reader", lambda engine, max_new_tokens: reader)
+        monkeypatch.setattr(oracle, "Reader", lambda engine, max_new_tokens: reader)
         parts = PipelineParts(knowledge, engine=object(), retriever=retriever, reranker=WordReranker())
         return build_pipeline(name, EvaluateConfig(lead="none", **settings), parts)
 
     return build
-
-
-def test_closed_book_reads_nothing(make, scripted, build) -> None:
-    reader = scripted.reader(answers={"plain": ("owl", 0.4)})
-    traces = build("closed_book", reader).run([make.question(0), make.question(1)], scripted.images(2))
-    assert reader.contexts == [[], []]
-    assert [(t.question_id, t.pipeline, t.answer, t.confidence) for t in traces] == [
-        ("q000", "closed_book", "owl", 0.4),
-        ("q001", "closed_book", "owl", 0.4),
-    ]
-    assert not traces[0].retrieved
 
 
 NEAR = {"b": 0.6, "a": 0.3, "c": 0.2}

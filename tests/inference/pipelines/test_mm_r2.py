@@ -12,7 +12,7 @@ from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.requests import SearchReply, SearchRequest
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings, knowledge_map
+from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings
 from reflectune.inference.trace import Trace, from_row, to_row
 
 QUESTION = "What does this bird eat?"
@@ -139,14 +139,3 @@ def test_a_budget_that_runs_out_leaves_the_chosen_units_in_their_order(scripting
     assert [read.passage for read in trace.passages] == KESTREL[1:]
     assert (trace.answer, trace.limit) == ("beetles", {"question_tokens": spent})
     assert trace.ended == f"the question's {spent} tokens are used up"
-
-
-def test_a_map_has_the_most_similar_entry_first_and_sections_as_the_article_has_them() -> None:
-    (found,) = searched([(Image.new("RGB", (8, 8)), SearchRequest(0, ("",), {"pairs": (9,)}))])
-    assert knowledge_map(found) == {
-        ("kestrel", 0): KESTREL[:1],
-        ("kestrel", 1): KESTREL[1:],
-        ("merlin", 0): MERLIN[:1],
-        ("merlin", 2): MERLIN[1:],
-    }
-    assert knowledge_map(SearchReply()) == {}
