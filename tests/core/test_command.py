@@ -65,10 +65,3 @@ def test_each_end_has_its_status(argv, status, message, tmp_path, monkeypatch, c
         write.main(argv)
     assert ended.value.code == status
     assert capsys.readouterr().err.startswith(message)
-
-
-def test_help_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    write.main(["--rows", "-1", "--help"], "reflectune write")
-    assert capsys.readouterr().out.startswith(
-        "usage: reflectune write [--config FILE.yaml] [--key value ...]\n\nWrite rows.\n"
-    )

@@ -63,12 +63,8 @@ def problems(kind: type[Settings], argv: list[str]) -> list[str]:
     ],
 )
 def test_the_last_flag_counts_then_the_file(tmp_path, text: str, argv: list[str], values: dict[str, Any]) -> None:
-    assert parse_config(Plain, [*write(tmp_path, text), *argv]) == Plain(**values)
-
-
-def test_the_file_may_be_joined_to_its_flag(tmp_path: Path) -> None:
-    _, path = write(tmp_path, "steps: 3\n")
-    assert parse_config(Plain, [f"--config={path}"]).steps == 3
+    flag, path = write(tmp_path, text)
+    assert parse_config(Plain, [flag, path, *argv]) == parse_config(Plain, [f"{flag}={path}", *argv]) == Plain(**values)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +98,8 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     ("argv", "problem"),
     [
         (["--config"], "--config needs the path"),
-        (["--config", "nowhere.yaml"], "config file not found: nowhere.yaml"),
-        (["--steps", "many"], "`steps` should be a whole number, found 'many'"),
         (["--config="], "--config needs the path"),
         (["--config", "--steps"], "--config needs the path"),
-        (["--config", "."], "config file needed, . is a folder; name the YAML file in it"),
         (["--config", "a.yaml", "--config=b.yaml"], "`--config` is given 2 times, with a.yaml and b.yaml; give one"),
         (["stray"], "stray word `stray`; a key is given as --key value"),
         (["--steps", "3", "stray"], "stray word `stray`"),

@@ -23,12 +23,6 @@ def test_a_log_cut_off_anywhere_resumes_with_whole_rows_only(tmp_path_factory, k
     assert [(row["id"], row["answer"]) for row in read_rows(path)] == [(str(n), f"ünïcode {n}") for n in range(4)]
 
 
-def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
-    RowLog(tmp_path / "rows.jsonl", "one").close()
-    with pytest.raises(UserError, match="written with other settings"):
-        RowLog(tmp_path / "rows.jsonl", "two")
-
-
 def test_a_missing_or_broken_json_says_what_it_should_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the manifest is missing"):
         read_json(tmp_path / "a.json", "the manifest")
@@ -49,22 +43,6 @@ def test_a_damaged_row_of_a_log_is_named_by_its_place(tmp_path: Path, damage: by
         list(read_rows(path))
     with pytest.raises(UserError, match=rf"rows\.jsonl is damaged at byte {len(whole)} "):
         RowLog(path, "f")
-
-
-def test_a_log_that_another_run_writes_is_refused_until_that_run_is_dead(tmp_path: Path, start_python) -> None:
-    path = tmp_path / "rows.jsonl"
-    writing = (
-        "import sys, time; from reflectune.core.durable import RowLog\n"
-        "log = RowLog(sys.argv[1], 'f'); log.append('a', {'value': 1}); print('open', flush=True); time.sleep(60)"
-    )
-    other = start_python(writing, str(path))
-    assert other.stdout.readline() == "open\n"
-    with pytest.raises(UserError, match="another run is writing"):
-        RowLog(path, "f")
-    other.kill()
-    other.wait()
-    with RowLog(path, "f") as log:
-        assert log.done == {"a"}
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,10 @@
 import errno
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
 from reflectune.core.entry_point import entry_point
 from reflectune.core.errors import UserError
-
-Start = Callable[[Sequence[str]], Any]
 
 
 def run(error: BaseException) -> None:
@@ -99,22 +95,20 @@ main()
 """
 
 
-@pytest.mark.parametrize(("ending", "status"), [("", 0), ("UserError", 2), ("exit", 3)])
+LAST_WORDS = "finished by a different command"
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"), [([], 0), (["UserError"], 2), (["exit"], 3), (["exit", LAST_WORDS], 1)], ids=str
+)
 def test_a_launch_ends_with_its_status_while_threads_of_gloo_run(ending, status, start_program, tmp_path) -> None:
     """A thread that waits for Python's lock when the interpreter begins to end would abort the process."""
     script = tmp_path / "launched.py"
     script.write_text(LAUNCHED)
-    program = start_program([str(script), *filter(None, [ending])])
+    program = start_program([str(script), *ending])
     assert program.wait() == status, program.stderr[-2000:]
     assert program.stdout == "unflushed, called at the end\n"
-
-
-def test_a_launch_that_exits_with_a_text_prints_it(start_program, tmp_path) -> None:
-    script = tmp_path / "launched.py"
-    script.write_text(LAUNCHED)
-    program = start_program([str(script), "exit", "finished by a different command"])
-    assert program.wait() == 1
-    assert program.stderr.endswith("finished by a different command\n")
+    assert program.stderr.endswith(f"{LAST_WORDS}\n") is (status == 1)
 
 
 ONE_OF_TWO = """

@@ -12,13 +12,6 @@ from reflectune.core.locking import is_held, remove, take
 
 Start = Callable[..., Any]
 
-HOLDING = """
-import sys, time
-from reflectune.core.locking import take
-lock = take(sys.argv[1])
-print("held", flush=True)
-time.sleep(60)
-"""
 FORKING = """
 import os, sys, time
 from reflectune.core.locking import take
@@ -44,20 +37,6 @@ lock = take(sys.argv[1], wait=True)
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path, start_python: Start) -> None:
-    path = tmp_path / "lock"
-    path.write_text("content")
-    other = start_python(HOLDING, str(path))
-    assert other.stdout.readline() == "held\n"
-    assert take(path) is None
-    assert is_held(path)
-    other.kill()
-    other.wait()
-    assert not is_held(path)
-    assert take(path) is not None
-    assert path.read_text() == "content"
 
 
 @pytest.mark.parametrize("program", [FORKING, EXECUTING])

@@ -12,11 +12,6 @@ from reflectune.core import progress
 from reflectune.core.progress import progress_bar
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
 def interval(monkeypatch: pytest.MonkeyPatch) -> float:
     """Seconds between two updates in a log, instead of 30."""
@@ -53,14 +48,6 @@ def test_a_disabled_bar_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         bar.update()
         bar.set_postfix_str("5 tokens/s")
     assert log.getvalue() == ""
-
-
-def test_a_terminal_has_the_usual_bar() -> None:
-    terminal = Terminal()
-    with progress_bar(total=2, desc="probing", file=terminal, mininterval=0) as bar:
-        bar.update(2)
-    assert terminal.getvalue().startswith("\rprobing:   0%")
-    assert terminal.getvalue().count("\r") >= 3
 
 
 def test_no_part_of_the_tree_draws_a_bar_of_its_own() -> None:
