@@ -12,7 +12,6 @@ from reflectune.core.types import Entry, Evidence, FollowUp, Question
 from reflectune.formats.dataset import (
     Dataset,
     companion,
-    load_manifest,
     read_questions,
     splits,
     write_question_file,
@@ -56,18 +55,6 @@ def test_a_missing_split_names_those_that_exist(tmp_path: Path) -> None:
     write_questions(tmp_path, "val", QUESTIONS)
     with pytest.raises(UserError, match="has the splits val"):
         read_questions(tmp_path, "train")
-
-
-def test_a_damaged_split_is_a_user_error(tmp_path: Path) -> None:
-    path = write_questions(tmp_path, "val", QUESTIONS)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(UserError, match="damaged"):
-        read_questions(tmp_path, "val")
-
-
-def test_a_folder_without_a_manifest_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="manifest is missing"):
-        load_manifest(tmp_path)
 
 
 @pytest.fixture

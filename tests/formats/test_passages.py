@@ -63,19 +63,9 @@ def test_nothing_written_gives_no_passage(text: str) -> None:
     assert split_passages(owl(summary=text)) == []
 
 
-@given(st.lists(st.text(alphabet="ab.\n \t", max_size=30), min_size=1, max_size=4))
-def test_no_word_is_lost_or_doubled_and_ids_are_unique(texts: list[str]) -> None:
-    passages = split_passages(owl(*(Section(f"Part {i}", text) for i, text in enumerate(texts))))
-    assert [word for passage in passages for word in passage.text.split()] == [
-        word for text in texts for word in text.split()
-    ]
-    assert len({passage.id for passage in passages}) == len(passages)
-    assert all(passage.text == " ".join(passage.text.split()) != "" for passage in passages)
-
-
 CUTS: list[Cut] = ["paragraphs", "sections", "windows", "words"]
 ARTICLES = st.lists(
-    st.tuples(st.sampled_from(["", "Diet", "History"]), st.text(alphabet="ab. \n?St", max_size=60)),
+    st.tuples(st.sampled_from(["", "Diet", "History"]), st.text(alphabet="ab. \n\t?St", max_size=60)),
     min_size=1,
     max_size=5,
 )
@@ -88,7 +78,7 @@ def test_every_cut_holds_every_word_once_in_order(parts, cut, size) -> None:
     assert " ".join(p.text for p in passages).split() == " ".join(text for _, text in parts).split()
     assert len({p.id for p in passages}) == len(passages)
     assert [(p.section, p.index) for p in passages] == sorted((p.section, p.index) for p in passages)
-    assert all(p.text and p.heading == parts[p.section][0] for p in passages)
+    assert all(p.text == " ".join(p.text.split()) != "" and p.heading == parts[p.section][0] for p in passages)
 
 
 @given(ARTICLES, st.integers(1, 9))

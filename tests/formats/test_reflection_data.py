@@ -76,26 +76,9 @@ def test_stored_examples_are_made_on_demand_and_take_no_memory(tmp_path: Path) -
     tracemalloc.stop()
 
 
-def test_no_examples_are_a_file_too(tmp_path: Path) -> None:
-    write_examples(tmp_path / "train.parquet", [], ReflectionExample)
-    assert read_examples(tmp_path / "train.parquet", ReflectionExample) == []
-
-
 def test_a_missing_file_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"not found.*nowhere\.parquet.*a builder of reflectune\.data_builders"):
         read_examples(tmp_path / "nowhere.parquet", ReflectionExample)
-
-
-def test_a_file_of_another_kind_is_named(tmp_path: Path) -> None:
-    (tmp_path / "notes.parquet").write_text("no Parquet at all")
-    with pytest.raises(UserError, match=r"notes\.parquet is (no|not a) readable Parquet file"):
-        read_examples(tmp_path / "notes.parquet", ReflectionExample)
-
-
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"id": ["q1"], "image": ["a.png"]}), tmp_path / "other.parquet")
-    with pytest.raises(UserError, match="it has no column `question`, no column `retrieve`"):
-        read_examples(tmp_path / "other.parquet", ReflectionExample)
 
 
 def test_rows_of_other_types_are_listed_by_id_and_field(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from reflectune.core.errors import UserError
 from reflectune.examples.bem import conversion as bem_conversion
 from reflectune.examples.bem.conversion import LoggedTriple, convert, published_right
 from reflectune.metrics.judging.bem import LONGEST, RECORD, Bem, TooLongError, load_bem, load_tokenizer
-from reflectune.metrics.official import evqa
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] sep [ ] the menger family william and mary where ? ##s cafe , y".split()
 TRIPLES = [
@@ -76,18 +75,6 @@ def test_a_triple_is_read_in_order_with_three_segments(vocabulary: Path) -> None
     assert bem("y", "the family", "Where?") != pytest.approx(bem("the family", "y", "Where?"), abs=1e-3)
 
 
-def test_a_written_separator_is_plain_text(vocabulary: Path) -> None:
-    bem = Bem(model(), load_tokenizer(vocabulary), mask_padding=True)
-    assert bem.word_pieces("[SEP] Café") == [PIECES.index(p) for p in ("[", "sep", "]", "cafe")]
-
-
-@pytest.mark.parametrize("mask_padding", [True, False])
-def test_a_batch_gives_what_one_by_one_gives(vocabulary: Path, mask_padding: bool) -> None:
-    bem = Bem(model(), load_tokenizer(vocabulary), mask_padding=mask_padding)
-    together = bem.logits(TRIPLES, batch_size=2)
-    assert together == pytest.approx(np.array([bem(*triple) for triple in TRIPLES]), abs=1e-4)
-
-
 def test_beyond_512_word_pieces_it_stops(vocabulary: Path) -> None:
     bem = Bem(model(), load_tokenizer(vocabulary), mask_padding=True)
     fits = ("y " * (LONGEST - 6), "y", "y")
@@ -95,12 +82,6 @@ def test_beyond_512_word_pieces_it_stops(vocabulary: Path) -> None:
     assert len(bem(*fits)) == 2
     with pytest.raises(TooLongError, match="513 word pieces"):
         bem("y " * (LONGEST - 5), "y", "y")
-
-
-def test_it_serves_as_the_official_scores_model(vocabulary: Path) -> None:
-    bem = Bem(model(), load_tokenizer(vocabulary), mask_padding=True)
-    logits = bem("y", "the family", "Where?")
-    assert evqa.evaluate_example("Where?", ["the family"], "y", "templated", bem) == float(logits[1] >= logits[0])
 
 
 def first_bert(network: BertForSequenceClassification) -> dict[str, np.ndarray]:

@@ -17,30 +17,9 @@ def question(key: str, split: str = "val_unseen_entity", answers: tuple[str, ...
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("The Eiffel Tower", "eiffel tower"),
-        ("Anthem", "anthem"),
-        ("U.S.A.", "usa"),
-        ("  two \t words\n", "two words"),
-        ("Café", "café"),
-        ("1,000 m", "1000 m"),
-    ],
-)
-def test_normalised_answers(text: str, wanted: str) -> None:
-    assert infoseek.normalize_answer(text) == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("9-10", [9.0, 10.0]),
         ("5 to 3", 5.0),
-        ("5 or 5", [5.0, 5.0]),
-        ("-5", -5.0),
-        (".5", 5.0),
         ("1994-95", 1994.0),
         ("COVID-19", -19.0),
-        ("twelve", [0, 0]),
-        ("１２", 12.0),
         ("²-5", 5.0),
         ("-.5.2", -0.5),
     ],
@@ -52,23 +31,6 @@ def test_parsed_numbers(text: str, wanted: infoseek.Number) -> None:
 @given(st.text(alphabet="0123456789.,-+eE²٣ a"))
 def test_no_text_is_beyond_reading(text: str) -> None:
     infoseek.parse_numerical(text)
-
-
-@pytest.mark.parametrize(
-    ("prediction", "answer_range", "right"),
-    [
-        ("12", (10.8, 13.2), 1),
-        ("10.8", (10.8, 13.2), 1),
-        ("13.3", (10.8, 13.2), 0),
-        ("11 to 13", (10.8, 13.2), 1),
-        ("9 to 13", (9, 11), 1),
-        ("8 to 13", (9, 11), 0),
-        ("", (-1, 1), 1),
-        ("unknown", (1, 2), 0),
-    ],
-)
-def test_numerical_answers(prediction: str, answer_range: tuple[float, float], right: int) -> None:
-    assert infoseek.numerical(prediction, answer_range) == right
 
 
 def test_a_single_number_stands_for_a_tenth_to_either_side() -> None:
@@ -120,20 +82,6 @@ def test_the_official_report_rounds_before_it_averages_and_counts_a_repeated_id_
     assert report["unseen_question_score"] == {"score": 33.33, "score_time": 0, "score_num": 0, "score_string": 33.33}
     assert report["unseen_entity_score"]["score"] == 66.67
     assert report["final_score"] == round(2 / (1 / 33.33 + 1 / 66.67), 2)
-
-
-def test_the_official_report_leaves_its_inputs_alone() -> None:
-    references = [{"data_id": "n", "answer_eval": [{"wikidata": 1.0, "range": [0.9, 1.1]}], "data_split": "train"}]
-    before = str(references)
-    said = [{"data_id": "n", "prediction": "1"}]
-    report = official_report(said, references, [{"data_id": "n", "question_type": "Numerical"}])
-    assert report["unseen_entity_score"]["score_num"] == 100.0
-    assert str(references) == before
-
-
-def test_zero_drags_the_harmonic_mean_to_zero() -> None:
-    assert infoseek.harmonic_mean(1.0, 0.0) == pytest.approx(0.0, abs=1e-9)
-    assert infoseek.harmonic_mean(2, 6) == pytest.approx(3.0)
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4))

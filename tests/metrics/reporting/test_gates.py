@@ -16,10 +16,6 @@ MIXED, BINARY = (
 )
 
 
-def test_accuracy() -> None:
-    assert gates.accuracy([True, True, False, False], [True, False, True, False]) == 0.5
-
-
 @given(MIXED)
 def test_auroc_is_the_share_of_pairs_in_order_with_ties_counting_half(rows: list[tuple[int, bool]]) -> None:
     positives, negatives = ([s for s, y in rows if y is label] for label in (True, False))

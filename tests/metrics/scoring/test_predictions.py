@@ -64,12 +64,6 @@ def test_infoseeks_jsonl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 4])
-def test_echosights_array(tmp_path: Path, indent: int | None) -> None:
-    file = read_predictions(whole(tmp_path / "answer.json", [{"data_id": "E-VQA_0", "prediction": "red"}], indent))
-    assert [(row.ids, row.answer) for row in file.rows] == [(("E-VQA_0",), "red")]
-
-
-@pytest.mark.parametrize("indent", [None, 4])
 def test_echosights_retrieval_results(tmp_path: Path, indent: int | None) -> None:
     value = {
         "E-VQA_0": {"retrieved_entries": ["u1", "u2"], "retrieval_similarities": [0.9, 0.8]},

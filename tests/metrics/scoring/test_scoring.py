@@ -1,5 +1,4 @@
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,22 +119,6 @@ def test_a_difficult_direct_answer_of_aokvqa_is_not_scored() -> None:
     assert len(join(rows, [difficult, easy], "strict", "choice").pairs) == 2
 
 
-@pytest.mark.parametrize(
-    ("metric", "answer", "value"),
-    [
-        ("exact_match", "the france", 1.0),
-        ("exact_match", "in France", 0.0),
-        ("cover_match", "in France", 1.0),
-        ("vqa", "France", 0.0),  # one annotator: nobody else agrees
-        ("evqa_exact", "France", 1.0),
-        ("evqa_exact", "Frankreich", 0.0),
-    ],
-)
-def test_each_metric_by_its_name(metric: Any, answer: str, value: float) -> None:
-    joined = join(predictions(("e0", answer)), QUESTIONS, "official")
-    assert list(score(joined, metric, "official").values) == [value]
-
-
 EVQA = [
     Question("0", "", "A?", answers=("red", "blue"), meta={"question_type": "automatic"}),
     Question("1", "", "B?", answers=("red&&blue", "green&&blue"), answer_type="multi_answer"),
@@ -204,16 +187,6 @@ def test_exact_match_of_an_answer_of_which_normalisation_leaves_nothing() -> Non
     values = {answer: find_metric("exact_match")(answer, vitamin) for answer in ("A", "a ", "the", "", "Retinol")}
     assert values == {"A": 1.0, "a ": 1.0, "the": 0.0, "": 0.0, "Retinol": 1.0}
     assert find_metric("exact_match")("B", dataclasses.replace(vitamin, answers=("A",))) == 0.0
-
-
-def test_question_types_of_evqa() -> None:
-    assert [evqa_type(question) for question in EVQA] == ["automatic", "multi_answer", "2_hop"]
-    assert evqa_type(QUESTIONS[0]) == "templated"
-
-
-def test_nothing_stands_in_for_bem() -> None:
-    with pytest.raises(UserError, match="needs `bem`"):
-        score(join(predictions(("0", "red")), EVQA, "official"), "evqa", "official")
 
 
 def test_too_long_for_bem_is_an_error_officially_and_wrong_strictly() -> None:
