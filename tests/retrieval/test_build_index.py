@@ -131,5 +131,8 @@ def test_a_key_of_the_other_rows_is_refused(kb) -> None:
     assert find_problems(IndexConfig, {**values, "cut": "sections"}) == [
         "`cut` means nothing for `rows: entries`; drop it"
     ]
+    assert find_problems(IndexConfig, {**values, "rows": "passages", "cut": "sections", "size": 3}) == [
+        "`size` means nothing for `cut: sections`; drop it"
+    ]
     encoders = [IndexConfig(rows=rows).encoder for rows in ("entries", "passages")]
     assert encoders == ["miniature/clip", "miniature/text"]

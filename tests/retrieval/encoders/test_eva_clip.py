@@ -15,7 +15,6 @@ from transformers import CLIPTokenizer
 from reflectune.core.errors import UserError
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.eva_clip import EvaClip
-from reflectune.retrieval.indexes.building import build_index
 
 TEXT_8B = {"hidden_act": "gelu", "hidden_size": 1280, "intermediate_size": 5120, "layer_norm_eps": 1e-05}
 TEXT_8B |= {"max_position_embeddings": 77, "num_attention_heads": 20, "num_hidden_layers": 32, "vocab_size": 49408}
@@ -274,8 +273,3 @@ def test_the_code_that_the_repository_brings_is_not_run(tiny, draw_image, tmp_pa
         Path(tiny, f"{name}.py").write_text(f"open({str(proof)!r}, 'w')\n")
     load_encoder(tiny).encode_images([draw_image(1)])
     assert not proof.exists()
-
-
-def test_an_index_is_built_with_it(tiny, kb, tmp_path) -> None:
-    index = build_index(kb, load_encoder(tiny), tmp_path / "index", workers=2)
-    assert index.manifest["fields"] == {"image": 24, "title": 24}

@@ -187,14 +187,6 @@ def test_a_model_without_the_prompts_tokens_is_refused() -> None:
         load_encoder("gme:miniature/llava")
 
 
-def test_an_index_is_built_and_searched_with_it(encoders, kb, draw_image, tmp_path) -> None:
-    name = "vlm2vec:miniature/llava"
-    build_index(kb, encoders(name), tmp_path / "index", batch_size=3, workers=2)
-    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=name, title_weight=0.0)
-    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([draw_image(4)], 3)
-    assert hits[0].parts["image"] == pytest.approx(1, abs=1e-5)
-
-
 def test_bfloat16_is_another_encoder_that_the_manifest_remembers(encoders, kb, draw_image, tmp_path) -> None:
     name = "vlm2vec:miniature/llava"
     half = load_encoder(name, dtype="bfloat16")

@@ -17,7 +17,7 @@ from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval import build_index as command
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
-from reflectune.retrieval.encoders.presets import PRESETS, find_preset, in_words, text_settings
+from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -29,23 +29,17 @@ BGE = "Represent this sentence for searching relevant passages: "
 
 CARDS = {
     "intfloat/e5-base-v2": ("mean", "query: ", "passage: ", "cosine", 512),
-    "intfloat/e5-large": ("mean", "query: ", "passage: ", "cosine", 512),
     "intfloat/multilingual-e5-small": ("mean", "query: ", "passage: ", "cosine", 512),
     "intfloat/multilingual-e5-large-instruct": ("mean", f"{WEB} ", "", "cosine", 512),
     "intfloat/e5-mistral-7b-instruct": ("last", f"{WEB} ", "", "cosine", 4096),
     "Salesforce/SFR-Embedding-Mistral": ("last", f"{WEB} ", "", "cosine", 4096),
-    "BAAI/bge-small-en-v1.5": ("cls", BGE, "", "cosine", 512),
     "BAAI/bge-base-en-v1.5": ("cls", BGE, "", "cosine", 512),
-    "BAAI/bge-large-en-v1.5": ("cls", BGE, "", "cosine", 512),
     "BAAI/bge-m3": ("cls", "", "", "cosine", 8192),
     "facebook/contriever": ("mean", "", "", "dot", 512),
     "facebook/contriever-msmarco": ("mean", "", "", "dot", 512),
     "thenlper/gte-base": ("mean", "", "", "cosine", 512),
-    "thenlper/gte-large": ("mean", "", "", "cosine", 512),
     "Alibaba-NLP/gte-modernbert-base": ("cls", "", "", "cosine", 8192),
     "Qwen/Qwen3-Embedding-0.6B": ("last", WEB, "", "cosine", 8192),
-    "Qwen/Qwen3-Embedding-4B": ("last", WEB, "", "cosine", 8192),
-    "Qwen/Qwen3-Embedding-8B": ("last", WEB, "", "cosine", 8192),
 }
 """(pooling, prefix of a query, prefix of a passage, similarity, tokens), as the cards say."""
 
@@ -171,11 +165,6 @@ def test_what_a_user_sets_wins(key: str, value: object) -> None:
     assert config.text_settings() == TextSettings(**{**usual.__dict__, key: value})
 
 
-def test_an_encoder_without_a_preset_has_the_usual_settings() -> None:
-    assert find_preset("owner/name") is find_preset("") is None
-    assert text_settings("owner/name") == TextSettings()
-
-
 def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(published, tmp_path, capsys) -> None:
     ash = Entry("a", "Ash", sections=(Section("Trunk", "It is a tree. " * 40), Section("Bark", "It is grey.")))
     kb = write_knowledge_base(tmp_path / "kb", [ash], name="trees")
@@ -210,8 +199,3 @@ def test_a_reranker_without_a_card_reads_as_ever_and_is_hashed_as_ever(model: st
     assert config.reranker_settings() == TextSettings()
     settings = {**config.model_dump(), "top_n": 5}
     assert config.as_used(settings) == settings | {"reranker_similarity": "cosine", "reranker_max_length": 512}
-
-
-def test_words_say_only_what_there_is() -> None:
-    assert in_words(TextSettings("cls", "dot")) == "pooling cls, similarity dot, 512 tokens"
-    assert all(in_words(text_settings(name)) for name in PRESETS)

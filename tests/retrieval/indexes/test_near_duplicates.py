@@ -30,7 +30,7 @@ from reflectune.retrieval.indexes.near_duplicates import (
 )
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
-from .conftest import files, two_processes
+from .conftest import files
 
 
 def photo(seed: int) -> Image.Image:
@@ -150,14 +150,6 @@ def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, lis
     assert (
         len(EntryRetriever(index, encoder).search([draw_image(0)], 10)[0]) == 10
     )  # by its title an entry is found still
-
-
-def test_workers_and_processes_of_a_launch_leave_the_same_out(kb, encoder, listed, tmp_path) -> None:
-    omission = read_omission(listed(("e0", "images/0.png"), ("e1", "images/2.png")), kb)
-    build_index(kb, encoder, tmp_path / "alone", leave_out=omission, shard_rows=4)
-    how = {"leave_out": omission, "shard_rows": 4, "workers": 2}
-    two_processes(lambda each: build_index(kb, encoder, tmp_path / "shared", processes=each, **how))
-    assert files(tmp_path / "shared") == files(tmp_path / "alone")
 
 
 def test_an_index_is_not_taken_for_one_with_other_images(kb, encoder, listed, tmp_path) -> None:

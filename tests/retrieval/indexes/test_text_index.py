@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from reflectune.core.config import find_problems, parse_config
+from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
@@ -247,13 +247,6 @@ def test_two_processes_build_the_bytes_of_one(kb, tmp_path) -> None:
     assert all(one.batches for one in counted)
     assert alone.manifest["cut"] > 0
     assert files(tmp_path / "shared") == files(tmp_path / "alone")
-
-
-def test_problems_are_told_together(kb) -> None:
-    values = {"rows": "passages", "knowledge": str(kb.folder.parent), "cut": "sections", "size": 3}
-    problems = " ".join(find_problems(command.IndexConfig, values))
-    for part in ("`output` is needed", "has no kb.json", "`size` means nothing for `cut: sections`"):
-        assert part in problems
 
 
 @pytest.mark.parametrize("questions", [(), ("What does the owl eat?", "What does the fox eat?")], ids=["none", "given"])

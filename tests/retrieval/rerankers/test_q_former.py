@@ -207,20 +207,7 @@ def test_scores_are_those_of_the_published_computation(folder, tokenizer, passag
         assert sorted(each.passage.id for each in ranked) == sorted(each.id for each in choice)
         assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
     assert len({round(each.score, 4) for each in found[0]}) > 1
-
-
-def test_the_image_and_the_question_both_matter(folder, passages) -> None:
-    reranker = load_reranker("q_former", str(folder))
-
-    def scores(question: str, image: Image.Image) -> list[float]:
-        (ranked,) = reranker.rank_with_images([question], [image], [passages], [{"e": 0.0}])
-        return sorted(each.score for each in ranked)
-
-    first = scores(QUESTION, photo(30, 30))
-    assert first != scores(QUESTION, Image.new("RGB", (30, 30), "red"))
-    assert first != scores("is it tall", photo(30, 30))
-    assert reranker.rank_with_images([QUESTION], [photo(9, 9)], [[]], [{}]) == [[]]
-    assert len(reranker.rank_with_images([QUESTION], [photo(9, 9)], [passages], [{"e": 0.0}], 2)[0]) == 2
+    assert reranker.rank_with_images([QUESTION], images[:1], [[]], [{}]) == [[]]
 
 
 def test_a_passage_is_written_as_a_section_of_echosight() -> None:
@@ -249,19 +236,11 @@ def test_a_long_image_is_padded_and_its_middle_taken(size: tuple[int, int], blac
     ("change", "told"),
     [
         (lambda state: state.pop("text_proj.bias") is None, r"lacks 1 of its weights, e\.g\. text_projection\.bias"),
-        (
-            lambda state: state.update({"more.weight": torch.ones(2)}),
-            "that its class doesn't know, e.g. more.weight",
-        ),
-        (
-            lambda state: state.update({"vision_proj.bias": torch.ones(3)}),
-            r"vision_projection\.bias \(3, not 8\)",
-        ),
         (lambda state: state.update({"vision_proj.bias": torch.full((OUT,), math.nan)}), "vision_projection.bias"),
         (lambda state: {"model": state}, "holds no state dict"),
         (lambda state: {"state": Path("x")}, "a pickle with more in it than tensors"),
     ],
-    ids=["missing", "unknown", "shape", "nan", "nested", "pickle"],
+    ids=["missing", "nan", "nested", "pickle"],
 )
 def test_weights_of_something_else_are_refused(write, tmp_path, change, told) -> None:
     with pytest.raises(UserError, match=told):

@@ -129,24 +129,6 @@ def index_of(folder, names: str, owner: Sequence[int], image: np.ndarray, title:
     return Index({"kb": "k"}, tuple(names), np.array(owner), store)
 
 
-def test_equal_scores_keep_the_order_of_the_knowledge_base(draw_image, tmp_path) -> None:
-    index = index_of(tmp_path, "zyxw", range(4), unit(0.5, 0.5, 1.0, 0.5), unit(0.5, 0.5, 0.5, 0.5))
-    hits = EntryRetriever(index, Fixed()).search([draw_image(0)], 3)[0]
-    assert [hit.entry_id for hit in hits] == ["x", "z", "y"]
-
-
-def test_negative_similarities_count_and_the_nearest_image_is_taken(draw_image, tmp_path) -> None:
-    index = index_of(tmp_path, "ab", (0, 0, 1), unit(-0.75, -0.5, 0.0), unit(0.25, 0.25, -0.5))
-    hits = EntryRetriever(index, Fixed()).search([draw_image(0)], 2)[0]
-    assert [(hit.entry_id, hit.score) for hit in hits] == [("a", -0.125), ("b", -0.25)]
-    assert hits[0].parts == {"image": -0.5, "title": 0.25}
-
-
-def test_an_entry_with_many_images_hides_no_other_entry(draw_image, tmp_path) -> None:
-    index = index_of(tmp_path, "ab", (*[0] * 30, 1), unit(*[0.9] * 30, 0.1), unit(*[0.5] * 31))
-    assert [hit.entry_id for hit in EntryRetriever(index, Fixed()).search([draw_image(0)], 2)[0]] == ["a", "b"]
-
-
 class Approximate:
     """A store that finds less than there is in the exact one that it holds, and notes what it was asked for."""
 
@@ -211,15 +193,6 @@ def test_what_an_image_finds_depends_on_no_other_one(tmp_path) -> None:
     assert found(0) == [["b", "c"]]
     exact = EntryRetriever(whole, Pointing(), title_weight=0.0)
     assert [[hit.entry_id for hit in row] for row in exact.search(images, 2)] == [["a", "b"], ["d", "c"]]
-
-
-@pytest.mark.parametrize(("weight", "order"), [(0.0, "ab"), (0.25, "ab"), (0.75, "ba"), (1.0, "ba")])
-def test_the_titles_weight_is_a_matter_of_the_query(weight, order, draw_image, tmp_path) -> None:
-    index = index_of(tmp_path, "ab", (0, 1), unit(0.9, 0.5), unit(0.2, 0.6))
-    hits = EntryRetriever(index, Fixed(), title_weight=weight).search([draw_image(0)], 2)[0]
-    assert [hit.entry_id for hit in hits] == list(order)
-    for hit in hits:
-        assert hit.score == pytest.approx((1 - weight) * hit.parts["image"] + weight * hit.parts["title"], abs=1e-6)
 
 
 def test_entries_without_any_image_are_ranked_by_title(encoder, draw_image, tmp_path) -> None:

@@ -107,27 +107,11 @@ def test_weights_that_are_products_rank_alike_by_scores_and_by_vectors(index: In
     assert [hit.score for hit in scores] == pytest.approx([hit.score * length for hit in vectors], abs=1e-6)
 
 
-def test_other_weights_rank_otherwise(index: Index) -> None:
-    """Equation 7 compares like with like; the one vector also compares the image with titles, the text with images."""
-    orders = {
-        rule: [hit.entry_id for hit in search(index, Pairs(), equation_7(0.5).fused(rule))]
-        for rule in ("scores", "vectors", "features")
-    }
-    assert len({tuple(order) for order in orders.values()}) == 3
-
-
 @pytest.mark.parametrize("rule", ["vectors", "features"])
 def test_a_side_alone_is_searched_for_as_ever(index: Index, rule) -> None:
     for query in (Query(draw_image(1)), Query(text=TEXT)):
         weights = Weights(image=0.25, title=0.25, text_image=0.25, text_title=0.25)
         assert search(index, Pairs(), weights.fused(rule), query) == search(index, Pairs(), weights, query)
-
-
-def test_at_its_ends_the_sum_is_one_side(index: Index) -> None:
-    for weights, side in ((equation_7(0.0), Query(draw_image(1))), (equation_7(1.0), Query(text=TEXT))):
-        both, alone = search(index, OneSpace(), weights.fused("vectors")), search(index, OneSpace(), weights, side)
-        assert [hit.entry_id for hit in both] == [hit.entry_id for hit in alone]
-        assert [hit.score for hit in both] == pytest.approx([hit.score for hit in alone], abs=1e-6)
 
 
 def test_what_an_encoder_reads_together_it_doesnt_read_apart(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:

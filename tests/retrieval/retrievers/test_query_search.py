@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -138,19 +137,6 @@ def test_real_texts_are_compared_with_titles_and_images(kb, entries, encoder, tm
     others = [hit.parts["text_image"] for hit in hits if hit.entry_id not in ("e2", "e5", "e8")]
     assert len(without_image) == 1
     assert min(others) < without_image.pop() < max(others)  # the mean of all images: not pushed to the bottom
-
-
-def ids(hits: Sequence) -> list[str]:
-    return [hit.entry_id for hit in hits]
-
-
-def test_from_the_image_alone_to_the_text_alone_on_one_index(index: Index) -> None:
-    retriever = EntryRetriever(index, Exact())
-    both = [Query(draw_image(1), "an owl")]
-    (first,), (last,) = (retriever.search_queries(both, 7, weights=equation_7(weight)) for weight in (0.0, 1.0))
-    assert ids(first) == ids(EntryRetriever(index, Exact(), title_weight=0).search([draw_image(1)], 7)[0])
-    assert ids(last) == ids(retriever.search_queries([Query(text="an owl")], 7)[0])
-    assert ids(first) != ids(last)
 
 
 def test_an_encoder_of_two_spaces_compares_texts_with_titles_alone(index: Index) -> None:
