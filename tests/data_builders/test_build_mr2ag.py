@@ -5,7 +5,6 @@ import pytest
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.mr2ag.config import BuildConfig
-from reflectune.data_builders.mr2ag.examples import PassageSettings
 
 
 def folders(tmp_path: Path) -> list[str]:
@@ -13,12 +12,6 @@ def folders(tmp_path: Path) -> list[str]:
         (tmp_path / name).mkdir()
         (tmp_path / name / marker).write_text("{}")
     return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", f"{tmp_path}/out"]
-
-
-def test_a_config_contains_the_settings_of_passages(tmp_path: Path) -> None:
-    argv = [*folders(tmp_path), "--positives", "2", "--negatives_same_article", "3", "--seed", "7"]
-    config = parse_config(BuildConfig, argv=argv)
-    assert PassageSettings.of(config) == PassageSettings(positives=2, negatives_same_article=3, seed=7)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:

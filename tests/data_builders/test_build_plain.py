@@ -205,13 +205,6 @@ def test_a_bad_config_is_refused(config: Make, changes: dict[str, Any], message:
     assert any(message in problem for problem in problems)
 
 
-def test_without_retrieval_no_index_is_needed(config: Make, tmp_path: Path) -> None:
-    settings = config(evidence=["none"], index="")
-    assert settings.problems() == []
-    build.run(settings)
-    assert not any(branch.documents for example in examples_of(tmp_path) for branch in example.branches)
-
-
 def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path) -> None:
     file = tmp_path / "reflection" / "train.parquet"
     before = file.read_bytes()

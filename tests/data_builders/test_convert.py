@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.data_builders.convert import ROWS_LEFT_OUT, convert, table
+from reflectune.data_builders.convert import ROWS_LEFT_OUT, convert
 
 
 @pytest.fixture
@@ -44,19 +44,3 @@ def test_a_check_says_how_many_bad_rows_it_does_not_name(config, monkeypatch, ca
     (config.parent / "knowledge.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(monkeypatch, config, "--check") == ROWS_LEFT_OUT
     assert "and 15 more; `on_error: skip` lists every bad row" in capsys.readouterr().out
-
-
-def test_the_table_has_a_line_for_each_thing_counted() -> None:
-    shown = table(
-        {
-            "name": "x",
-            "counts": {"train": {"numerical": 2, "string": 1_000}},
-            "images": {"found": 999, "missing": 3, "unreadable": 0, "unverified": 0},
-            "knowledge": {
-                "entries": 5, "images": 4, "entries_without_image": 1, "gold_entries": {"named": 3, "found": 2}
-            },
-            "dropped": {"image missing": 3},
-        }
-    )  # fmt: skip
-    parts = ("1,002 questions (2 numerical, 1,000 string)", "999 found, 3 missing", "2 of the 3", "3 × image missing")
-    assert all(part in shown for part in parts)

@@ -4,22 +4,7 @@ import pytest
 
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.config import GenerationSettings, ProbeConfig
-
-
-def folders(tmp_path: Path) -> list[str]:
-    for name, marker in (("world", "dataset.json"), ("index", "manifest.json")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / marker).write_text('{"fingerprint": "f", "metric": "infoseek"}')
-    return ["--dataset", f"{tmp_path}/world", "--index", f"{tmp_path}/index", "--output", "o", "--model", "m"]
-
-
-def test_a_config_contains_the_generation_settings(tmp_path: Path) -> None:
-    argv = [*folders(tmp_path), "--max_new_tokens", "4", "--gold", "false", "--summary", "none"]
-    config = parse_config(ProbeConfig, argv=argv)
-    generation = GenerationSettings(max_new_tokens=4, gold=False, summary="none")
-    assert GenerationSettings.of(config) == generation
-    assert config.token_budget is None
+from reflectune.data_builders.probing.config import ProbeConfig
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ from reflectune.data_builders.annotators.proofreading import marked, write_page
 from reflectune.data_builders.mr2ag.report import page_article
 from reflectune.models.schemes.examples import Branch, ReflectionExample
 
-ATTACK = "<script>alert(1)</script> & \"'"
-
 
 def example(number: int, text: str = "It was founded in 1872.") -> ReflectionExample:
     gold = Passage("e1", 0, 0, "Gold Tower", "A tower.", "History", text)
@@ -74,17 +72,6 @@ def test_the_draw_is_the_same_each_time(root: Path) -> None:
     assert page.count("<article>") == 50
     assert "50 of 80 shown, drawn at random (seed 0)." in page
     assert page == page_of(root, *examples)
-
-
-def test_no_text_of_the_data_becomes_markup(root: Path) -> None:
-    passage = Passage(ATTACK, 0, 0, ATTACK, ATTACK, ATTACK, ATTACK)
-    evil = ReflectionExample(
-        ATTACK, "i.png", ATTACK, True, "", (Branch(passage, True, ATTACK, ATTACK),), "list", ATTACK
-    )
-    page = page_of(root, evil)
-    assert "<script>alert" not in page
-    assert 'data-name="&lt;script&gt;alert(1)&lt;/script&gt; &amp; &#34;&#39;' in page
-    assert "default-src 'none'" in page
 
 
 def test_an_unreadable_image_is_reported_on_the_page(root: Path) -> None:

@@ -28,7 +28,6 @@ from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.metrics.official import infoseek
 
 COUNT = 40
 
@@ -138,17 +137,6 @@ def test_the_manifest_names_the_metric(source: Path) -> None:
     assert other["fingerprint"] == manifest["fingerprint"]
     with pytest.raises(UserError, match=r"made with other settings \(metric\)"):
         convert(config(source, metric="vqa"))
-
-
-def test_a_range_below_zero_of_infoseek_is_kept_as_the_file_has_it(source: Path) -> None:
-    depth = {"answer": ["-430"], "answer_eval": [{"wikidata": -430.0, "range": [-387.0, -473.0]}]}
-    row = {"data_id": "infoseek_val_00000007", "image_id": "oven_01963180", "question": "How low does it lie?"}
-    write(source / "val.jsonl", [{**row, **depth, "data_split": "val_unseen_entity"}])
-    manifest, _ = convert(config(source, questions="infoseek", splits={"val": "val.jsonl"}))
-    (kept,) = Dataset(source.parent / "out").questions("val_unseen_entity")
-    assert manifest["metric"] == "infoseek"
-    assert (kept.range, kept.answers) == ((-387.0, -473.0), ("-430",))
-    assert [infoseek.score_one(answer, kept) for answer in ("-430", "-473", "400")] == [0.0, 0.0, 0.0]
 
 
 def test_a_check_says_which_questions_are_taken_as_knowledge_based(source: Path) -> None:

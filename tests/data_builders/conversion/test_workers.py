@@ -11,12 +11,6 @@ from reflectune.data_builders.conversion.workers import Workers
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_results_come_in_the_order_of_the_tasks(count: int) -> None:
-    with Workers(count) as workers:
-        assert list(workers.map(math.factorial, range(20))) == [(n, math.factorial(n)) for n in range(20)]
-
-
-@pytest.mark.parametrize("count", [1, 2])
 def test_a_users_mistake_keeps_its_message(count: int) -> None:
     with Workers(count) as workers, pytest.raises(UserError, match="the file is missing: nowhere"):
         list(workers.map(partial(read_json, what="the file"), ["nowhere"]))

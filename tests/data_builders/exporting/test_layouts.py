@@ -133,15 +133,6 @@ def test_plain_rows_have_no_tokens_and_need_none(plain: Path, tmp_path: Path, to
     assert "scheme=" not in readme
 
 
-@pytest.mark.parametrize("to", list(LAYOUTS))
-def test_the_readme_has_the_command_and_describes_the_loss(reflected: Path, tmp_path: Path, to: str) -> None:
-    readme = (write(reflected, to, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
-    commands = {"trl": "trl.scripts.sft", "llamafactory": "llamafactory-cli train", "ms-swift": "bash sft.sh"}
-    assert commands.get(to, "train_mem.py") in readme
-    assert "**Loss.**" in readme
-    assert "{" not in re.sub(r"```.*?```", "", readme, flags=re.DOTALL)  # every value was filled in
-
-
 def test_a_second_split_is_added_to_the_first(reflected: Path, tmp_path: Path) -> None:
     output = write(reflected, "llamafactory", tmp_path / "out")
     (reflected / "val.parquet").write_bytes((reflected / "train.parquet").read_bytes())

@@ -40,12 +40,6 @@ def test_without_limits_and_of_a_single_kind_all_are_taken() -> None:
     assert choose([1, 1, 1], bool, LabelLimits(balance=1)) == [1, 1, 1]
 
 
-@pytest.mark.parametrize("values", [{"ret_balance": 0.5}, {"srt_balance": 0.5}, {"ret_limit": 0}, {"mct_limit": 0}])
-def test_limits_that_leave_nothing_are_refused(values: dict[str, float]) -> None:
-    (problem,) = find_problems(LabelSettings, values)
-    assert f"`{next(iter(values))}` must be at least 1" in problem
-
-
 def answer(right: bool) -> tuple[ProbedAnswer]:
     return (ProbedAnswer("x", float(right), -1.0),)
 

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 from reflectune.data_builders.mmkb.mct import MctLabel, MixingSettings, RelScores, mct_label
@@ -87,11 +86,6 @@ def test_a_summary_of_a_part_leaves_the_other_relevant_documents_out_of_the_list
     assert {mct.documents[number - 1].entry_id for number in mct.keep} == {"e0", "e1"}
     assert {passage.entry_id for passage in mct.documents} == {"e0", "e1", "e3"}
     assert mct.summary == "All say x."
-
-
-@pytest.mark.parametrize("tau", [-1.0, 100.0])
-def test_a_percentage_out_of_bounds_is_refused(tau: float) -> None:
-    assert find_problems(MixingSettings, {"tau": tau})
 
 
 def test_look_alikes_under_the_same_heading_are_mixed_in_first() -> None:

@@ -14,7 +14,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, origin_of
 from reflectune.core.types import FollowUp, Question
-from reflectune.data_builders.annotators.string import annotate_by_string, by_string
+from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
@@ -67,13 +67,6 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
         alike = {branch.passage.entry_id for branch in example.branches if branch.source == "look_alike"}
         assert entry_id not in alike
         assert alike <= {f"e{i}" for i in range(5)}  # four deep, after the question's own entry is taken out
-
-
-def test_every_label_is_the_annotators(config: Callable[..., BuildConfig], folder: Path) -> None:
-    questions = {question.id: question for question in Dataset(folder).questions("train")}
-    for example in build(config()):
-        for branch in example.branches:
-            assert branch.relevant == annotate_by_string(questions[example.id], branch.passage).relevant
 
 
 def test_an_interrupted_build_ends_with_the_same_file(config, tmp_path, monkeypatch) -> None:
@@ -153,13 +146,6 @@ def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message
     assert numbers["with_retrieval"] == 29
 
 
-def test_a_truncated_image_is_a_bad_row(config: Callable[..., BuildConfig], folder: Path) -> None:
-    image = folder / "images" / "3.png"
-    image.write_bytes(image.read_bytes()[:40])
-    with pytest.raises(UserError, match=r"question k3 .*image unreadable: .*3\.png"):
-        build(config())
-
-
 class Picky(Neighbours):
     """A retriever whose encoder can't take one of the images."""
 
@@ -193,15 +179,6 @@ def test_a_split_without_an_example_is_an_error(config, folder, tmp_path) -> Non
     write_questions(folder, "train", [dataclasses.replace(knowledge_question(0), entity_ids=("Entry 0",))])
     with pytest.raises(UserError, match="has an example: 1 bad rows, the first: question k0: entry Entry 0 is not in"):
         build(config(on_error="skip", output=str(tmp_path / "other")))
-
-
-def test_a_limit_draws_questions_by_seed(config: Callable[..., BuildConfig], tmp_path: Path) -> None:
-    def ids(seed: int) -> list[str]:
-        run = config(limit=6, seed=seed, output=str(tmp_path / f"seed{seed}"), visual_ratio=0.0)
-        return [example.id for example in build(run)]
-
-    assert len(ids(0)) == 6
-    assert ids(0) != ids(1)
 
 
 def test_a_dry_run_shows_an_example_and_writes_nothing(config: Callable[..., BuildConfig]) -> None:

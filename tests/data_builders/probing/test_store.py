@@ -50,13 +50,6 @@ def test_order_processes_and_interruptions_leave_the_same_files(tmp_path_factory
     assert [stored.question_id for stored in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
 
 
-def test_answered_questions_are_known_from_every_log_and_from_sealed_files(tmp_path: Path) -> None:
-    fill(tmp_path, [1, 2])
-    seal(tmp_path)
-    fill(tmp_path, [3], process=1)
-    assert answered(tmp_path) == {"q001", "q002", "q003"}
-
-
 def test_a_question_that_could_not_be_asked_is_asked_again(tmp_path: Path) -> None:
     with begin(tmp_path, SETTINGS).open(0) as log:
         log.append("q001", to_row(Probe("q001", problem="no image")))
@@ -131,18 +124,6 @@ def test_unfinished_probes_are_not_read(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == {**SETTINGS, "about": {"model": "name"}}
     with pytest.raises(UserError, match=r"settings\.json lacks `knowledge`; restore it, or probe again"):
         read_settings(tmp_path, knowledge=str)
-
-
-def test_a_missing_or_damaged_part_is_named(tmp_path: Path) -> None:
-    fill(tmp_path, [1])
-    seal(tmp_path)
-    (part,) = tmp_path.glob("part-*.parquet")
-    part.write_bytes(b"no")
-    with pytest.raises(UserError, match="not a readable Parquet file"):
-        answered(tmp_path)
-    part.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        list(stream_probes(tmp_path))
 
 
 def test_a_question_that_comes_twice_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from reflectune.data_builders.readers.infoseek import derived_kind
 
 from .conftest import draw, jsonl, read_set
 
-GALLERY = Path(__file__).parents[3].parent / "shared" / "data" / "infoseek_gallery"
 CHINA = ["cn", "People's Republic of China", "China", "Mainland China", "\U0001f1e8\U0001f1f3"]
 ROWS = [
     {"data_id": "infoseek_val_00000000", "image_id": "oven_01963180", "question": "Where is this animal endemic to?",
@@ -154,14 +153,3 @@ def test_roles_are_checked(folder: Path) -> None:
     for source in ({"withkb": folder}, {"annotations": folder, "kb": folder}):
         with pytest.raises(UserError, match=r"roles are annotations, withkb, qtype"):
             read(source, folder)
-
-
-@pytest.mark.skipif(not GALLERY.is_dir(), reason="the gallery is not here")
-def test_the_real_gallery_is_read() -> None:
-    gallery = read_set("infoseek", GALLERY / "questions.jsonl", GALLERY / "images", split="val")
-    assert len(gallery) == 12
-    assert {q.answer_type for q in gallery} == {"string", "time", "numerical"}
-    assert gallery[0] == Question(
-        "infoseek_gallery_00000000", "aircraft.jpg", "What is the date this aircraft took the first flight?",
-        ("1981 September 26",), None, "time", "val_unseen_entity", True,
-    )  # fmt: skip

@@ -74,10 +74,8 @@ def test_infoseeks_own_file_without_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"prompt": [{"role": "system", "content": "Be brief."}]}, "field `prompt`: has no question of the user"),
         ({"images": [{"bytes": b"x", "path": None}]}, "field `images`: 1 bytes are not an image"),
         ({"images": ROW["images"] * 2}, "field `images`: has 2 images"),
-        ({"reward_model": {"candidate_answers": "[1]", "ground_truth": "a"}}, "field `candidate_answers`"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, change: dict[str, Any], problem: str) -> None:

@@ -90,17 +90,6 @@ def test_wiki6m_without_a_title_or_an_id_is_refused(tmp_path: Path) -> None:
             entries_of("wiki6m", path)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real rows are not here")
-def test_real_rows_of_wiki6m() -> None:
-    by_title = {entry.title: entry for entry in entries_of("wiki6m", SHARED / "wiki6m_10rows.jsonl")}
-    assert len(by_title) == 10
-    lola = by_title["Lola Falana"]
-    headings = ["", "Early life and studies", "Career", "Later career and life", "Personal life"]
-    assert [section.title for section in lola.sections[:5]] == headings
-    assert len(split_passages(by_title["Milford, Illinois"])) > len(by_title["Milford, Illinois"].sections) - 1
-    assert not any("##" in section.text for entry in by_title.values() for section in entry.sections)
-
-
 def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
     path = tmp_path / "encyclopedic_kb_wiki.json"
     path.write_text(json.dumps(EVQA))
@@ -198,27 +187,14 @@ def test_a_folder_of_the_users_own(tmp_path: Path) -> None:
     (tmp_path / "oak.txt").write_text("A tree.")
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "empty.md").write_text("# Only a title")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "log.txt").write_text("Hidden.")
     rejected: list[BadRow] = []
     oak, barn = entries_of("own_folder", tmp_path, reject=rejected.append)
     assert oak == Entry("oak", "oak", summary="A tree.", sections=(Section("", "A tree."),))
     lead, images = "A bird.\nIt is white.", ("owls/barn.jpg",)
     assert barn == Entry("owls/barn", "Barn owl", "", lead, images, (Section("", lead), Section("Diet", "Mice.")))
     assert [Path(error.file).name for error in rejected] == ["bad.txt", "empty.md"]
-
-
-def test_names_of_the_users_own_match_in_any_case_and_form(tmp_path: Path) -> None:
-    """macOS decomposes names; cameras write .JPG; systems hide files of their own."""
-    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
-    for name in (f"{decomposed}/Tower.MD", f"{decomposed}/{composed}.Txt", ".hidden.md", "._Tower.md", ".git/log.txt"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("A text.")
-    for name in ("Tower.JPG", f"{decomposed}.Jpeg", ".hidden.jpg"):
-        (tmp_path / decomposed / name).write_bytes(b"x")
-    images = {entry.id: entry.images for entry in entries_of("own_folder", tmp_path)}
-    assert images == {
-        f"{composed}/Tower": (f"{decomposed}/Tower.JPG",),
-        f"{composed}/{composed}": (f"{decomposed}/{decomposed}.Jpeg",),
-    }
 
 
 def test_a_folder_without_articles_is_refused(tmp_path: Path) -> None:
