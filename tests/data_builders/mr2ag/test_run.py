@@ -362,11 +362,6 @@ def test_an_estimate_is_an_upper_bound_until_replies_are_cached(llm, stub_server
     assert "by the 36 cached replies" in after
 
 
-def test_without_prices_the_cost_is_unknown(llm, stub_server, capsys) -> None:
-    reflection_run.run(llm(stub_server(judge).url, dry_run=True))
-    assert "cost unknown: set `llm_input_price` and `llm_output_price`" in capsys.readouterr().out
-
-
 def test_a_pilots_replies_give_the_cost_of_the_rest(llm, stub_server, capsys) -> None:
     server = stub_server(judge)
     reflection_run.run(llm(server.url, **PRICES, limit=10))

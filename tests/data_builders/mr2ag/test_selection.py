@@ -59,14 +59,6 @@ def test_no_more_visual_questions_are_held_than_can_be_used(tmp_path: Path, monk
     assert ids(visual) == ids(everything)[: 10 + 5]  # the same draw, cut
 
 
-def test_images_of_another_data_set_are_found_from_this_one(tmp_path: Path) -> None:
-    here = write(tmp_path / "a" / "here", "k")
-    write(tmp_path / "there", "v")
-    _, (visual,) = select_questions(here, QuestionSettings(visual_dataset=str(tmp_path / "there")), seed=0)
-    assert visual.image == "../../there/images/0.png"
-    assert (here.root / visual.image).resolve() == (tmp_path / "there" / "images" / "0.png").resolve()
-
-
 def test_another_split_of_the_same_data_set_can_be_named(tmp_path: Path) -> None:
     dataset = write(tmp_path, "kkv")
     write_questions(tmp_path, "seen", [Question("s", "i.png", "Which?", ("x",), requires_retrieval=False)])

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,5 +61,4 @@ def test_bem_is_asked_only_where_exact_match_fails_and_any_reference_will_do() -
     ("logits", "score"), [((0.0, 0.0), 1.0), ((0.1, 0.0), 0.0), ((900.0, 900.0), 1.0), ((-800.0, 800.0), 1.0)]
 )
 def test_bem_at_one_half_is_right(logits: tuple[float, float], score: float) -> None:
-    assert math.isfinite(sum(logits))
     assert evqa.evaluate_example("Q?", ["x"], "y", "templated", lambda *_: logits) == score

@@ -13,8 +13,6 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Question
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.retrieval.build_index import IndexConfig
-from reflectune.retrieval.build_index import build_index as build_command
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import collection_of
 from reflectune.retrieval.indexes.near_duplicates import (
@@ -192,20 +190,6 @@ def test_an_index_that_grows_keeps_its_list(kb, encoder, listed, tmp_path) -> No
     build_index(kb, encoder, tmp_path / "straight", leave_out=omission, shard_rows=4)
     assert files(tmp_path / "index") == files(tmp_path / "straight")
     assert grown.manifest["near_duplicates"] == 1
-
-
-def test_the_command_leaves_out_what_is_listed_and_that_is_no_failure(
-    kb: KnowledgeBase, clip_folder: str, listed: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = listed(("e1", "images/2.png"))
-    where = {"knowledge": str(kb.folder), "output": str(tmp_path / "index"), "encoder": clip_folder, "device": "cpu"}
-    config = IndexConfig(**where, leave_out=str(path))
-    assert build_command(config.model_copy(update={"dry_run": True})) is None
-    assert f"without 1 near-duplicates of test images, listed in {path}" in capsys.readouterr().out
-    assert build_command(config) is None
-    printed = capsys.readouterr().out
-    assert "10 titles and 9 images of owls" in printed
-    assert f"left out: 1 near-duplicates of test images, listed in {path}" in printed
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,6 @@ def test_hours_are_counts_over_rates_and_processes(count: int, expected: str) ->
     assert expected in describe_time(parts, Processes(0, count))
 
 
-def test_what_was_not_tried_is_not_told() -> None:
-    assert describe_time([Part("images", 9, 0.0)]) == ""
-    assert "images" not in describe_time([Part("images", 9, 0.0), Part("titles", 9, 1.0)])
-
-
 @pytest.mark.parametrize("batch_size", [2, 64], ids=["several", "one_batch"])
 @pytest.mark.parametrize("workers", [0, 2], ids=["alone", "ahead"])
 def test_images_and_titles_of_a_knowledge_base_are_tried(kb, encoder, batch_size: int, workers: int) -> None:

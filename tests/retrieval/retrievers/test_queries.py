@@ -31,15 +31,6 @@ def test_a_query_of_nothing_is_refused(text: str) -> None:
         Query(text=text)
 
 
-def test_a_query_says_what_it_is_made_of() -> None:
-    assert {name: query.kind for name, query in QUERIES.items()} == {
-        "image": "image",
-        "text": "text",
-        "both": "image and text",
-    }
-    assert Query(IMAGE, "  ").kind == "image"
-
-
 @given(counts=shares(), name=st.sampled_from(sorted(QUERIES)))
 @settings(deadline=None)
 def test_what_a_query_lacks_takes_no_weight_and_the_rest_keeps_its_proportions(counts: list[int], name: str) -> None:
