@@ -35,11 +35,6 @@ class WritingConfig(Settings):
     output: str = setting("", "file")
     dry_run: bool = setting(False, "write nothing")
 
-    @property
-    def writes_nothing(self) -> bool:
-        """True for a dry run."""
-        return self.dry_run
-
 
 @command(WritingConfig, writes="output")
 def write(config: WritingConfig) -> None:

@@ -1,5 +1,4 @@
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ class WriteConfig(Settings):
 
     output: OutputFolder = setting("", "folder to write", needed="")
     rows: int = setting(1, "rows", ge=0)
-    dry_run: bool = setting(False, "say what would be written, and stop")
 
 
 @command(WriteConfig, writes="output")
@@ -24,13 +22,8 @@ def write(config: WriteConfig) -> int | None:
         raise UserError(f"{config.rows} rows are too many; give at most 5")
     if config.rows == 4:
         raise KeyboardInterrupt
-    print(f"{config.rows} rows to {config.output}", [path.name for path in Path().glob(".*lock")])
+    print(f"{config.rows} rows to {config.output}")
     return 3 if config.rows == 0 else None
-
-
-def test_a_command_is_its_function() -> None:
-    assert (write.__doc__, write.__name__, write.kind) == ("Write rows.", "write", WriteConfig)
-    assert write(WriteConfig(output="a", rows=0)) == 3
 
 
 def test_main_parses_and_carries_out(tmp_path, monkeypatch, capsys) -> None:
@@ -40,14 +33,6 @@ def test_main_parses_and_carries_out(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["write", "--output=out", "--rows=3"])
     write.main()
     assert capsys.readouterr().out.startswith("3 rows to out")
-
-
-def test_the_output_is_held_unless_nothing_is_written(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    write.main(["--output", "out", "--dry_run"])
-    assert capsys.readouterr().out == "1 rows to out []\n"
-    write.main(["--output", "out"])
-    assert "lock" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

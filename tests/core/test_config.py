@@ -233,14 +233,6 @@ class Checked(Bounded):
         return self.part < 1
 
 
-def test_cross_checks_run_when_other_keys_are_wrong() -> None:
-    argv = ["--method", "lora", "--rate", "2", "--seed", "-1", "--output", "o"]
-    assert problems(Checked, argv) == [
-        "`seed` must be between 0 and 4,294,967,295, found -1",
-        "`rate` is too high for lora",
-    ]
-
-
 def test_a_check_ends_at_a_key_that_is_wrong_itself() -> None:
     assert problems(Checked, ["--method", "lora", "--rate", "2", "--part", "7"]) == [
         "`part` must be above 0 and at most 1, found 7",
@@ -293,12 +285,6 @@ def test_two_bases_must_not_have_different_checks_of_one_name() -> None:
 
     with pytest.raises(TypeError, match="both have a check `rate_problems`; rename one"):
         type("Both", (Checked, Other), {})
-
-
-def test_a_part_of_a_config_is_taken_out() -> None:
-    part = Bounded.of(Checked(output="o", share=0.25))
-    assert type(part) is Bounded
-    assert part == Bounded(share=0.25)
 
 
 def test_a_config_of_python_values_is_checked_whole() -> None:

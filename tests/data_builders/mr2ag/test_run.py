@@ -379,25 +379,3 @@ def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: 
     url = "https://api.example.com/v1"
     assert [problem for problem in llm(url).problems() if "API key" in problem]
     assert not [problem for problem in llm(url, dry_run=True).problems() if "API key" in problem]
-
-
-def test_a_key_that_is_spent_in_the_middle_loses_nothing(llm, stub_server, monkeypatch) -> None:
-    spent = {"status": 429, "body": json.dumps({"error": {"code": "insufficient_quota"}})}
-    monkeypatch.setattr(reflection_run, "CHUNK", 4)
-    is_good = [True]
-    server = stub_server(judge, lambda text, number: {} if is_good[0] else spent)
-
-    def until_ten(text: str) -> str:
-        is_good[0] = sum(server.delivered.values()) < 9
-        return judge(text)
-
-    server.answer = until_ten
-    run_config = llm(server.url, llm_concurrency=1)
-    with pytest.raises(UserError, match="the account has no credit left") as caught:
-        reflection_run.run(run_config)
-    assert "\n" not in str(caught.value)
-    assert "replies that came are kept" in str(caught.value)
-    is_good[0], server.answer = True, judge
-    reflection_run.run(run_config)
-    assert set(server.delivered.values()) == {1}
-    assert len(server.delivered) == 36

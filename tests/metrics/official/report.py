@@ -13,17 +13,7 @@ def official_report(
     references: Sequence[Mapping[str, Any]],
     qtypes: Sequence[Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return the output of the official script for these files' rows: percentages with two decimals.
-
-    Args:
-        predictions: Rows `{"data_id", "prediction"}`. A repeated id counts again; an unknown one is skipped.
-        references: Rows of `infoseek_val.jsonl`. Not changed (the official code changes them).
-        qtypes: Rows `{"data_id", "question_type"}`, one for each reference.
-
-    Raises:
-        KeyError: A reference has no question type.
-        TypeError: A numerical `answer_eval` is not of the official shape.
-    """
+    """Return the output of the official script for these files' rows: percentages with two decimals."""
     types = {row["data_id"]: row["question_type"].lower() for row in qtypes}
     truth = {row["data_id"]: (row["data_split"], *_official_truth(row, types[row["data_id"]])) for row in references}
     scored = []

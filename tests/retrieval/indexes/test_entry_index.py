@@ -361,12 +361,6 @@ def test_an_entry_without_a_title_is_left_out_whole(entries, encoder, tmp_path) 
         build_index(nobody, encoder, tmp_path / "none", on_error="skip")
 
 
-def test_without_bad_images_skip_and_stop_build_the_same_files(kb, encoder, tmp_path) -> None:
-    for on_error in ("stop", "skip"):
-        build_index(kb, encoder, tmp_path / on_error, on_error=on_error)
-    assert files(tmp_path / "stop") == files(tmp_path / "skip")
-
-
 def test_an_empty_knowledge_base_is_refused(encoder, tmp_path) -> None:
     empty = write_knowledge_base(tmp_path / "kb", [], name="empty")
     with pytest.raises(UserError, match="no entries"):
