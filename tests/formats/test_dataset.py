@@ -118,7 +118,6 @@ def damaged(tmp_path: Path, **change: Any) -> Path:
     [
         ({"id": None}, r"the row None: `id`: input should be a valid string"),
         ({"id": " "}, r"the row  : `id` is empty"),
-        ({"text": None}, r"the row b: `text`: input should be a valid string; build the data set again"),
         ({"answer_type": "essay"}, r"the row b: `answer_type`: input should be 'string', 'time'"),
         ({"range": [float("nan"), 2.0]}, r"the row b: `range` is nan to 2.0"),
         ({"answers": None, "meta": None}, r"the row b: `answers`: input should be a valid tuple; `meta`: "),

@@ -24,12 +24,6 @@ def write(folder: Path, **manifest: Any) -> str:
     return str(folder)
 
 
-def test_the_data_set_names_its_metric_and_a_config_may_name_another(tmp_path: Path) -> None:
-    folder = write(tmp_path, metric="vqa")
-    assert Dataset(tmp_path).metric == MetricConfig().scored_by(folder) == "vqa"
-    assert MetricConfig(metric="cover_match").scored_by(folder) == "cover_match"
-
-
 @pytest.mark.parametrize(
     ("manifest", "found"),
     [

@@ -40,13 +40,6 @@ def test_an_unknown_reader_is_refused_with_the_nearest() -> None:
         question_reader("x")
 
 
-def test_options_are_those_of_the_reader() -> None:
-    assert option_problems("own", {"columns": {}, "meta": []}) == []
-    assert option_problems("own", {"colums": {}}) == [
-        "`options`: the reader own has no `colums`; it has columns, meta, constants, number_rows"
-    ]
-
-
 @pytest.mark.parametrize(
     ("reader", "options"),
     [

@@ -180,18 +180,6 @@ def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(kb, encoder, 
     assert files(tmp_path / "index") == files(tmp_path / "straight")
 
 
-def test_an_index_that_grows_keeps_its_list(kb, encoder, listed, tmp_path) -> None:
-    omission = read_omission(listed(("e0", "images/0.png")), kb)
-    begun = write_knowledge_base(tmp_path / "begun", list(kb)[:7], name="owls")
-    build_index(begun, encoder, tmp_path / "index", leave_out=omission, shard_rows=4)
-    with pytest.raises(UserError, match="built with the `leave_out`"):
-        build_index(kb, encoder, tmp_path / "index", shard_rows=4)
-    grown = build_index(kb, encoder, tmp_path / "index", leave_out=omission, shard_rows=4)
-    build_index(kb, encoder, tmp_path / "straight", leave_out=omission, shard_rows=4)
-    assert files(tmp_path / "index") == files(tmp_path / "straight")
-    assert grown.manifest["near_duplicates"] == 1
-
-
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -11,7 +11,7 @@ from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import Index, load_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.stores.base import Found, best
+from reflectune.retrieval.stores.base import Found
 from reflectune.retrieval.stores.exact import ExactStore
 
 from .conftest import KeyedEncoder
@@ -46,14 +46,6 @@ def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entr
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert [hit.rank for hit in hits] == list(range(1, 11))
         assert {hit.kb for hit in hits} == {"owls"}
-
-
-def test_fewer_hits_are_the_first_of_all_hits(retriever, draw_image) -> None:
-    images = [draw_image(seed) for seed in range(5)]
-    whole = retriever.search(images, 10)
-    for top_n in (1, 3, 9):
-        assert retriever.search(images, top_n) == [hits[:top_n] for hits in whole]
-    assert retriever.search(images, 1000) == whole
 
 
 @pytest.fixture
@@ -200,12 +192,3 @@ def test_entries_without_any_image_are_ranked_by_title(encoder, draw_image, tmp_
     hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([draw_image(0)], 5)[0]
     assert len(hits) == 2
     assert all(hit.score == hit.parts["title"] / 2 for hit in hits)
-
-
-def test_best_is_a_stable_sort_cut_short() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        scores = rng.integers(-3, 4, size=rng.integers(1, 30)).astype(np.float64)
-        order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
-        top_n = int(rng.integers(1, 35))
-        assert best(scores, top_n).tolist() == order[:top_n]
