@@ -128,7 +128,9 @@ class Recording:
 @pytest.mark.parametrize(("evidence", "form"), [("article", "article"), ("gold", "passages")])
 def test_gold_contexts_are_those_of_naive_rag_over_gold_entries(config, tmp_path, evidence, form) -> None:
     """Equal passages and styles are equal prompts: test_p_vqa_is_what_a_plain_model_reads."""
-    build.run(config(evidence=[evidence], index=""))  # nothing is retrieved
+    settings = config(evidence=[evidence], index="")  # nothing is retrieved
+    assert settings.problems() == []
+    build.run(settings)
     contexts = ContextBuilder(Dataset(tmp_path / "world").knowledge, WordReranker(), top_n=1, passages=1)
     for number, trained in zip((0, 3), examples_of(tmp_path)[::2], strict=True):
         question, reader = Question("q", "", trained.question, entity_ids=(f"e{number}",)), Recording()

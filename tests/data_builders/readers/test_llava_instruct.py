@@ -76,24 +76,3 @@ def test_a_missing_image_does_not_change_the_other_ids(folder: Path) -> None:
 def test_a_bad_row_is_named(folder: Path, change: dict[str, Any], problem: str) -> None:
     with pytest.raises(UserError, match=f"llava_v1_5_mix665k.json:2: .*{problem}"):
         read(folder, DETAIL, {**BUS, **change})
-
-
-def test_the_558k_captions_of_stage_1_are_read_with_their_image_token_before_or_behind(folder: Path) -> None:
-    """Rows of `blip_laion_cc_sbu_558k.json`."""
-    image = "vg/VG_100K/2354786.jpg"
-    rows = [
-        {"id": name, "image": image, "conversations": talk(asked, caption)}
-        for name, asked, caption in (
-            ("004539375", "Render a clear and concise summary of the photo.\n<image>", "select luxury furniture"),
-            ("002239345", "<image>\nWrite a terse but informative summary of the picture.", "a grey watch"),
-        )
-    ]
-
-    found = read(folder, *rows)
-
-    assert [question.text for question in found] == [
-        "Render a clear and concise summary of the photo.",
-        "Write a terse but informative summary of the picture.",
-    ]
-    assert found[1].answers == ("a grey watch",)
-    assert {(question.answer_type, question.requires_retrieval) for question in found} == {("free_form", False)}

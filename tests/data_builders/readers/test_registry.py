@@ -1,3 +1,4 @@
+import inspect
 from pathlib import Path
 
 import pytest
@@ -5,12 +6,22 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.data_builders.readers.registry import (
     KNOWLEDGE,
+    QUESTIONS,
     knowledge_reader,
     option_problems,
     question_reader,
 )
 
 from .conftest import read_set
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_set_has_the_common_arguments(name: str) -> None:
+    parameters = inspect.signature(question_reader(name)).parameters
+    assert next(iter(parameters)) == "source"
+    assert {"split", "images", "reject"} <= set(parameters)
+    assert all(parameters[key].kind is inspect.Parameter.KEYWORD_ONLY for key in list(parameters)[1:])
+
 
 JSON = ("aokvqa", "hotpotqa", "livevqa", "llava_instruct", "reflectiva")
 PARQUET = ("fvqa", "infoseek_human", "m2kr", "mmsearch", "mrag_bench")

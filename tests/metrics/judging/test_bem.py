@@ -147,7 +147,7 @@ def test_a_conversion_finds_out_what_the_original_does(
     check = bem_conversion.convert(variables, vocabulary, rows, tmp_path / "out", {})
     assert (check.activation, check.mask_padding) == (activation, mask_padding)
     bem = load_bem(str(tmp_path / "out"))
-    assert bem.logits(TRIPLES) == pytest.approx(np.array([row.logits for row in rows]), abs=1e-4)
+    assert bem.logits(TRIPLES, batch_size=2) == pytest.approx(np.array([row.logits for row in rows]), abs=1e-4)
     assert json.loads((tmp_path / "out" / RECORD).read_text())["checked_on"] == len(TRIPLES)
 
 

@@ -124,6 +124,11 @@ def test_an_unknown_encoder_is_refused(name, message) -> None:
         load_encoder(name)
 
 
+def test_a_device_that_is_not_there_is_refused(clip_folder) -> None:
+    with pytest.raises(UserError, match="device `abacus`"):
+        load_encoder(clip_folder, device="abacus")
+
+
 def test_a_folder_without_a_model_is_refused(tmp_path) -> None:
     with pytest.raises(UserError, match=r"config\.json"):
         load_encoder(str(tmp_path))

@@ -184,7 +184,9 @@ def test_fingerprints_follow_decisive_settings_scores(bert_folder, llama_folder,
     assert load_reranker("embedding", bert_folder, MEAN).fingerprint == made[1].fingerprint
 
 
-def test_a_dtype_that_is_not_there_is_refused(bert_folder) -> None:
+def test_a_device_or_dtype_that_is_not_there_is_refused(bert_folder) -> None:
+    with pytest.raises(UserError, match="device `abacus`"):
+        load_reranker("embedding", bert_folder, MEAN, device="abacus")
     with pytest.raises(UserError, match="dtype `int4`"):
         load_reranker("embedding", bert_folder, dataclasses.replace(MEAN, dtype="int4"))
 
