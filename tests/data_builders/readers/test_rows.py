@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, stop
 from reflectune.data_builders.readers.rows import (
     SourceRow,
-    each,
     flag,
     integer,
     mapping,
@@ -38,18 +36,6 @@ def test_an_error_of_either_kind_survives_the_way_between_processes() -> None:
         assert (type(back), str(back), back.line) == (kind, str(error), 3)
     sent = pickle.loads(pickle.dumps(row(a=1)))
     assert (sent, sent.file, sent.line, sent.id) == (row(a=1), "set.jsonl", 12, "q7")
-
-
-def test_stop_raises_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"set.jsonl:12: id q7: field `a`: is 3 \(int\); it should be text"):
-        list(each([(12, row(a=3))], lambda r: text(r, "a"), stop))
-
-
-def test_a_rejected_row_is_left_out_and_the_next_is_read() -> None:
-    rejected: list[BadRow] = []
-    made = each([(n, row(a=a)) for n, a in enumerate(["x", 3, "y"])], lambda r: text(r, "a"), rejected.append)
-    assert list(made) == ["x", "y"]
-    assert [error.field for error in rejected] == ["a"]
 
 
 def test_an_object_comes_with_the_file_and_line_of_its_row() -> None:
