@@ -23,7 +23,6 @@ from reflectune.retrieval.indexes.near_duplicates import (
     as_lines,
     find_near_duplicates,
     list_near_duplicates,
-    perceptual_hash,
     read_omission,
 )
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
@@ -53,15 +52,6 @@ def photos(tmp_path: Path) -> KnowledgeBase:
 
 
 TESTED = ["test1.jpg", "test2.png", "test9.png"]
-
-
-def test_a_hash_survives_scaling_and_compression(photos: KnowledgeBase, tmp_path: Path) -> None:
-
-    def apart(first: Image.Image, second: Image.Image) -> int:
-        return (int(perceptual_hash(first), 16) ^ int(perceptual_hash(second), 16)).bit_count()
-
-    assert apart(photo(1), Image.open(tmp_path / "test1.jpg").convert("RGB")) <= 4
-    assert min(apart(photo(1), photo(seed)) for seed in (0, 2, 9)) > 10
 
 
 def test_near_duplicates_are_listed_with_the_nearest_test_image(photos: KnowledgeBase, tmp_path: Path) -> None:
