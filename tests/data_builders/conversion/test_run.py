@@ -1,5 +1,4 @@
 import dataclasses
-import io
 import json
 import os
 import subprocess
@@ -28,6 +27,7 @@ from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import knowledge_reader
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
+from tests.data_builders.readers.conftest import encoded
 
 COUNT = 40
 
@@ -292,12 +292,7 @@ def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, r
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_of_articles_that_are_not_drawn_are_not_written(source: Path, workers: int) -> None:
-    def draw_image(n: int) -> bytes:
-        buffer = io.BytesIO()
-        Image.new("RGB", (8, 8), (n, 0, 0)).save(buffer, "PNG")
-        return buffer.getvalue()
-
-    rows = [{**article(n), "image": draw_image(n)} for n in range(40)]
+    rows = [{**article(n), "image": encoded(f"rgb({n}, 0, 0)", "PNG")} for n in range(40)]
     pq.write_table(pa.Table.from_pylist(rows), source / "k.parquet")
     asked = config(source, questions="", splits={}, knowledge_source="k.parquet", sample_knowledge=5, workers=workers)
     convert(asked)
@@ -316,11 +311,7 @@ def test_a_source_without_rows_is_refused(source: Path, name: str) -> None:
 
 
 def test_of_a_sample_only_the_images_drawn_are_written(source: Path) -> None:
-    rows = []
-    for n in range(30):
-        draw_image = io.BytesIO()
-        Image.new("RGB", (6, 6), (n, 0, 0)).save(draw_image, "PNG")
-        rows.append(own_row(n, draw_image.getvalue()))
+    rows = [own_row(n, encoded(f"rgb({n}, 0, 0)", "PNG")) for n in range(30)]
     pq.write_table(pa.Table.from_pylist(rows), source / "q.parquet")
     splits = {"train": "q.parquet"}
     convert(config(source, splits=splits, sample=5, knowledge="", knowledge_source=""))
