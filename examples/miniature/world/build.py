@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from reflectune.core.durable import write_atomically
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
 from reflectune.examples.data_sets import begin, finish, save_jpeg
 from reflectune.examples.miniature.world.drawing import draw
-from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS, Looks
+from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS
 from reflectune.examples.miniature.world.facts import RELATIONS
 from reflectune.examples.miniature.world.population import (
     NEIGHBOURS,
@@ -35,8 +33,6 @@ from reflectune.formats.passages import split_passages
 
 VERSION = 1
 """Raise it when the same seed gives a different world."""
-
-CONTACT_SHEET = "contact_sheet.png"
 
 
 def build_world(
@@ -93,7 +89,6 @@ def build_world(
         write_questions(folder, split, questions)
     write_knowledge_base(folder / "knowledge", entries, name=f"world-{size}-{seed}", image_root="..")
     _write_probes(folder, articles, splits, seed)
-    _write_contact_sheet(folder, articles, seed)
     manifest = {
         "name": f"miniature world ({size}, seed {seed})",
         "metric": "infoseek",
@@ -165,18 +160,6 @@ def _write_probes(
                 row = {"question_id": question.id, "attribute": attribute, "passage": dataclasses.asdict(passage)}
                 lines.append(json.dumps(row) + "\n")
     write_atomically(folder / PROBES, "".join(lines))
-
-
-def _write_contact_sheet(folder: Path, articles: Sequence[EntityArticle], seed: int) -> None:
-    """Draw eight rows of ten images, one column for each kind."""
-    rng = _rng(seed, "contact sheet")
-    side, kinds = 96, sorted({article.entity.looks.kind for article in articles})
-    sheet = Image.new("RGB", (side * len(kinds), side * 8), "white")
-    for column, kind in enumerate(kinds):
-        looks: list[Looks] = [article.entity.looks for article in articles if article.entity.looks.kind == kind]
-        for row, look in enumerate(rng.sample(looks, min(8, len(looks)))):
-            sheet.paste(draw(look, rng.choice(BALLOONS), rng), (column * side, row * side))
-    sheet.save(folder / CONTACT_SHEET)
 
 
 def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:

@@ -25,7 +25,7 @@ from reflectune.examples.pocket.gallery.collecting import Collection, collect_fa
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
 from reflectune.examples.pocket.gallery.facts import entry_of
 from reflectune.examples.pocket.gallery.linking import Links, link_images, read_reviewed
-from reflectune.examples.pocket.gallery.pages import write_contact_sheet, write_link_page
+from reflectune.examples.pocket.gallery.pages import write_link_page
 from reflectune.examples.pocket.gallery.questions import Amounts, GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
 from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
@@ -131,7 +131,6 @@ def _write(
     look_alikes = _look_alikes(reviewed.look_alikes, entries)
     write_json(folder / LOOK_ALIKES, look_alikes)
     write_link_page(folder / LINK_PAGE, folder, links, entities)
-    write_contact_sheet(folder, [question for questions in splits.values() for question in questions], settings.seed)
     counts = {split: dict(Counter(question.answer_type for question in asked)) for split, asked in splits.items()}
     manifest = {
         "name": f"gallery (seed {settings.seed})",

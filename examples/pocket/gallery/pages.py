@@ -1,50 +1,16 @@
-"""Pages for proof-reading a gallery: all links of images to articles, and a sheet of drawn questions."""
+"""Page for proof-reading a gallery: all links of images to articles."""
 
 from __future__ import annotations
 
-import random
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
-
-from reflectune.core.durable import write_atomically
-from reflectune.core.images import open_image
-from reflectune.core.types import Question
 from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
 from reflectune.examples.pocket.gallery.linking import Links
 from reflectune.examples.pocket.gallery.questions import image_path
 from reflectune.examples.pocket.gallery.sources.images import SourceImage
 from reflectune.formats.passages import first_sentence
-
-CONTACT_SHEET = "contact_sheet.png"
-_COLUMNS, _ROWS, _SIDE, _TEXT = 5, 4, 224, 96
-
-
-def write_contact_sheet(folder: Path, questions: Sequence[Question], seed: int) -> None:
-    """Write 20 questions, drawn at random, each below its image.
-
-    Args:
-        folder: Folder of the data set, which has the images; the sheet goes there.
-        questions: Questions to draw from.
-        seed: Seed of the draw.
-    """
-    rng = random.Random(f"{seed}/contact sheet")
-    shown = rng.sample(list(questions), min(_COLUMNS * _ROWS, len(questions)))
-    sheet = Image.new("RGB", (_COLUMNS * _SIDE, _ROWS * (_SIDE + _TEXT)), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
-    for number, question in enumerate(shown):
-        left, top = number % _COLUMNS * _SIDE, number // _COLUMNS * (_SIDE + _TEXT)
-        image = open_image(folder / question.image).resize((_SIDE - 8, _SIDE - 8))
-        sheet.paste(image, (left + 4, top + 4))
-        lines = textwrap.wrap(question.text, 36) + textwrap.wrap("= " + " / ".join(question.answers[:3]), 36)
-        draw.multiline_text((left + 4, top + _SIDE), "\n".join(lines[:6]), fill="black", font=font)
-    partial = folder / f".{CONTACT_SHEET}"
-    sheet.save(partial, format="PNG")
-    write_atomically(folder / CONTACT_SHEET, partial.read_bytes())
-    partial.unlink()
 
 
 def write_link_page(path: Path, folder: Path, links: Links, entities: Sequence[GalleryEntity]) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import shutil
-import stat
 import subprocess
 import sys
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -26,6 +25,7 @@ RECORD = ".package.json"
 """File of an unpacked folder with the package and the names of its members."""
 SECONDS: Final = 900
 """Time limit of a download."""
+
 
 UNREACHABLE: Final = (
     *("newconnectionerror", "connection refused", "connection broken", "connecttimeout", "readtimeout", "timed out"),
@@ -73,10 +73,8 @@ def unpack(
     wanted: Callable[[str], bool],
     folder: Path,
     download: Download | None = None,
-    *,
-    skip_links: bool = False,
 ) -> list[Path]:
-    """Download a package, check its hash, and unpack the wanted members.
+    """Download a package, check its hash, and unpack the wanted members, but for links.
 
     The folder appears whole or not at all. Nothing is downloaded if it holds all wanted members of the same package.
 
@@ -85,15 +83,13 @@ def unpack(
         wanted: Function that returns True for the name of a wanted member (`usr/share/…`, `package/…`).
         folder: Output folder; members keep their names. Members of an earlier call are replaced.
         download: Function that fetches the archive; by default the registry's own client.
-        skip_links: Leave out wanted members that are links or devices, which otherwise are an error.
 
     Returns:
         The files, in the archive's order.
 
     Raises:
         UserError: The package changed, vanished or lacks a wanted member, the registry can't be reached, its client is
-            missing, the download stopped, a wanted member is not a plain file or is outside the folder, or the folder
-            holds other files.
+            missing, the download stopped, or the folder holds other files.
     """
     folder = Path(folder)
     with locked(folder):
@@ -101,7 +97,7 @@ def unpack(
             raise UserError(f"{folder} is there already and was not unpacked from a package; choose another folder")
         if (names := _unpacked(package, wanted, folder)) is None:
             with replacing(folder) as partial:
-                names = _fetch(package, wanted, partial, download or _download, skip_links)
+                names = _fetch(package, wanted, partial, download or _download)
         return [folder / name for name in names]
 
 
@@ -115,9 +111,7 @@ def _unpacked(package: Package, wanted: Callable[[str], bool], folder: Path) -> 
     return names if is_there else None
 
 
-def _fetch(
-    package: Package, wanted: Callable[[str], bool], folder: Path, download: Download, skip_links: bool
-) -> list[str]:
+def _fetch(package: Package, wanted: Callable[[str], bool], folder: Path, download: Download) -> list[str]:
     """Download the archive, check it, and unpack it into an empty folder. Return the names of the wanted members."""
     cache = folder / ".download"
     cache.mkdir()
@@ -129,13 +123,11 @@ def _fetch(
     names: list[str] = []
     every: list[str] = []
     with _members(package, archives[0]) as members:
-        for name, is_plain, read in members:
-            if skip_links and not is_plain:
-                continue
+        for name, read in members:
             clean = str(PurePosixPath(name))
             every.append(clean)
             if wanted(clean):
-                _write(package, clean, is_plain, read, folder)
+                _write(folder / clean, read)
                 names.append(clean)
     if not names:
         raise UserError(f"{package} has none of the wanted files, among its {len(every)}; it is a different version")
@@ -145,83 +137,42 @@ def _fetch(
 
 
 def _check_hash(package: Package, archive: Path) -> None:
-    digest = sha256_of(archive)
-    if digest == package.sha256:
-        return
-    if not _is_whole(package, archive):
-        size = f"{archive.stat().st_size:,} bytes"
-        raise UserError(f"the download of {package} stopped half-way ({size}, {archive.name}); run it again")
-    raise UserError(
-        f"{package} has changed: its sha256 is {digest}, and {package.sha256} was tried and is expected; "
-        "nothing of it was used"
-    )
+    if (digest := sha256_of(archive)) != package.sha256:
+        raise UserError(
+            f"{package} has the sha256 {digest} and {archive.stat().st_size:,} bytes, not the sha256 {package.sha256}; "
+            "run it again: if it stays so, the package has changed"
+        )
 
 
-def _is_whole(package: Package, archive: Path) -> bool:
-    """Return True if an archive can be read to its end."""
-    try:
-        with _members(package, archive) as members:
-            for _, is_plain, read in members:
-                if is_plain:
-                    with read() as file:
-                        while file.read(1 << 20):
-                            pass
-    except UserError:
-        return False
-    return True
-
-
-def _write(package: Package, name: str, is_plain: bool, read: Callable[[], IO[bytes]], folder: Path) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or path.parts[:1] in ((".download",), (RECORD,)) or "\\" in name:
-        raise UserError(f"{package} holds `{name}`, which would be written outside the folder; nothing was unpacked")
-    if not is_plain:
-        raise UserError(f"{package}: `{name}` is a link or a device; only plain files are unpacked")
-    target = folder / path
-    if target.exists():
-        raise UserError(f"{package} holds `{name}` twice; nothing was unpacked")
+def _write(target: Path, read: Callable[[], IO[bytes]]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with read() as source, target.open("xb") as file:
         shutil.copyfileobj(source, file, 1 << 20)
 
 
-Members = Iterator[tuple[str, bool, Callable[[], IO[bytes]]]]
-"""Name of each member that is not a folder, True if it is a plain file, and a function that opens it."""
+Members = Iterator[tuple[str, Callable[[], IO[bytes]]]]
+"""Name of each plain file, and a function that opens it."""
 
 
 @contextmanager
 def _members(package: Package, archive: Path) -> Iterator[Members]:
-    """Yield the archive's members in order; a damaged archive is a `UserError`."""
-    try:
-        if package.registry == "pypi":
-            with zipfile.ZipFile(archive) as wheel:
-                yield _zip_members(wheel)
-        elif package.registry == "npm":
-            with tarfile.open(archive, mode="r:gz") as tarball:
-                yield _tar_members(tarball)
-        else:
-            with _deb_contents(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tarball:
-                yield _tar_members(tarball)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, ValueError, zlib.error) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"the archive of {package} can't be read ({reason}); run it again") from error
-    except OSError as error:
-        if error.errno is not None:
-            raise  # the disk's, not the archive's
-        raise UserError(f"the archive of {package} can't be read ({error}); run it again") from error
-
-
-def _zip_members(wheel: zipfile.ZipFile) -> Members:
-    for info in wheel.infolist():
-        if not info.is_dir():
-            kind = stat.S_IFMT(info.external_attr >> 16)
-            yield info.filename, kind in (0, stat.S_IFREG), lambda info=info: wheel.open(info)  # type: ignore[misc]
+    """Yield an archive's plain files in order. Its hash is right, and with it its names."""
+    if package.registry == "pypi":
+        with zipfile.ZipFile(archive) as wheel:
+            files = [info for info in wheel.infolist() if not info.is_dir()]
+            yield ((info.filename, functools.partial(wheel.open, info)) for info in files)
+    elif package.registry == "npm":
+        with tarfile.open(archive, mode="r:gz") as tarball:
+            yield _tar_members(tarball)
+    else:
+        with _deb_contents(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as tarball:
+            yield _tar_members(tarball)
 
 
 def _tar_members(tarball: tarfile.TarFile) -> Members:
     for info in tarball:
-        if not info.isdir():
-            yield info.name, info.isreg(), lambda info=info: _opened(tarball, info)  # type: ignore[misc]
+        if info.isreg():
+            yield info.name, functools.partial(_opened, tarball, info)
 
 
 def _opened(tarball: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
@@ -238,10 +189,6 @@ def _deb_contents(archive: Path) -> Iterator[IO[bytes]]:
         assert process.stdout is not None
         try:
             yield process.stdout
-            while process.stdout.read(1 << 20):
-                pass  # the tar file's padding
-            if process.wait(SECONDS):
-                raise tarfile.ReadError("dpkg-deb found it broken")
         finally:
             process.kill()
 
@@ -274,7 +221,7 @@ def _reason(package: Package, said: str) -> str:
         return f"{package} can't be fetched: no registry was reached; check the network and the client's settings"
     if any(words in lower for words in ABSENT):
         hint = " (or apt's lists are old: `apt-get update`)" if package.registry == "debian" else ""
-        return f"{package} is not to be had: the registry has no such package or version any more{hint}"
+        return f"{package} is not available: the registry has no such package or version any more{hint}"
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("ERROR", "E:", "npm error"))] or lines[-1:]
     return f"{package} can't be fetched: {' '.join(' '.join(errors).split())[:300] or 'its client failed silently'}"

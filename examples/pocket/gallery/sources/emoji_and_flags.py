@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from reflectune.core.durable import read_json
-from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.sources.categories import EMOJI_CATEGORIES
 from reflectune.examples.pocket.gallery.sources.images import SourceImage, Style
 
@@ -28,15 +27,11 @@ def read_emoji(folders: dict[str, Path]) -> Iterator[SourceImage]:
         folders: `emoji_names`, and any of `noto`, `openmoji` and `fluent`.
 
     Raises:
-        UserError: The names are missing or are of a different version.
+        UserError: The names are missing.
     """
     path = folders["emoji_names"] / NAMES
     for row in read_json(path, "the names of emoji"):
-        try:
-            name, code, subgroup = row["annotation"], row["hexcode"], row["subgroups"]
-            is_plain = not row["skintone"]
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path}: an emoji lacks the field {error}; it is a different package") from error
+        name, code, subgroup, is_plain = row["annotation"], row["hexcode"], row["subgroups"], not row["skintone"]
         if subgroup == _COUNTRY_FLAG:
             letters = "".join(chr(ord(mark) - 0x1F1E6 + ord("a")) for mark in row["emoji"])
             yield from _drawn(folders, code, letters, "flag", row["emoji"])

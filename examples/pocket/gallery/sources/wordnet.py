@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from reflectune.core.errors import UserError
-
 FILE = "usr/share/wordnet/data.noun"
 ANIMAL, ARTIFACT, FOOD, PLANT = 5, 6, 13, 20
 """Numbers of WordNet's files of nouns (lexnames)."""
@@ -38,26 +36,18 @@ class WordNet:
 
     Args:
         folder: The unpacked package.
-
-    Raises:
-        UserError: The file is missing or is not a WordNet file.
     """
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
         self._senses: dict[str, Sense] = {}
         self._offsets: dict[str, list[str]] = defaultdict(list)
-        try:
-            for line in path.read_text(encoding="latin-1").splitlines():
-                if not line.startswith("  "):
-                    self._add(line)
-        except OSError as error:
-            raise UserError(f"WordNet's nouns can't be read: {error}") from error
-        except (ValueError, IndexError) as error:
-            raise UserError(f"{path} is not a file of WordNet 3.0: {error}") from error
+        for line in path.read_text(encoding="latin-1").splitlines():
+            if not line.startswith("  "):
+                self._add(line)
 
     def _add(self, line: str) -> None:
-        head, _ = line.split("|", 1)  # a line without a definition is of another file
+        head, _ = line.split("|", 1)
         fields = head.split()
         count = int(fields[3], 16)
         words = tuple(fields[4 + 2 * i].replace("_", " ") for i in range(count))

@@ -14,7 +14,6 @@ from reflectune.examples.pocket.gallery import entities
 from reflectune.examples.pocket.gallery.build import CARD, IMAGES, LINK_PAGE, GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.linking import read_reviewed
-from reflectune.examples.pocket.gallery.pages import CONTACT_SHEET
 from reflectune.examples.pocket.gallery.questions import SPLITS, Amounts
 from reflectune.examples.pocket.gallery.relations import RELATIONS, SUBJECTS
 from reflectune.formats.dataset import Dataset
@@ -156,7 +155,6 @@ def test_the_folder_is_described(dataset) -> None:
     page = (dataset.root / LINK_PAGE).read_text()
     assert "The lion is a large cat of the genus Panthera." in page
     assert page.count("data:image/webp") == 12
-    assert (dataset.root / CONTACT_SHEET).is_file()
 
 
 def test_a_bad_image_stops_the_build(tmp_path: Path, sources: Collection) -> None:

@@ -1,6 +1,5 @@
 """Each source is read in its package's layout, and damage is one clear error."""
 
-import json
 import string
 from pathlib import Path
 
@@ -11,14 +10,11 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.build_gallery import GalleryConfig
 from reflectune.examples.pocket.gallery.collecting import Collection
-from reflectune.examples.pocket.gallery.sources import emoji_and_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
 from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 from reflectune.examples.pocket.gallery.sources.reference_works import (
-    SUMMARIES,
     Article,
-    read_articles,
     summary_section,
 )
 from reflectune.examples.pocket.gallery.sources.stamps import caption_name
@@ -29,20 +25,6 @@ from .conftest import draw, draw_flag, pack_resources, write
 
 def row(title: str, extract: str = "Text.") -> dict[str, str]:
     return {"title": title, "extract": extract, "description": "", "topic": ""}
-
-
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"A": row("A"), "B": row("B", "  ")}, "article `B` has no summary"),
-        ({"A": row("A"), "a": row("A")}, "two articles have the title `A`"),
-        ({"A": {"title": "A"}}, "article `A` lacks a field"),
-    ],
-)
-def test_a_bad_article_is_named(tmp_path: Path, rows: dict[str, object], said: str) -> None:
-    write(tmp_path / SUMMARIES, json.dumps(rows))
-    with pytest.raises(UserError, match=said):
-        read_articles(tmp_path)
 
 
 def test_ids_and_addresses_come_from_titles() -> None:
@@ -121,20 +103,6 @@ def test_a_resource_file_is_read_as_it_was_packed(tmp_path: Path) -> None:
     assert dict(read_resources(tmp_path / "x.rcc")) == {f"folder/{name}": content for name, content in files.items()}
 
 
-@pytest.mark.parametrize("broken", [b"", b"qres", b"PK\x03\x04 a zip", pack_resources({"a": b"one"})[:60]])
-def test_what_is_no_resource_file_is_named(tmp_path: Path, broken: bytes) -> None:
-    (tmp_path / "x.rcc").write_bytes(broken)
-    with pytest.raises(UserError, match=r"x\.rcc is not a complete Qt resource file"):
-        list(read_resources(tmp_path / "x.rcc"))
-
-
-@pytest.mark.parametrize("name", ["../up", "a/b", ".."])
-def test_a_resource_file_cannot_lead_out(tmp_path: Path, name: str) -> None:
-    (tmp_path / "x.rcc").write_bytes(pack_resources({name: b"one"}))
-    with pytest.raises(UserError):
-        list(read_resources(tmp_path / "x.rcc"))
-
-
 def test_activities_without_images_are_none(tmp_path: Path) -> None:
     (tmp_path / RESOURCES).mkdir(parents=True)
     (tmp_path / RESOURCES / "lang.rcc").write_bytes(pack_resources({"a.webp": b"one"}))
@@ -156,12 +124,6 @@ def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
     assert {country.letters: country.name for country in sources.countries} == {"fr": "France", "es": "Spain"}
     assert sources.countries[0].text("Geography", "Location") == "Western Europe, bordering others of France"
     assert sources.countries[0].text("Geography", "Nowhere", "at all") == ""
-
-
-def test_emoji_of_a_different_version_are_named(sources: Collection) -> None:
-    write(sources.folders["emoji_names"] / emoji_and_flags.NAMES, json.dumps([{"name": "lion"}]))
-    with pytest.raises(UserError, match="lacks the field"):
-        list(emoji_and_flags.read_emoji(dict(sources.folders)))
 
 
 def test_every_package_is_pinned() -> None:

