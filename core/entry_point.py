@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import errno
 import functools
+import gc
 import os
 import select
 import signal
@@ -37,6 +38,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
         try:
             main()
             sys.stdout.flush()
+            gc.freeze()  # else Python's last collection takes seconds once torch is imported
             _end_launch(0)
             return
         except SystemExit as end:

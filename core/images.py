@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, PngImagePlugin
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
@@ -263,8 +263,9 @@ def _check_shape(image: Image.Image, name: str) -> None:
 
 
 def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:
-    reason = str(error) or type(error).__name__
-    return BadImage(f"image unreadable: {_name(source)}{asker}: {reason}", "replace or remove the file")
+    reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
+    fix = "give another image" if isinstance(source, bytes) else "replace or remove the file"
+    return BadImage(f"image unreadable: {_name(source)}{asker}: {reason}", fix)
 
 
 def _name(source: Path | bytes) -> str:

@@ -15,7 +15,7 @@ REJECTED = "rejected.jsonl"
 ROWS_LEFT_OUT = 3
 """Exit status of a command that left rows out."""
 
-_PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|-?\d[\d.,]*")
+_PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|(?<![\w-])-?\d[\d.,]*")
 
 
 class BadRow(Exception):

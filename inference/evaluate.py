@@ -19,13 +19,14 @@ def evaluate(config: EvaluateConfig) -> None:
         print(experiment.describe(config))
         return
     if metrics := experiment.run(config):
-        print("\n".join([summary(metrics), *reply_sentences(metrics)]))
+        print("\n".join([summary(metrics), *failures(metrics), *reply_sentences(metrics)]))
         print(f"report: {Path(config.output, 'report.html')}")
 
 
 def summary(metrics: dict[str, Any]) -> str:
     """Return the scores of the data set's metric as a small table, in %, with calls and tokens a question."""
-    from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number  # slow to import
+    from reflectune.inference.report.comparison import headline_score  # slow to import
+    from reflectune.inference.report.tables import COMPUTE, COST_HEADS, number
     from reflectune.metrics.reporting.breakdown import in_per_cent
 
     metric = metrics["metric"]
@@ -33,11 +34,12 @@ def summary(metrics: dict[str, Any]) -> str:
     names = max(22, *(len(name) + 2 for name in metrics["pipelines"]))
     widths = [max(17, len(head) + 2) for head in heads]
     titles = (head.rjust(width) for head, width in zip(heads, widths, strict=True))
-    asked = max((score["n"] for table in metrics["pipelines"].values() if (score := table.get("overall"))), default=0)
+    scores = map(headline_score, metrics["pipelines"].values())
+    asked = max((score["n"] for score in scores if score), default=0)
     lines = [f"{metric['caption']}, in %, {asked:,} scored questions.", "".join(["pipeline".ljust(names), *titles])]
     for name, table in metrics["pipelines"].items():
-        scores = (table.get(column) for column in metric["columns"])
-        cells = [f"{100 * score['value']:.1f}" if score else "–" for score in scores]
+        columns = (table.get(column) for column in metric["columns"])
+        cells = [f"{100 * score['value']:.1f}" if score else "–" for score in columns]
         cells += [number(metrics["costs"][name][cost]) for cost in COMPUTE]
         lines.append("".join([name.ljust(names), *(c.rjust(w) for c, w in zip(cells, widths, strict=True))]))
     best = metrics["best_baseline"]  # None without a baseline
@@ -47,6 +49,12 @@ def summary(metrics: dict[str, Any]) -> str:
         for name, row in table.items():
             lines.append("".join([f"  {name}".ljust(names), *(in_per_cent(row[key]).rjust(34) for key in keys)]))
     return "\n".join(lines)
+
+
+def failures(metrics: dict[str, Any]) -> list[str]:
+    """Return a line for each pipeline with questions that failed; the report has their errors."""
+    counts = ((name, losses.get("failed", 0)) for name, losses in metrics["losses"].items())
+    return [f"{name}: {count:,} of the questions failed and count as wrong" for name, count in counts if count]
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ from reflectune.inference.serving.config import ServeConfig
 @command(ServeConfig)
 def serve(config: ServeConfig) -> None:
     """Serve answers, their traces and searches over HTTP."""
+    if config.dry_run:
+        print(config.describe())
+        return
     from reflectune.inference.serving import server  # slow to import, and of an extra
 
-    if config.dry_run:
-        print(server.describe(config))
-        return
     server.serve(config)

@@ -145,6 +145,8 @@ def _named(value: str, files: Sequence[str]) -> str:
         return f"{short(value)} holds no model: it has no {' and no '.join(files)}"
     if os.path.exists(value):
         return f"{short(value)} is not a folder, but a file; name the folder of a model"
+    if (folder := os.path.dirname(value)) and os.path.isdir(folder):
+        return f"{short(value)} does not exist, and its folder does; check the path"
     if _HUB_ID.fullmatch(value):
         return ""
     return f"{short(value)} is not a folder, and no name of a model on the Hub; check the path"

@@ -58,7 +58,11 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
         previous_limit = csv.field_size_limit(_LONGEST_FIELD)
         try:
             reader = csv.reader(lines, strict=True)
-            header = [name.strip() for name in next(reader, [])]
+            try:
+                header = [name.strip() for name in next(reader, [])]
+            except csv.Error as error:
+                fix = "separate the columns with commas, and close each quote"
+                raise UserError(f"{path}:1: the header is not CSV ({error}); {fix}") from error
             if problem := _not_utf8(header):
                 raise UserError(f"{path}:1: the header {problem}; save the file as UTF-8")
             _check_header(path, header)

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, read_header
 from reflectune.core.paths import OutsideRoot, resolve_below
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
@@ -188,8 +187,7 @@ class ImageFolder:
             value: A path, the bytes of a file, `{"bytes": …, "path": …}` as in `datasets`, or a list of one of them.
 
         Raises:
-            UserError: The value is a URL.
-            BadRow: The value has another type, or is a path that leads out of the folder.
+            BadRow: The value is a URL, has another type, or is a path that leads out of the folder.
             MissingImage: The file is missing.
             UnreadableImage: The bytes are not an image.
         """
@@ -206,12 +204,8 @@ class ImageFolder:
             fix = "give the path of one image below the image folder, or the file's bytes"
             raise row.bad(image_field, f"{found}, not an image", fix)
         if re.match(r"[a-z][a-z0-9+.-]*://", value.strip(), re.IGNORECASE):
-            row_id = f"id {row.id}: " if row.id else ""
-            raise UserError(
-                f"{row.file}:{row.line}: {row_id}field `{image_field}` holds a URL ({value.strip()[:80]}); "
-                "download the images once, e.g. with `img2dataset` or `wget -i urls.txt -P images/`, and put their "
-                "paths in this column: a run must not depend on somebody's server"
-            )
+            fix = "download the images once, e.g. by img2dataset, and put their paths in this column"
+            raise row.bad(image_field, f"holds a URL ({value.strip()[:80]})", fix)
         return self.path(row, image_field, value.strip(), search=False)
 
     def keep_each(self, row: SourceRow, image_field: str, value: Any) -> list[str]:

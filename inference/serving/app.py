@@ -64,6 +64,11 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
+    @app.api_route("/v1/{path:path}", methods=["GET", "POST"])  # else the page's, which is mounted at the root
+    async def unknown(path: str, request: Request) -> None:
+        served = "POST /v1/chat/completions and GET /v1/models are served"
+        raise RequestProblem(404, f"there is no {request.method} /v1/{path}; {served}")
+
     @app.get("/metrics")
     async def scrape() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")

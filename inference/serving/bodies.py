@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.problems import RequestProblem
@@ -32,20 +32,27 @@ class _ContentPart(BaseModel):
 
 class _ChatMessage(BaseModel):
     role: str
-    content: str | list[_ContentPart]
+    content: list[_ContentPart] = []
+    """Of the user's messages; those of other roles are not read."""
 
-    def parts(self) -> list[_ContentPart]:
-        """Return the content's parts."""
-        return [_ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+    @model_validator(mode="before")
+    @classmethod
+    def _as_parts(cls, message: Any) -> Any:
+        """Read a text as one part, and nothing of other roles."""
+        if not isinstance(message, dict) or (message.get("role") == "user" and "content" not in message):
+            return message
+        content = message.get("content") if message.get("role") == "user" else []
+        return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
 
 class ChatBody(BaseModel):
-    """A request of OpenAI's chat completions. Sampling options are ignored: answers are greedy."""
+    """A request of OpenAI's chat completions. Other options are ignored: answers are greedy."""
 
     model: str
     messages: list[_ChatMessage]
     stream: bool | None = None
     n: int | None = None
+    logprobs: bool | None = None
 
     def question(self, *, last_message: bool = False) -> AnswerBody:
         """Return the question of a conversation.
@@ -59,11 +66,15 @@ class ChatBody(BaseModel):
         """
         if self.n not in (None, 1):
             raise RequestProblem(400, "`n`: one answer is given; leave `n` out")
+        if self.logprobs:
+            raise RequestProblem(400, "`logprobs` are not returned; leave them out")
         roles = [message.role for message in self.messages]
-        if roles != ["user"] and not (last_message and roles[-1:] == ["user"]):
+        if last_message and roles[-1:] != ["user"]:
+            raise RequestProblem(400, "`messages`: the last one must be of the role user")
+        if roles != ["user"] and not last_message:
             problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
             raise RequestProblem(400, f"`messages`: {problem} (the server's `last_message` reads the last one)")
-        *_, parts = rounds = [message.parts() for message in self.messages if message.role == "user"]
+        *_, parts = rounds = [message.content for message in self.messages if message.role == "user"]
         with_images = [row for it in rounds if (row := [part.image_url.url for part in it if part.image_url])]
         images = with_images[-1] if with_images else []
         if len(images) != 1:

@@ -62,3 +62,8 @@ class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
         for name, recipe in self.recipes().items():
             if not recipe.takes(asked) or not recipe.form:
                 yield f"`pipelines`: {name} needs a data set's gold evidence, which a request doesn't have"
+
+    def describe(self) -> str:
+        """Describe the server, for `--dry_run`."""
+        access = f"a token in {self.token_variable}" if self.token else "no token, for this machine alone"
+        return f"would serve {', '.join(self.forms())} of {self.dataset} on {self.host}:{self.port}, with {access}"

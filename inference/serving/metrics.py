@@ -8,6 +8,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _BATCHES: Final = (1, 2, 4, 8, 16, 32, 64)
+_SECONDS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class ServerMetrics:
@@ -21,9 +22,11 @@ class ServerMetrics:
         self._registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self._registry}
         self._requests = Counter("reflectune_requests", "Requests", ["route", "status"], **own)
-        self._seconds = Histogram("reflectune_seconds", "Seconds of a request", ["route"], **own)
+        self._seconds = Histogram(
+            "reflectune_request_seconds", "Seconds of a request", ["route"], buckets=_SECONDS, **own
+        )
         self._questions = Counter("reflectune_questions", "Questions passed to a pipeline", ["pipeline"], **own)
-        self._batches = Histogram("reflectune_batch", "Questions answered together", buckets=_BATCHES, **own)
+        self._batches = Histogram("reflectune_batch_size", "Questions answered together", buckets=_BATCHES, **own)
         Gauge("reflectune_waiting", "Questions and searches that wait", **own).set_function(waiting)
 
     def count(self, route: str, status: int, seconds: float) -> None:

@@ -32,6 +32,7 @@ class DrainingServer(uvicorn.Server):
         """Begin to drain; at the second signal, end."""
         load = self.config.app.state.load  # type: ignore[union-attr]
         if load.is_draining:
+            self.force_exit = True
             super().handle_exit(sig, frame)
         else:
             print("stopping when the requests under way are finished; a second signal stops at once", flush=True)
@@ -93,9 +94,3 @@ def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:
     """Return the settings of the HTTP server. Requests are not logged: `/metrics` counts them."""
     quiet: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "ws": "none"}
     return uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=_GRACE, **quiet)
-
-
-def describe(config: ServeConfig) -> str:
-    """Describe the server, for `--dry_run`."""
-    access = f"a token in {config.token_variable}" if config.token else "no token, for this machine alone"
-    return f"would serve {', '.join(config.forms())} of {config.dataset} on {config.host}:{config.port}, with {access}"

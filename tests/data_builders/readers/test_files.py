@@ -159,6 +159,12 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
     [
         ("a.csv", b"id;text\n1;a\n", read_csv, "a.csv:1: the columns are separated by `;`; save the file with commas"),
         ("a.csv", b"id\ttext\n1\ta\n", read_csv, "separated by tabs"),
+        (
+            "a.csv",
+            b'"id";"text"\n"1";"a"\n',
+            read_csv,
+            "a.csv:1: the header is not CSV .*separate the columns with commas",
+        ),
         ("a.jsonl", b'{"a": "\xf9"}\n', read_jsonl, "a.jsonl:1: is not UTF-8 .*; save the file as UTF-8"),
         ("a.jsonl", b'[{"a": 1}]\n', read_jsonl, "a.jsonl:1: is list; .*one array over the whole file is not JSONL"),
         ("a.csv", b"", read_csv, "is empty"),

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow, MissingImage, UnreadableImage
 from reflectune.data_builders.readers.images import ADDRESSES, ImageFolder, escapes
 from reflectune.data_builders.readers.rows import SourceRow
@@ -170,7 +169,7 @@ def test_a_value_that_is_neither_a_path_nor_bytes_is_refused(value: object) -> N
 
 @pytest.mark.parametrize("url", ["https://e.org/a.jpg", "HTTP://e.org/a.jpg", "s3://bucket/a.jpg"])
 def test_a_url_is_refused_with_advice(url: str) -> None:
-    with pytest.raises(UserError, match=r"f.jsonl:3: id q: field `image` holds a URL .*download the images once"):
+    with pytest.raises(BadRow, match=r"f.jsonl:3: id q: field `image`: holds a URL .*download the images once"):
         ImageFolder(None).keep(ROW, "image", url)
 
 

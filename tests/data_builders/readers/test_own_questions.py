@@ -211,7 +211,7 @@ def test_an_error_names_the_users_column(folder: Path) -> None:
     with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `prompt`: is empty"):
         read(path, folder, columns={"id": "uid", "question": "prompt"})
     path = jsonl(folder / "q.jsonl", {"id": "c", "image_url": "https://e.org/1.png", "question": "Who?"})
-    with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `image_url` holds a URL"):
+    with pytest.raises(UserError, match=r"q.jsonl:1: id c: field `image_url`: holds a URL"):
         read(path, folder, columns={"image": "image_url"})
 
 

@@ -82,7 +82,7 @@ def events(text: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_an_answer_comes_as_events_by_json_and_by_form(client, service, photo) -> None:
-    expected = service.answer(ASKED, photo)
+    expected = service.submit(ASKED, photo).result()
     form = {"files": {"image": encoded(photo)}, "data": {"question": ASKED, "pipeline": "mr2ag"}}
     for reply in (client.post("/answer", json=question(image=url(encoded(photo)))), client.post("/answer", **form)):
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -117,7 +117,7 @@ def test_metrics_count_requests_questions_and_batches(client) -> None:
     text = client.get("/metrics").text
     for line in (
         'reflectune_requests_total{route="/answer",status="200"}',
-        "reflectune_batch_count",
+        "reflectune_batch_size_count",
         "reflectune_waiting",
     ):
         assert line in text
@@ -150,8 +150,10 @@ def test_the_last_message_is_read_with_the_latest_image_if_asked_to() -> None:
     assert (read.question, read.image) == ("And what does it eat?", url(PHOTO))
     with pytest.raises(RequestProblem, match="one message of the role user"):
         body.question()
-    with pytest.raises(RequestProblem, match="one message of the role user"):
+    with pytest.raises(RequestProblem, match="the last one must be of the role user"):
         ChatBody(model="mr2ag", messages=said[:-1]).question(last_message=True)
+    said[3] = {"role": "assistant", "content": None, "tool_calls": []}  # what is not the user's is not read
+    assert ChatBody(model="mr2ag", messages=said).question(last_message=True) == read
 
 
 def bomb() -> dict[str, Any]:
@@ -196,6 +198,14 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     ),
     "several": ("/v1/chat/completions", chat(n=2), 400, "one answer is given"),
     "history": ("/v1/chat/completions", chat(messages=[{"role": "system", "content": "x"}]), 400, "of the role user"),
+    "log-probabilities": ("/v1/chat/completions", chat(logprobs=True), 400, "`logprobs` are not returned"),
+    "an address as a string": (
+        "/v1/chat/completions",
+        chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "data:x"}]}]),
+        400,
+        "`messages.0.content.0.image_url`",
+    ),
+    "unknown route": ("/v1/completions", {}, 404, "there is no POST /v1/completions"),
     "no image": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
     "nothing": ("/retrieve", {}, 400, "give `queries`, texts, or `images`"),
     "many": ("/retrieve", {"queries": ["x"] * 5}, 413, "are at most 4; found 5"),
@@ -294,7 +304,7 @@ def test_the_openai_client_and_curl_are_answered(service, started, photo, tmp_pa
     assert [model.id for model in client.models.list()] == list(service.pipelines)
     image = url(encoded(photo))
     whole = client.chat.completions.create(**chat(image=image))
-    expected = service.answer(ASKED, photo)
+    expected = service.submit(ASKED, photo).result()
     assert whole.choices[0].message.content == expected.answer
     assert whole.model_extra["reflectune"]["gate"] == pytest.approx(expected.gate, abs=1e-5)
     chunks = list(client.chat.completions.create(**chat(image=image, stream=True)))

@@ -45,7 +45,7 @@ def test_a_model_without_shapes_is_refused(base_model, capsys, monkeypatch, tmp_
     for model, message in (
         ("nobody/has-this-model", "error: no model nobody/has-this-model"),
         ("checkpoints/another", "error: no model checkpoints/another"),
-        (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} is not a folder, and no name of a model on the Hub"),
+        (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} does not exist, and its folder does"),
         ("miniature/none", "  `model` no model miniature/none; "),
         ("pocket/none", "  `model` no model pocket/none; "),
     ):
