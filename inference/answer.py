@@ -20,6 +20,7 @@ def answer(config: AnswerConfig) -> None:
         show_evaluation(config)
         return
     # slow to import, so only after the config is checked
+    from reflectune.inference.report.words import explain
     from reflectune.inference.running import single
     from reflectune.inference.trace import to_row
 
@@ -27,7 +28,7 @@ def answer(config: AnswerConfig) -> None:
         print(single.describe(config))
         return
     trace = single.answer(config)
-    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else single.explain(trace))
+    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else explain(trace))
 
 
 def show_evaluation(config: AnswerConfig) -> None:

@@ -60,7 +60,7 @@ class CompareConfig(Settings):
 def compare(config: CompareConfig) -> None:
     """Compare finished evaluations in one table of scores and costs."""
     from reflectune.core.durable import write_atomically, write_json  # slow to import: after the config is right
-    from reflectune.inference.report.comparison import compared, flips, read_metrics, told_apart
+    from reflectune.inference.report.comparison import compared, flips, read_metrics, with_folder_names
     from reflectune.inference.report.comparison_page import page, plot
     from reflectune.inference.report.drawing import can_draw
     from reflectune.inference.scoring.evaluation import baselines
@@ -70,7 +70,7 @@ def compare(config: CompareConfig) -> None:
         print(f"compare {', '.join(config.evaluations)} in {config.output}: compare.md, compare.svg, compare.json")
         return
     metrics = read_metrics([name for name in config.evaluations if not config.is_fit(name)])
-    record = compared(told_apart(metrics) if config.is_joined else metrics)
+    record = compared(with_folder_names(metrics) if config.is_joined else metrics)
     if config.seeds:
         record["leads"] = parts_over_seeds(read_metrics(config.evaluations, RECORD), config.against, baselines())
     elif config.is_joined:

@@ -33,8 +33,8 @@ def summary(record: dict[str, Any]) -> str:
         lines.append(f"{point['name']:{width}}  {cells[0]:26} {cells[1]:25} {reads}")
     if record["fitted_exponents"]:
         exponents = " ".join(map(str, record["fitted_exponents"]))
-        lines.append("fitted: each question is decided by exponents of S_ret, S_rel, S_ans that other entities' gave;")
-        lines.append(f"    those of all of them, to ask other questions with: {exponents}")
+        lines.append("fitted: each question uses exponents of S_ret, S_rel, S_ans fitted on other entities;")
+        lines.append(f"    fitted on all questions: {exponents}")
     passes = record["forward_passes"]
     lines.append(f"forward passes: {passes['made']} made, {passes['saved']} saved of {passes['asked']} asked")
     return "\n".join(lines)

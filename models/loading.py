@@ -118,7 +118,7 @@ def load(
     if prompts and wanted and tuned_scheme and tuned_scheme.prompts != wanted.prompts:
         raise UserError(f"{model} was trained without `prompts: {prompts}`; leave it out, or start from the base model")
     is_uncast = False
-    with ExitStack() as beside:  # weights are read in a thread while the rest is made ready
+    with ExitStack() as stack:  # weights are read in a thread while the rest is made ready
         if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
             if quantization is not None:
                 raise UserError(
@@ -126,11 +126,11 @@ def load(
                 )
             network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), target)
         else:
-            # what float16 makes of the weights is looked at below
+            # float16 weights are checked for overflow below
             elsewhere = bool(device_map) or target.type != "cpu"
             is_uncast = not cast or (elsewhere and as_dtype(dtype) != torch.float16)
             network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, target, cast=not is_uncast)
-            beside.enter_context(_checking_finite(source, network))
+            stack.enter_context(_checking_finite(source, network))
             base = ""
             if tuned_scheme is None and wanted is not None and is_released(network, processor, wanted):
                 tuned_scheme = wanted

@@ -130,7 +130,7 @@ class EntryBatch:
     """Rows of a knowledge base: lines of its file, or parsed rows.
 
     `keep` and `bound` define a sample: entries with an id in `keep`, or with a seeded hash below `bound` (and, if
-    `depicted`, an image).
+    `with_images`, an image).
     """
 
     number: int

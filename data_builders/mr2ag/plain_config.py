@@ -31,7 +31,7 @@ class EvidenceSettings(Settings):
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
     passages: int = setting(5, "passages that the reranker picks from these entries", ge=1)
     context_words: int = setting(
-        0, "most words of a context, cut at whole passages; 0: all passages, as many as fit in training", ge=0
+        0, "maximum words of a context, cut at whole passages; 0: all passages, as many as fit in training", ge=0
     )
     lead: Lead = setting("first_sentence", "text before each passage: nothing, or a sentence on its entry")
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a command in lmms-eval's environment, .venv-lmms: .venv's packages, and beside them lmms-eval 0.7.3 with what it
+# Runs a command in lmms-eval's environment, .venv-lmms: the packages of .venv, lmms-eval 0.7.3, and what it
 # imports to run MME, POPE, MMBench and LLaVA-W. Nothing in .venv changes.
 #   bash examples/lmms_eval/run.sh lmms-eval --model reflectune --model_args config=configs/examples/lmms_eval/miniature.yaml,mode=gate …
-# lmms-eval's own requirements can't be met beside ours: it pins another wandb, and asks for torchvision, timm and av<16,
+# lmms-eval's own requirements can't be met with ours: it pins another wandb, and asks for torchvision, timm and av<16,
 # which these benchmarks don't import. A task that imports more says so: add it to examples/lmms_eval/requirements.txt.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/environment.sh"

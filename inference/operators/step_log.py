@@ -72,7 +72,7 @@ class StepLog:
             step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
         if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
             if retried:
-                self._note("replies_retried")
+                self._count("replies_retried", 1)
             else:
                 self._count_written(request, reply)
             counts["generated"] += reply.tokens
@@ -84,8 +84,7 @@ class StepLog:
             counts["searches"] += len(request.queries)
             self._count("queries_cut", reply.cut)
             step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
-            if reply.missing:
-                counts["searches_failed"] = counts.get("searches_failed", 0) + 1
+            self._count("searches_failed", bool(reply.missing))
             for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
                 _keep_best(self.hits, hit)
         elif isinstance(reply, JudgeEachReply):
@@ -122,11 +121,8 @@ class StepLog:
         """Count judgements read from a written word, and those without one."""
         for judged in judgements:
             if judged.written:
-                self._note("labels_written")
+                self._count("labels_written", 1)
                 self.tokens["replies_unread"] += not judged.yes + judged.no
-
-    def _note(self, name: str) -> None:
-        self.tokens[name] = self.tokens.get(name, 0) + 1
 
     def _count(self, name: str, number: int) -> None:
         if number:

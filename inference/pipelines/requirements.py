@@ -39,7 +39,7 @@ class RoleSettings(Settings):
     def step_problems(self) -> Iterator[str]:
         """Yield the problem of steps that no server's model does."""
         if self.step_models and self.reader != SERVER:
-            yield "`step_models` are of the server that reads: set `reader: server`"
+            yield "`step_models` needs `reader: server`"
         elif "answer" in self.step_models and self.answerer not in ("", SERVER):
             yield f"`step_models` names who answers, and so does `answerer: {self.answerer}`; leave one out"
 

@@ -103,7 +103,7 @@ def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
     return f"ties ({ahead} ahead, {behind} behind of {len(known)})" if known else ""
 
 
-def told_apart(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
+def with_folder_names(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
     """Return evaluations in which pipelines of one name are renamed, as `seeds.joined` does, so that none is a mean."""
     ran = Counter(name for content in metrics.values() for name in content["pipelines"])
     several = {name for name, count in ran.items() if count > 1} - {*BESTS}

@@ -112,7 +112,7 @@ def _reflection(
         yield f"SRT, first document states an answer, {title}", "where one of its documents does", srt["stating_first"]
         yield f"Retriever's order, the same, {title}", "the same questions", srt["stating_first_retriever"]
         yield f"A document states an answer, {title}", "of the question's entity", srt["stating_retrieved"]
-    yield "Looked up", "RET at γ, all questions", reflection["retrieved"]
+    yield "Retrieved", "RET at γ, all questions", reflection["retrieved"]
 
 
 def rankings(metrics: Mapping[str, Any]) -> Markup:

@@ -12,7 +12,6 @@ from reflectune.core.html import Table, render
 from reflectune.inference.report.tables import COST_HEADS, number, plain_names, score_cell
 from reflectune.inference.scoring.evaluation import BESTS
 from reflectune.inference.scoring.trajectories import COSTS
-from reflectune.inference.scoring.variants import MAX_LOST, MIN_SAVED
 from reflectune.inference.trace import Trace
 
 _MAX_ENDINGS, _TOO_MANY = 6, 20
@@ -62,15 +61,7 @@ def _stop_sentence(stop: Mapping[str, Any]) -> str:
         if lost is not None
         else ""
     )
-    reason = ""
-    if stop["verdict"] == "not measurable":
-        gained = stop["gained"]
-        reason = (
-            f", since even without the stop it is {100 * gained['value']:+.1f} points ({100 * gained['low']:+.1f} to "
-            f"{100 * gained['high']:+.1f}) from the model alone: there is nothing to lose"
-        )
-    marks = f"At least {100 * MIN_SAVED:.0f} % saved at no more than {100 * MAX_LOST:.0f} point lost"
-    return f"{text}{cost}, over the same {saved['n']} questions. {marks}: {stop['verdict']}{reason}."
+    return f"{text}{cost}, over the same {saved['n']} questions."
 
 
 def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:

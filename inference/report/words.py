@@ -11,7 +11,7 @@ from reflectune.inference.trace import PassageTrace, Step, Trace
 
 def explain(trace: Trace) -> str:
     """Return the decision, the entries, the passages with their scores (best product first), and the answer."""
-    decision = "look it up" if trace.retrieved else "answer by looking"
+    decision = "retrieve" if trace.retrieved else "answer from the image"
     lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
     if trace.kept:
         return "\n".join([*lines, *_documents(trace), f"answer: {trace.answer or '(none)'}"])

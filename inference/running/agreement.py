@@ -22,7 +22,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.remote.served_engine import ServedEngine
 from reflectune.retrieval.config import RetrieverConfig
 
-_UNKNOWN = "unknown: vLLM says them with --enable-prompt-tokens-details"
+_UNKNOWN = "unknown: start vLLM with --enable-prompt-tokens-details"
 
 
 def run(config: AgreementConfig) -> dict[str, Any]:

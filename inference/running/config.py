@@ -282,4 +282,4 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
         if not self.finds_entries and not self.text_index:
             yield "`index` is needed, or `ranked_entities`, or `text_index`"
         if self.text_weights and not self.index:
-            yield "`index` is needed by `text_weights`, which are of texts against titles in it"
+            yield "`text_weights` compare texts with an index's titles: set `index`"

@@ -159,7 +159,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the scalings that were fitted to this run's gates into the checkpoint's folder."""
     if not measured:
-        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; ask more questions")
+        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; use more questions")
     folder, scalings = Path(config.model), fitted_scalings(measured)
     scheme = load_scheme(folder)
     Calibration(scalings, saved_weights(folder), dataset.fingerprint, config.splits).save(folder, scheme)

@@ -69,7 +69,7 @@ def calibration_for(models: ModelSettings, dataset: Dataset, splits: Iterable[st
     """
     saved = open_calibration(models) or Calibration()
     if saved.dataset == dataset.fingerprint and (both := sorted({*saved.splits} & {*splits})):
-        raise UserError(f"`calibrated`: {models.model} was calibrated on {', '.join(both)}; ask other splits")
+        raise UserError(f"`calibrated`: {models.model} was calibrated on {', '.join(both)}; evaluate on other splits")
     return saved
 
 

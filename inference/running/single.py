@@ -13,14 +13,11 @@ from reflectune.inference.pipelines import base
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline, find_recipe, reflecting
 from reflectune.inference.pipelines.settings import DepthSettings
-from reflectune.inference.report.words import explain
 from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
-
-__all__ = ["answer", "describe", "explain"]
 
 
 def answer(config: AnswerConfig) -> Trace:

@@ -77,8 +77,7 @@ def _left_out(
     if traces_of_reflecting(traces, "relevance"):
         if not any(q.evidence for q in official):
             sentences.append(
-                "The data set does not say where answers stand (no evidence): relevance, and answers from the gold "
-                "passage, are left out."
+                "The data set has no gold evidence: relevance, and answers from the gold passage, are left out."
             )
         elif metrics["relevance"]["look_alikes"] is None:
             sentences.append("The data set does not say which entries look alike: that relevance mark is left out.")
@@ -135,8 +134,8 @@ def _cut_short(traces: Traces) -> list[str]:
         if ended:
             reasons = "; ".join(f"{reason}: {count}" for reason, count in ended.most_common())
             sentences.append(
-                f"{name}: {ended.total()} of {len(pipeline_traces)} questions were answered from what there was when a "
-                f"budget was used up ({reasons}). With a higher one the same command goes on with them."
+                f"{name}: {ended.total()} of {len(pipeline_traces)} questions reached a budget ({reasons}) and were "
+                "answered from what had been found. With a higher one the same command continues them."
             )
     return sentences
 
@@ -178,7 +177,7 @@ def _searched_in_vain(traces: Traces) -> list[str]:
             failed = [step for step in searches if base in step.missing]
             questions = sum(any(base in step.missing for step in trace.steps) for trace in pipeline_traces.values())
             sentences.append(
-                f"{name}: {len(failed)} of {len(searches)} searches, of {questions} questions, went without the "
+                f"{name}: {len(failed)} of {len(searches)} searches ({questions} questions) had no results from the "
                 f"knowledge base `{base}`, which failed: {failed[0].missing[base]}"
             )
     return sentences
@@ -191,5 +190,7 @@ def _failures(traces: Traces) -> list[str]:
         if failed:
             shown = "; ".join(f"{trace.question_id}: {trace.error}" for trace in failed[:3])
             more = " …" if len(failed) > 3 else ""
-            sentences.append(f"{name}: {len(failed)} questions failed and count as wrong. {shown}{more}")
+            sentences.append(
+                f"{name}: {len(failed)} question{'s' * (len(failed) > 1)} failed, counted as wrong. {shown}{more}"
+            )
     return sentences

@@ -235,7 +235,7 @@ def passage_tables(figures: Figures, index: str) -> Iterator[str]:
         notes = f"; {record['without_evidence']:,} without evidence" if record["without_evidence"] else ""
         notes += f"; {record['without_answers']:,} without answers" if record["without_answers"] else ""
         counted = f"{record['questions']:,} questions, intervals over {record['resampled']}"
-        yield f"{split}: passages for the words of {counted}{notes}"
+        yield f"{split}: passages searched by the text of {counted}{notes}"
         for start in ("passage_recall@", "prr@", "overlap@"):
             yield from _table("text_index", {index: record["scores"]}, (start,))
 

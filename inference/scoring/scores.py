@@ -76,12 +76,8 @@ class TraceScorer:
         """Return the worth of a trace's answer; 0 for a failed pipeline."""
         return 0.0 if trace.error else self.worth(trace.answer, question)
 
-    def expected_correctness(self, question: Question, trace: Trace, ranking: str) -> float:
-        """Return the expected score of a question under a ranking; that of its own answer if nothing was ranked."""
-        return self.expectations(question, trace, [ranking])[0]
-
     def expectations(self, question: Question, trace: Trace, rankings: Iterable[str]) -> list[float]:
-        """Return `expected_correctness` under each ranking, in order."""
+        """Return the expected score of a question under each ranking; that of its own answer if nothing was ranked."""
         pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
         if not pairs or trace.error:
             return [self.correctness(question, trace) for _ in rankings]

@@ -75,7 +75,7 @@ _IN_WORDS = {
     "replies_unread": "couldn't be read",
     "queries_unread": "had no query",
     "records_empty": "were empty records",
-    "replies_retried": "were asked for again",
+    "replies_retried": "were retried",
     "labels_written": "were read as a written Yes or No, since the server gives no log-probabilities",
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,16 +12,12 @@ from reflectune.inference.operators.requests import ANSWERING
 from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.scoring.trajectories import answers_right, records_right
 from reflectune.inference.trace import Step, Trace
-from reflectune.metrics.reporting.breakdown import Score, score_rows
+from reflectune.metrics.reporting.breakdown import score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
-MIN_SAVED, MAX_LOST = 0.4, 0.01
-"""Targets of the stop rule: least share of iterations saved, and most score lost."""
-UNAIDED = "closed_book"
 TAUS = (0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 2.0)
 """Thresholds of the curve; no similarity reaches 2."""
 WRITTEN = ("caption", "rewrite", "reason", *ANSWERING)
-Verdict = Literal["holds", "doesn't hold", "not settled", "not measurable"]
 
 
 def stop_rule(
@@ -40,8 +36,7 @@ def stop_rule(
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
         share of iterations, with its interval over entities), `lost` (the score without the stop minus the score with
-        it, paired by question), `stopped` (the share of questions that it ended), `gained` (the score without the stop
-        minus that of `closed_book`; None if that was not run), `saved_verdict` on `MIN_SAVED`; `verdict` on both.
+        it, paired by question) and `stopped` (the share of questions that it ended).
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
@@ -51,16 +46,12 @@ def stop_rule(
         return None
     saved = score_rows(both, rows, seed, lambda r, weights: 1 - (weights @ r[:, 0]) / (weights @ r[:, 1]))
     lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
-    gained = _gained(both, traces, measure, seed)
     return {
         "iterations": round(float(rows[:, 0].mean()), 6),
         "fixed": round(float(rows[:, 1].mean()), 6),
         "stopped": float((rows[:, 0] < rows[:, 1]).mean()),
         "saved": saved,
         "lost": lost,
-        "saved_verdict": _at_least(saved, MIN_SAVED),
-        "gained": gained,
-        "verdict": verdict(saved, lost, gained),
     }
 
 
@@ -120,32 +111,6 @@ def _before(trace: Trace, stop: int) -> list[Step]:
     return [*(step for step in made if step.operator not in ANSWERING), *answering]
 
 
-def verdict(
-    saved: Mapping[str, Any] | None, lost: Mapping[str, Any] | None, gained: Mapping[str, Any] | None = None
-) -> Verdict:
-    """Return whether both targets of the stop rule are reached, by both intervals.
-
-    If trajectories are not better than the model alone there is nothing to lose: "not measurable".
-    """
-    if gained is not None and gained["low"] <= 0:
-        return "not measurable"
-    enough = _at_least(saved, MIN_SAVED)
-    if lost is None or enough == "not settled":
-        return "not settled"
-    if enough == "doesn't hold" or lost["low"] > MAX_LOST:
-        return "doesn't hold"
-    return "holds" if lost["high"] <= MAX_LOST else "not settled"
-
-
-def _gained(questions: Sequence[Question], traces: Traces, measure: TraceScorer, seed: int) -> Mapping[str, Any] | None:
-    """Return the score of trajectories without the stop minus that of the model alone, paired by question."""
-    alone = traces.get(UNAIDED, {})
-    known = [question for question in questions if question.id in alone]
-    if not known:
-        return None
-    return measure.difference(known, measure.correct(known, traces[FIXED]), measure.correct(known, alone), seed)
-
-
 def noise(traces: Traces) -> dict[str, int]:
     """Return the number of irrelevant passages among a pipeline's records, for pipelines that had any."""
     counted = {name: max((t.tokens.get("noise", 0) for t in rows.values()), default=0) for name, rows in traces.items()}
@@ -154,9 +119,3 @@ def noise(traces: Traces) -> dict[str, int]:
 
 def _records(trace: Trace) -> int:
     return sum(step.operator == "reason" for step in trace.steps)
-
-
-def _at_least(score: Score | Mapping[str, Any] | None, mark: float) -> Verdict:
-    if score is None or score["low"] < mark <= score["high"]:
-        return "not settled"
-    return "holds" if score["low"] >= mark else "doesn't hold"

@@ -185,7 +185,7 @@ class PageEvents:
 
     def shown_examples(self) -> list[dict[str, str]]:
         """Return the examples for their template."""
-        kinds = {True: "to look up", False: "to answer by looking"}
+        kinds = {True: "to retrieve for", False: "to answer from the image"}
         return [
             {"image": data_uri(self._image(it), SIDE), "kind": kinds[bool(it.is_knowledge_based)], "text": it.text}
             for it in self._examples
@@ -223,7 +223,7 @@ def _sliders(questions: PageQuestions) -> dict[str, gr.Slider]:
 
 
 def find_examples(dataset: Dataset) -> list[Question]:
-    """Return the first two questions of each kind, to look up and to answer by looking, about readable images."""
+    """Return the first two questions of each kind, knowledge-based and visual, about readable images."""
     names = sorted(splits(dataset.root), key=lambda name: (not name.startswith("val"), name))
     found: dict[tuple[bool, str], Question] = {}
     for question in islice((question for name in names[:2] for question in dataset.stream(name)), 5000):

@@ -19,7 +19,6 @@ from typing import Any, Final
 from PIL import Image
 
 from reflectune.core.errors import UnusableInput, UserError
-from reflectune.core.images import open_image
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit, PassageHit
@@ -81,7 +80,7 @@ class AnswerService:
 
     Example:
         >>> with AnswerService(config) as service:
-        ...     trace = service.answer("What does it eat?", image)
+        ...     trace = service.submit("What does it eat?", image).result()
         ...     later = service.submit("What does it eat?", image, "closed_book", on_event=print)
     """
 
@@ -136,7 +135,7 @@ class AnswerService:
     def submit(
         self,
         question: str,
-        image: Image.Image | bytes,
+        image: Image.Image,
         pipeline: str | Pipeline = "",
         on_event: Callable[[Event], None] | None = None,
     ) -> Future[Trace]:
@@ -144,7 +143,7 @@ class AnswerService:
 
         Args:
             question: The question.
-            image: The image, or its file's bytes.
+            image: The image.
             pipeline: A name for `pipeline_named`, or a pipeline of `build`.
             on_event: Called on the worker's thread with each event except `done`, which the result stands for.
 
@@ -152,23 +151,14 @@ class AnswerService:
             The trace to come. Cancelling it takes the question out of the queue.
 
         Raises:
-            UserError: The pipeline is not served, the image can't be read, or the question is empty.
+            UserError: The pipeline is not served, or the question is empty.
         """
         chosen = self._built[self.pipeline_named(pipeline)] if isinstance(pipeline, str) else pipeline
         number = next(self._numbers)
         asked = Question(id=f"question_{number}", image="", text=question)
         if not question.strip():
             raise UnusableInput("the question is empty; ask one")
-        decoded = open_image(image) if isinstance(image, bytes) else image
-        return self._put(_Task(Future(), chosen, asked, decoded, on_event))
-
-    def answer(self, question: str, image: Image.Image | bytes, pipeline: str = "") -> Trace:
-        """Answer a question, after those that wait. See `submit`.
-
-        Raises:
-            UserError: The question can't be answered.
-        """
-        return self.submit(question, image, pipeline).result()
+        return self._put(_Task(Future(), chosen, asked, image, on_event))
 
     def search_texts(self, queries: Sequence[str], top: int) -> Future[list[list[PassageHit]]]:
         """Find the `top` best passages of each query.

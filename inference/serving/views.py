@@ -136,13 +136,13 @@ def _why(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:
     """Return the reason for an answer, in a sentence."""
     passages = asked.alternatives.opened.passages
     if not decision.retrieved:
-        return f"Answered by looking: the gate is below γ = {controls.gamma:.2f}."
+        return f"Answered from the image: the gate is below γ = {controls.gamma:.2f}."
     if decision.answer is None:
         return "These passages were not read together: the model's answer from them is unknown."
     if decision.fallback == "closed_book" or not decision.used:
-        return "Looked up, and answered by looking, without a passage to answer from."
+        return "Retrieved, but answered from the image: no passage was found."
     titles = dict.fromkeys(passages[k].passage.title for k in decision.used)
-    where = f"Looked up in {', '.join(f'“{title}”' for title in titles)}"
+    where = f"Retrieved from {', '.join(f'“{title}”' for title in titles)}"
     return f"{where}; no passage is relevant, this one has the best score." if decision.fallback else f"{where}."
 
 

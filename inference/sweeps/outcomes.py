@@ -53,7 +53,7 @@ def outcome(question: Question, trace: Trace, measure: TraceScorer, ranking: str
     """Score a trace. With a ranking, its candidates are ranked again by that one."""
     right = 0.0
     if measure.has_truth(question):
-        ranked = measure.expected_correctness(question, trace, ranking) if ranking else None
+        ranked = measure.expectations(question, trace, [ranking])[0] if ranking else None
         right = measure.correctness(question, trace) if ranked is None else ranked
     return PointOutcome(
         right=right,

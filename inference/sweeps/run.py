@@ -34,7 +34,7 @@ from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
-ELSEWHERE = frozenset(
+NOT_HASHED = frozenset(
     "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
     "product seed traces fit".split()
 )
@@ -61,10 +61,14 @@ def run(config: SweepConfig) -> dict[str, Any]:
     if config.traces:
         stored = by_question(read_traces(Path(config.traces)))
         if others := {it.pipeline for it in stored.values() if find_recipe(it.pipeline).scheme != config.pipeline}:
-            raise UserError(f"{config.traces} is of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged")
+            raise UserError(
+                f"{config.traces} holds traces of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged"
+            )
         questions = [question for question in questions if question.id in stored]
         if not questions:
-            raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were asked")
+            raise UserError(
+                f"{config.traces} has no trace of these splits' questions; name the splits that were evaluated"
+            )
         measure.read(questions, [stored])
         chosen_by = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
         apart: dict[str, list[tuple[Point, ChoiceSettings]]] = {q.id: [] for q in questions}
@@ -164,7 +168,7 @@ def _fingerprint(
 ) -> str:
     return fingerprint(
         {
-            "settings": {name: value for name, value in config.model_dump().items() if name not in ELSEWHERE},
+            "settings": {name: value for name, value in config.model_dump().items() if name not in NOT_HASHED},
             "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
             "dataset": dataset.fingerprint,
             "bem": measure.bem.fingerprint if measure.bem is not None else None,

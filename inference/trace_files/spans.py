@@ -74,7 +74,7 @@ def record(tracer: Tracer, trace: Trace, question: str) -> None:
     root = spans.start(trace.pipeline, "CHAIN", None, question, trace.answer, facts)
     seconds = dict(trace.seconds)
     if trace.gate is not None:
-        decided = "retrieve" if trace.retrieved else "answer by looking"
+        decided = "retrieve" if trace.retrieved else "answer from the image"
         spans.add("gate", "EVALUATOR", root, question, decided, {"probability": trace.gate}, seconds.pop("gate", 0))
     if trace.hits:
         found = _documents([(hit.entry_id, "", hit.score, {"rank": hit.rank}) for hit in trace.hits])

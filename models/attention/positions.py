@@ -24,7 +24,7 @@ def inner_model(model: Any) -> Any:
 
 
 def longest_sequence(model: Any, most: int | None = None) -> int:
-    """Return the most tokens that a model reads with all of them in sight: its context, or a shorter sliding window.
+    """Return the maximum length of a sequence: the model's context, or a shorter sliding window.
 
     Args:
         most: A further bound.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class PrefixEngine:
             UserError: A prefix is longer than the model's context.
         """
         for prefix in prefixes:
-            self._check_length(len(prefix.ids))
+            check_length(len(prefix.ids), self.max_length)
         if self.packed is not None:
             return Prefixes(self, [], {q: (0, q) for q in range(len(prefixes))}, self.packed.open(prefixes))
         shared = shared_image_prefixes(prefixes, self._forward.positions.image_token_id, self.image_prefixes.most > 0)
@@ -123,7 +123,7 @@ class PrefixEngine:
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
         if prefixes.trees is not None and self.packed is not None:
             for prefix, question_branches in zip(prefixes.trees.prefixes, branches, strict=True):
-                self._check_length(len(prefix.ids) + max(map(len, question_branches), default=0))
+                check_length(len(prefix.ids) + max(map(len, question_branches), default=0), self.max_length)
             asked = {q: question_branches for q, question_branches in enumerate(branches) if question_branches}
             spots = self.packed.branch(prefixes.trees, asked, self._max_kept)
             return Branches(self, prefixes, branches, [], {}, spots)
@@ -248,7 +248,7 @@ class PrefixEngine:
         before = chunk.take(self._index([prefixes.places[q][1] for q, _ in rows])).compact()
         ids = [branches[q][k] for q, k in rows]
         for count, branch_ids in zip(before.lengths().tolist(), ids, strict=True):
-            self._check_length(count + len(branch_ids))
+            check_length(count + len(branch_ids), self.max_length)
         return self._forward.append(before, ids)[1]
 
     def _continued(
@@ -262,7 +262,7 @@ class PrefixEngine:
         ids = [() if isinstance(state, Prefixes) else state.ids[q][k] for q, k in rows]
         lengths = [len(given[q].ids) + len(own) + count for (q, _), own, count in zip(rows, ids, new, strict=True)]
         if self._slides:
-            self._check_lengths(lengths)
+            check_length(max(lengths, default=0), self.max_length)
         for part in within_budget(lengths, self._max_kept):
             if isinstance(state, Prefixes):
                 yield self.spots_of(prefixes, [rows[i][0] for i in part], continued=True), part
@@ -292,7 +292,8 @@ class PrefixEngine:
                 before = chunk.take(self._index([prefixes.places[rows[i][0]][1] for i in chosen])).compact()
                 ready = self._under(before, state, [rows[i] for i in chosen])
                 if self._slides:
-                    self._check_lengths(n + new[i] for n, i in zip(ready.lengths().tolist(), chosen, strict=True))
+                    longest = max(n + new[i] for n, i in zip(ready.lengths().tolist(), chosen, strict=True))
+                    check_length(longest, self.max_length)  # else its beginning would go out of a sliding window
                 yield ready, chosen
 
     def _under(self, before: Rows, state: Prefixes | Branches, rows: Sequence[tuple[int, int]]) -> Rows:
@@ -365,14 +366,6 @@ class PrefixEngine:
 
     def _index(self, rows: Sequence[int]) -> Tensor:
         return torch.tensor(rows, device=self._forward.device)
-
-    def _check_length(self, length: int) -> None:
-        check_length(length, self.max_length)
-
-    def _check_lengths(self, lengths: Iterable[int]) -> None:
-        """Refuse rows that answers might make longer than a sliding window: their beginning would go out of sight."""
-        for length in lengths:
-            self._check_length(length)
 
 
 def check_length(length: int, most: int) -> None:

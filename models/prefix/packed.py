@@ -18,7 +18,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import Span, block_mask, model_flex_problem, padded, runs_of
@@ -337,24 +336,15 @@ class PackedReader:
         if recurrence is not None:
             recurrence.before = states_behind(laid_out.firsts)
             inputs = {**inputs, "attention_mask": {FULL: inputs["attention_mask"], LINEAR: recurrence}}
-        with self._calling(calls, laid_out.mask, memories):
+        given = zip(calls, memories, strict=True)  # not by a layer's index, for which each would be compiled alone
+        own = [functools.partial(call, packed_mask=laid_out.mask, memory=memory) for call, memory in given]
+        with called_as(self._layers, own):
             output = self.forward.model.model.language_model(**inputs)
         if recurrence is not None:
             row.linear = recurrence.after
             nothing = memories[self._full][0][..., :0]
             memories = [[nothing, nothing] if n in row.linear else own for n, own in enumerate(memories)]
         row.states, row.cache = output.last_hidden_state[0], [(keys, values) for keys, values in memories]
-
-    @contextmanager
-    def _calling(self, calls: Sequence[Any], mask: BlockMask, memories: Sequence[list[Tensor]]) -> Iterator[None]:
-        """Replace the layers' calls inside this block, and give each layer the mask and its own keys and values.
-
-        A cache is addressed by a layer's index, for which each layer would be compiled alone.
-        """
-        given = zip(calls, memories, strict=True)
-        own = [functools.partial(call, packed_mask=mask, memory=memory) for call, memory in given]
-        with called_as(self._layers, own):
-            yield
 
     def _joined(self, spots: Sequence[Spot]) -> KeysValues:
         """Copy spots' keys and values one after another, padded to whole blocks; see `ranges_of`."""

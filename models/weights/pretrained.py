@@ -151,7 +151,7 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 
 
 def try_image_processor(image_processor: Any) -> None:
-    """Show it an image: loading looks at no number of its config, and anything may be raised by one that is odd."""
+    """Process an image, to find errors in the config that loading doesn't check."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
 
 
@@ -230,7 +230,7 @@ def as_dtype(name: str | torch.dtype) -> torch.dtype:
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Keep transformers from printing which weights are missing or more: what matters of it is raised."""
+    """Silence transformers' report of missing weights; serious ones raise errors elsewhere."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

@@ -1,1 +1,1 @@
-"""Image and text encoders: a catalogue of known checkpoints, loading, and encoding."""
+"""Image and text encoders: loading checkpoints, and encoding."""

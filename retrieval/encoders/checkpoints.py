@@ -12,7 +12,7 @@ import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -22,12 +22,23 @@ from reflectune.core.hashing import file_fingerprint
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
 from reflectune.models.names import shipped_folder
 from reflectune.models.weights.pretrained import without_load_report
-from reflectune.retrieval.encoders.catalogue import CATALOGUE
 
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
 _PICKLES = ("pytorch_model.bin", "pytorch_model-*.bin")
 _PICKLED_LAYERS = ("*_Dense/pytorch_model.bin",)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+OWN_CODE: Final = {
+    "nvidia/MM-Embed": "Alibaba-NLP/gme-Qwen2-VL-2B-Instruct",
+    "Alibaba-NLP/gte-base-en-v1.5": "Alibaba-NLP/gte-modernbert-base",
+    "Alibaba-NLP/gte-large-en-v1.5": "Alibaba-NLP/gte-modernbert-base",
+}
+"""Repositories whose model is code of their own, and a model to take in its place."""
+PICKLED: Final = {
+    "openai/clip-vit-large-patch14-336": "ce19dc912ca5cd21c8a653c79e251e808ccabcd1",
+    "BAAI/EVA-CLIP-8B": "feabc73833cf6198fa5b76a067651ab363a24d65",
+    "facebook/contriever-msmarco": "abe8c1493371369031bcb1e02acb754cf4e162fa",
+}
+"""Repositories without safetensors that configs name, and the commit to pin."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +76,8 @@ def find_checkpoint(name: str) -> Checkpoint:
             raise UserError(f"{name} holds no model: config.json is missing")
         return _checked(name, Path(name), "")
     repository, pinned, revision = name.partition("@")
-    if (known := CATALOGUE.get(repository)) and known.weights == "own code":
-        raise UserError(f"{repository} is not loaded: {known.note}")
+    if (other := OWN_CODE.get(repository)) is not None:
+        raise UserError(f"{repository} is not loaded: its model is code of its own, which is never run; take {other}")
     if repository.count("/") != 1 or name.startswith((".", "/", "~")):
         raise UserError(f"no model at {name}: the folder does not exist")
     if pinned and not _COMMIT.fullmatch(revision):
@@ -200,8 +211,7 @@ def _download(name: str, repository: str, revision: str, patterns: tuple[str, ..
 
 
 def _advice(repository: str, commit: str) -> str:
-    known = CATALOGUE.get(repository)
-    commit = (known.commit if known else "") or commit or "COMMIT"
+    commit = PICKLED.get(repository) or commit or "COMMIT"
     return (
         f"{repository} has no weights in safetensors format; if it has a pytorch_model.bin, name the commit that is to "
         f"be trusted, `{repository}@{commit}`: nothing but its tensors is read then"

@@ -34,7 +34,7 @@ _REMEDY = "name a text encoder that declares its pooling, or one of presets.py"
 
 
 class SideBySideEncoder:
-    """An image tower and a text encoder that know nothing of one another.
+    """An image tower and a text encoder without a common space.
 
     Args:
         name: Name of the encoder, as given.

@@ -50,7 +50,7 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
         name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
             need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
             that was trained to embed; `pair:IMAGE+TEXT`, an image tower and a text encoder; `mixture:IMAGE+TEXT`, the
-            same with entries' images mixed with their texts. `catalogue.py` has some.
+            same with entries' images mixed with their texts.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
         dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
 

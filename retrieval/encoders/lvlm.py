@@ -1,6 +1,6 @@
 """A multimodal language model as an encoder: the state of the last token, of an image, a text, or both.
 
-Any family that `models/loading.py` loads can be one; what its prompts are is the training's affair:
+Any family that `models/loading.py` loads can be one; the prompts are those of its training:
 
 - **gme** (Alibaba-NLP/gme-Qwen2-VL-2B-Instruct, arXiv 2412.16855): a chat of Qwen2-VL with an instruction as its
   system prompt, the image and the text as the user's turn, and `<|endoftext|>` after the assistant's cue, which is

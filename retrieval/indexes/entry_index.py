@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,13 +60,13 @@ class Index:
     """
 
     manifest: dict[str, Any]
-    entry_ids: Sequence[str]
+    entry_ids: EntryIds
     owner: npt.NDArray[np.integer]
     store: VectorStore
     sections: npt.NDArray[np.integer] | None = None
 
 
-class _EntryIds(Sequence[str]):
+class EntryIds:
     """Ids of entries by their positions in a knowledge base, which has them already."""
 
     def __init__(self, kb: KnowledgeBase, positions: npt.NDArray[np.integer]) -> None:
@@ -75,15 +75,8 @@ class _EntryIds(Sequence[str]):
     def __len__(self) -> int:
         return len(self._positions)
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        positions = self._positions[place]
-        if isinstance(place, slice):
-            return [self._kb.id_at(int(position)) for position in positions]
-        return self._kb.id_at(int(positions))
+    def __getitem__(self, place: int) -> str:
+        return self._kb.id_at(int(self._positions[place]))
 
 
 def left_out(manifest: Mapping[str, Any]) -> int:
@@ -141,7 +134,7 @@ def load_index(
         if not _are_below(entries, len(kb)):
             raise UserError(f"{folder} holds other sections than its manifest says; {AGAIN}")
     return Index(
-        {**manifest, "kb": kb.name}, _EntryIds(kb, entries), owner, store, sections
+        {**manifest, "kb": kb.name}, EntryIds(kb, entries), owner, store, sections
     )  # it may have another name now
 
 

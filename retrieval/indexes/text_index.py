@@ -47,7 +47,7 @@ from reflectune.retrieval.stores.opening import Choice, choose, open_store
 COUNTS: Final = "counts.npy"
 FIELD: Final = "text"
 _QUERIES: Final = 128
-"""That an approximate search is compared with an exact one for."""
+"""Number of queries that calibrate an approximate search."""
 _KEPT: Final = 4096
 """Articles whose passages are kept in memory."""
 

@@ -41,7 +41,7 @@ class Part:
 
     @property
     def seconds(self) -> float:
-        """That one process takes; 0 if there is nothing to encode."""
+        """Seconds of one process; 0 if there is nothing to encode."""
         return self.count / self.rate if self.rate else 0.0
 
 

@@ -47,7 +47,7 @@ class VectorStore(Protocol):
         """Append rows, durably: all of them or none.
 
         Args:
-            vectors: Of every field, shape (rows, dimensions).
+            vectors: Vectors by field, shape (rows, dimensions).
 
         Raises:
             ValueError: A field is missing or of another shape, or a vector is not finite.
@@ -66,7 +66,7 @@ class VectorStore(Protocol):
         """Return the rows with the highest scores.
 
         Args:
-            query: Of the fields asked about, shape (queries, dimensions), each multiplied by its weight.
+            query: Query vectors by field, shape (queries, dimensions), each multiplied by its weight.
             top: At most this many rows of each query, at least 1.
 
         Raises:

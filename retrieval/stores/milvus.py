@@ -157,7 +157,7 @@ class MilvusStore:
             self._client.drop_collection(self.collection)
 
     def close(self) -> None:
-        """Let the server go; Milvus Lite's file is free for another process."""
+        """Close the connection; Milvus Lite releases its file."""
         self._client.close()
 
     def _send(self, begin: int) -> None:

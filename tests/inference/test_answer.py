@@ -43,7 +43,7 @@ def test_a_question_is_explained_in_words_for_every_pipeline(evaluation, monkeyp
     text = shown(evaluation, monkeypatch, capsys, "--question_id", "q000")
     heads = [line for line in text.splitlines() if ", question " in line]
     assert heads == [f"{name}, question q000" for name in ("closed_book", "mr2ag", "oracle_article")]
-    decision = "decision: look it up (gate 0.900)"
+    decision = "decision: retrieve (gate 0.900)"
     for part in ("answer: elm", decision, "Title e2 – H0: It is made of oak.", "no image"):
         assert part in text
 

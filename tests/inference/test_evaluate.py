@@ -136,7 +136,7 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
     with pytest.raises(UserError, match="other settings"):
         scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "plain"))
     dataclasses.replace(saved, splits=SPLITS[:1]).save(folder, load_scheme(folder))
-    with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; ask other splits"):
+    with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; evaluate on other splits"):
         scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "same"))
     dataclasses.replace(saved, weights="0").save(folder, load_scheme(folder))
     with pytest.raises(UserError, match="fitted for other weights"):
@@ -297,7 +297,7 @@ def test_a_data_set_that_says_little_and_has_its_images_elsewhere_runs(make, con
     assert metrics["pipelines"]["mr2ag"]["unseen_entity"]["n"] == 1
     report = (tmp_path / "out/report.html").read_text()
     assert "not expected to be right" in re.sub(r"\s+", " ", report)
-    assert "no evidence" in report
+    assert "no gold evidence" in report
 
 
 @pytest.fixture
@@ -421,7 +421,7 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, w
     trace = single.answer(AnswerConfig(**settings))
     assert (trace.pipeline, len(trace.passages), len(trace.kept)) == ("mmkb_rag", 6, 2)
     text = explain(trace)
-    assert text.startswith("decision: look it up")
+    assert text.startswith("decision: retrieve")
     assert text.count("kept ") == 2
     with pytest.raises(UserError, match="`base_model` is needed"):
         single.answer(AnswerConfig(**{**settings, "base_model": ""}))

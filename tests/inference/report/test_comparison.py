@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reflectune.core.errors import UserError
 from reflectune.inference.compare import CompareConfig, compare
-from reflectune.inference.report.comparison import compared, flips, read_metrics, standing, told_apart
+from reflectune.inference.report.comparison import compared, flips, read_metrics, standing, with_folder_names
 from reflectune.inference.report.comparison_page import page, plot, spread_out
 from reflectune.inference.scoring.seeds import joined
 from reflectune.inference.scoring.trajectories import COSTS
@@ -247,11 +247,11 @@ def test_leads_over_a_pipeline_of_another_evaluation_and_of_fitted_decisions(tmp
         joined(read_metrics(folders, "scored.json"))
 
 
-def test_pipelines_that_are_told_apart_keep_what_they_are() -> None:
+def test_pipelines_that_are_with_folder_names_keep_what_they_are() -> None:
     """Neither a folder's name makes an oracle, nor does a plot name two points alike."""
     content = metrics({"naive": 0.5, "mi_rag": 0.6}, names={"mi_rag": "MI-RAG", "naive": "Naive"})
     content["comparisons"]["mi_rag - best_baseline"] = score(0.1)
-    record = compared(told_apart({"runs/oracle_kb": content, "runs/b": content}))
+    record = compared(with_folder_names({"runs/oracle_kb": content, "runs/b": content}))
     names = [f"mi_rag ({folder})" for folder in ("runs/oracle_kb", "runs/b")]
     assert [record["pipelines"][name]["on_front"]["read"] for name in names] == [True, True]
     assert [record["names"][name] for name in names] == [name.replace("mi_rag", "MI-RAG") for name in names]

@@ -14,7 +14,7 @@ def test_a_person_is_told_decision_entries_passages_and_answer(make) -> None:
     trace = make.trace(0, gate=0.93, retrieved=True, hits=(make.hit("e2", 1),), passages=passages, chosen=1)
     text = explain(trace)
     lines = text.splitlines()
-    assert lines[0] == "decision: look it up (gate 0.930)"
+    assert lines[0] == "decision: retrieve (gate 0.930)"
     assert lines[-1] == "answer: oak"
     order = [text.index(f"Title {entry}") for entry in ("e2", "e3", "e1")]
     assert order == sorted(order)  # the chosen one first, then by product, then those without an answer
@@ -44,7 +44,7 @@ def test_the_end_of_a_budget_is_no_verdict(make) -> None:
 
 def test_a_question_answered_by_looking(make) -> None:
     trace = dataclasses.replace(make.trace(0, answer="red"), gate=0.02)
-    assert explain(trace) == "decision: answer by looking (gate 0.020)\nanswer: red"
+    assert explain(trace) == "decision: answer from the image (gate 0.020)\nanswer: red"
 
 
 def test_mmkb_rags_documents_come_in_the_order_of_srt(make) -> None:

@@ -28,7 +28,7 @@ def test_a_miniature_on_real_data_is_not_expected_to_be_right(make) -> None:
 def test_what_is_left_out_is_said(make) -> None:
     traces = {"mr2ag": {"q000": make.trace(0, gate=0.9)}}
     text = notices_of([make.question(0)], traces, {}, [LARGE])
-    assert "no evidence" in text
+    assert "no gold evidence" in text
     assert "marked as visual-dependent" in text
     assert "overall score needs questions of both" in text
     with_evidence = [make.question(0, evidence=make.evidence())]
@@ -62,9 +62,9 @@ def test_searches_without_a_base_and_budgets_that_are_used_up_are_counted(make) 
         }
     }
     text = notices_of([make.question(0), make.question(1)], traces, {}, [LARGE])
-    assert "pmsr: 1 of 3 searches, of 1 questions, went without the knowledge base `pairs`" in text
+    assert "pmsr: 1 of 3 searches (1 questions) had no results from the knowledge base `pairs`" in text
     assert "no route to host" in text
-    assert "pmsr: 1 of 2 questions were answered from what there was when a budget was used up" in text
+    assert "pmsr: 1 of 2 questions reached a budget" in text
     assert "(the question's 90 tokens are used up: 1). With a higher one" in text
 
 

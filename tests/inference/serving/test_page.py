@@ -97,9 +97,9 @@ def test_an_example_is_asked_and_decided_again_without_the_model(site, page) -> 
     asked = len(site.batches)
     assert {"closed_book", "naive_rag_articles", "mr2ag_unjudged", "mr2ag"} <= {*site.batches}
     slide(page, "Gate γ", round(value + 0.01, 2))
-    page.locator("#rt-why", has_text="Answered by looking").wait_for()
+    page.locator("#rt-why", has_text="Answered from the image").wait_for()
     slide(page, "Gate γ", 0)
-    page.locator("#rt-why", has_text="Looked up in").wait_for()
+    page.locator("#rt-why", has_text="Retrieved from").wait_for()
     assert page.locator("#rt-answer").inner_text() == opened
     slide(page, "Titles", 1)
     note = page.get_by_role("note").get_by_text("ask again to search by it")
@@ -165,4 +165,4 @@ def test_a_space_serves_the_page_of_its_config(world, encoder, checkpoints, make
     keys = {**make.keys(world, encoder, checkpoints), "pipelines": ["closed_book", "mr2ag"]}
     (tmp_path / "serve.yaml").write_text(json.dumps(keys))
     reply = TestClient(build(tmp_path / "serve.yaml")).get("/")
-    assert (reply.status_code, "to answer by looking" in reply.text) == (200, True)
+    assert (reply.status_code, "to answer from the image" in reply.text) == (200, True)

@@ -32,7 +32,7 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
     buffer = io.BytesIO()
     photo.save(buffer, "PNG")
     *partial, asked = asking.ask(ASKED, buffer.getvalue())
-    trace = asking.service.answer(ASKED, photo, asking.name)
+    trace = asking.service.submit(ASKED, photo, asking.name).result()
     opened = [early.alternatives.opened for early in partial]
     assert [early.gate for early in opened] == [pytest.approx(trace.gate, abs=1e-5)] * 2
     assert [len(early.hits) for early in opened] == [0, len(asked.alternatives.opened.hits)] == [0, 3]
@@ -41,7 +41,7 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
     assert (decision.retrieved, decision.answer) == (True, trace.answer)
     assert [hit.entry_id for hit in decision.hits][:2] == [hit.entry_id for hit in trace.hits]
     closed = view(asked, Controls(gamma=1.0), asking.settings)
-    assert "Answered by looking" in closed.answer
+    assert "Answered from the image" in closed.answer
     assert f"threshold {1:.2f}" in closed.status
     assert asked.alternatives.closed.answer in closed.status
     again = Controls(title_weight=1.0) if asking.name == "mr2ag" else Controls(gamma=0.0, threshold=1.0, documents=2)
@@ -63,7 +63,7 @@ def test_a_visitor_who_leaves_asks_nothing_more(asking, photo, busy) -> None:
     answers = asking.ask(ASKED, buffer.getvalue())
     next(answers)
     answers.close()
-    asking.service.answer(ASKED, photo, "closed_book")
+    asking.service.submit(ASKED, photo, "closed_book").result()
     assert len(batches) < 2 + len(asking.others())
 
 
