@@ -12,7 +12,7 @@ from reflectune.core.types import FollowUp, Passage
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering import turns as layouts
 from reflectune.models.rendering.renderer import Renderer
-from reflectune.models.rendering.turns import Gap, answer_prompt, passage_text
+from reflectune.models.rendering.turns import Gap
 from reflectune.models.rendering.untrusted import SafeTokenizer
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
@@ -323,26 +323,6 @@ def test_a_reply_is_read_back_as_it_was_written(renderer, text):
 
 
 WORDS = {"short": "with a single word or phrase.", "list": "using '&&' to connect multiple different answers."}
-SCHEMES = [None, MR2AG, MMKB_RAG, PLAIN]
-
-
-@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name if scheme else "none")
-@pytest.mark.parametrize("style", STYLES)
-def test_every_prompt_asks_for_the_same_style_with_documents_and_without(scheme, style, make, image):
-    renderer, passage = make.renderer("llava", scheme), make.passage("Oak.")
-    ids_by_path = {
-        "plain": renderer.plain(QUESTION, image, style=style).ids,
-        "plain with a document": renderer.plain(QUESTION, image, [passage], style).ids,
-    }
-    if scheme is MR2AG:
-        ids_by_path["direct"] = PassageScheme.of(renderer).direct_branch(renderer, style)
-        ids_by_path["passage"] = PassageScheme.of(renderer).passage_branch(renderer, passage, style)
-    elif scheme is not None:
-        ids_by_path["vqa"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", style=style)
-        ids_by_path["vqa with a document"] = PromptScheme.of(renderer).prompt_branch(renderer, "vqa", [passage], style)
-    for path, ids in ids_by_path.items():
-        text = renderer.decode(ids)
-        assert {name: words in text for name, words in WORDS.items()} == {name: name == style for name in WORDS}, path
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -375,13 +355,6 @@ def test_the_image_becomes_what_the_processor_makes_of_it(renderer, image):
     for name in rendered.vision:
         assert torch.equal(rendered.vision[name], made[name])
     assert "pixel_values" in rendered.vision
-
-
-def test_the_plain_conversation_is_one_turn(renderer, image, make):
-    text = renderer.decode(renderer.plain(QUESTION, image, [make.passage("Oak.")] * 2).ids)
-    once = passage_text(make.passage("Oak."))
-    assert f"{QUESTION} {answer_prompt('short', documents=True).format(passage=f'{once} {once}')}" in text
-    assert not any(token in text for token in renderer.reflection_tokens)
 
 
 def test_the_gate_is_supervised_once_and_stands_in_the_prefix(renderer, image, make):
@@ -463,14 +436,6 @@ def test_a_conversation_that_lacks_a_text_or_asks_for_a_word_is_refused(make, im
     example = ReflectionExample("v", "", QUESTION, False, "In 1874.", style="free", follow_ups=TALK)
     with pytest.raises(UserError, match=message):
         encode(make.renderer("llava"), replace(example, **changes), image)
-
-
-def test_labels_are_ids_and_weights_are_one_where_supervised(renderer, image, make):
-    tree = encode(renderer, make.example(3), image)
-    for segment in (tree.prefix, *tree.branches):
-        assert len(segment.ids) == len(segment.labels) == len(segment.weights)
-        for token, label, weight in zip(segment.ids, segment.labels, segment.weights, strict=True):
-            assert (label, weight) in ((IGNORE, 0.0), (token, 1.0))
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -57,19 +57,6 @@ def test_padding_reaches_no_state(layers) -> None:
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 
-@torch.no_grad()
-def test_rows_continue_any_earlier_row_and_leave_its_states_unchanged(layers) -> None:
-    own, forking = layers
-    prefixes, branches = torch.randn(2, 9, 16), torch.randn(3, 1, 16)
-    first = Recurrence(None, {})
-    forking(prefixes, attention_mask=first)
-    kept = [state.clone() for state in first.after[0]]
-    row = torch.tensor([1, 1, 0])
-    output = forking(branches, attention_mask=Recurrence(None, first.after, row))
-    torch.testing.assert_close(output, own(torch.cat([prefixes[row], branches], 1))[:, -1:], rtol=1e-4, atol=1e-6)
-    assert all(torch.equal(now, then) for now, then in zip(first.after[0], kept, strict=True))
-
-
 def test_the_states_of_a_row_are_counted_as_tokens() -> None:
     states = 3 * ((2 * 2 * 8 + 4 * 4) * 3 * 2 + 4 * 8 * 4 * 4)  # of three layers, the inputs in bfloat16
     keys_and_values = 2 * 2 * 8 * 2

@@ -18,7 +18,7 @@ from reflectune.models.attention.packed import (
     padded,
     tree_segments,
 )
-from reflectune.models.attention.tree_mask import STRIDE, tree_mask
+from reflectune.models.attention.tree_mask import STRIDE
 
 LENGTHS = st.integers(1, 160) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 TREES = st.lists(st.tuples(LENGTHS, st.lists(LENGTHS, max_size=4)), min_size=1, max_size=3)
@@ -104,12 +104,6 @@ def test_segments_are_read_from_the_codes_of_a_row(trees, padding):
     ]
     expected = [(count, tuple(spans)) for count, spans in packed_trees(trees)]
     assert [(count, tuple(spans)) for count, spans in tree_segments(np.array([*codes, *[-1] * padding]))] == expected
-
-
-def test_a_tree_is_that_of_training():
-    segments = [(70, ()), (90, [(0, 70)]), (1, [(0, 70)])]
-    codes = torch.tensor([[0] * 70 + [1] * 90 + [2]])
-    assert torch.equal(dense_mask(bounds_of(segments), 256)[:161, :161], tree_mask(codes)[0, 0])
 
 
 @pytest.mark.parametrize(("compiled", "key_heads"), [(False, 4), (False, 2), (True, 2)])

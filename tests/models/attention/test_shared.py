@@ -5,48 +5,7 @@ import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextToText
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.attention import attend, merge
-from reflectune.models.attention.shared import IMPLEMENTATION, Shared, SharedContext, share_prefixes, shared_attention
-
-
-def cache(rows: int, tokens: int, seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randn(rows, 2, tokens, 8, generator=generator) for _ in range(2)) for _ in range(2)]
-
-
-@pytest.mark.parametrize("row", [[0, 1, 2], [2, 0, 2, 2, 0], [1], [1, 1]])
-@pytest.mark.parametrize("new", [1, 3])
-def test_grouped_queries_see_what_copies_would(row, new):
-    level, real = cache(3, 6, 0), torch.ones(3, 6, dtype=torch.bool)
-    real[1, 4:] = False
-    row = torch.tensor(row)
-    query = torch.randn(len(row), 4, new, 8)
-    shared = Shared.of(level, real, row)
-    keys, values = (tensor[row] for tensor in level[1])
-    bias = torch.zeros(len(row), 1, 1, 6).masked_fill(~real[row][:, None, None], -torch.inf)
-    expected = attend(query, keys, values, scale=0.5, bias=bias)
-    torch.testing.assert_close(shared.attend(query, 1, 0.5), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_levels_and_own_tokens_together_are_one_context():
-    class Layer(torch.nn.Module):
-        layer_idx = 0
-
-    first, second = cache(1, 4, 1), cache(2, 3, 2)
-    row = torch.tensor([1, 0, 1])
-    query, key, value = torch.randn(3, 4, 2, 8), torch.randn(3, 2, 2, 8), torch.randn(3, 2, 2, 8)
-    levels = [
-        Shared.of(first, torch.ones(1, 4, dtype=torch.bool), torch.zeros(3, dtype=torch.long)),
-        Shared.of(second, torch.ones(2, 3, dtype=torch.bool), row),
-    ]
-    output, _ = shared_attention(Layer(), query, key, value, None, scaling=0.5, shared_context=SharedContext(levels))
-    keys, values = (
-        torch.cat([a.expand(3, -1, -1, -1), b[row], c], 2)
-        for a, b, c in zip(first[0], second[0], (key, value), strict=True)
-    )
-    bias = torch.zeros(2, 9).masked_fill(torch.tensor([[False] * 8 + [True], [False] * 9]), -torch.inf)
-    expected, _ = merge([attend(query, keys, values, scale=0.5, bias=bias[None, None])])
-    torch.testing.assert_close(output.transpose(1, 2), expected, rtol=1e-5, atol=1e-6)
+from reflectune.models.attention.shared import IMPLEMENTATION, share_prefixes
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])

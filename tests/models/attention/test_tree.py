@@ -1,30 +1,9 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.collation import TreeCollator, join_vision, loss_terms
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
-from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.models.schemes.passages import PassageScheme
-
-FAMILIES = ["llava", "qwen2_vl"]
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def loaded(request, make):
-    return make.loaded(request.param)
-
-
-def trees(make, renderer) -> list[Tree]:
-    """A question with three ragged branches, a visual one, one with a single branch; images of different shapes."""
-    visual = ReflectionExample("v", "", "What colour is it?", False, answer="dark red")
-    return [
-        PassageScheme.of(renderer).encode(renderer, make.example(3), make.image(1)),
-        PassageScheme.of(renderer).encode(renderer, visual, make.image(2, size=(40, 90))),
-        PassageScheme.of(renderer).encode(renderer, make.example(1), make.image(3, size=(64, 64))),
-    ]
+from reflectune.models.attention.collation import TreeCollator, join_vision
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 
 
 def test_tensors_with_a_number_an_image_are_joined_as_those_with_tiles() -> None:
@@ -33,32 +12,6 @@ def test_tensors_with_a_number_an_image_are_joined_as_those_with_tiles() -> None
     joined = join_vision(parts)
     assert joined["batch_num_images"].tolist() == [1, 1]
     assert joined["pixels"].shape == (2, 2, 2)
-
-
-def loss_of(made: list[Tree], model) -> float:
-    return loss_terms(model, TreeCollator(model)(made))[0].item()
-
-
-def test_flat_rows_through_the_collator_are_the_same(make, loaded, plain):
-    made = trees(make, loaded.renderer)
-    flat = [row for tree in made for row in independent_rows(tree)]
-    loss, weight, _ = plain.learned(loaded.model, [TreeCollator(loaded.model)(made)])
-    assert weight == sum(tree.supervised for tree in made)
-    assert plain.learned(loaded.model, [TreeCollator(loaded.model)(flat)])[:2] == pytest.approx((loss, weight))
-
-
-def test_weights_multiply_losses(make, loaded):
-    tree = trees(make, loaded.renderer)[0]
-
-    def weighted(gate: float, others: float) -> float:
-        parts = [gate, *[others] * len(tree.branches)]
-        prefix, *branches = (
-            replace(part, weights=tuple(w * factor for w in part.weights))
-            for part, factor in zip((tree.prefix, *tree.branches), parts, strict=True)
-        )
-        return loss_of([Tree(prefix, tuple(branches), tree.vision)], loaded.model)
-
-    assert weighted(2, 3) == pytest.approx(2 * weighted(1, 0) + 3 * weighted(0, 1), rel=1e-5)
 
 
 def test_a_row_written_out(make):

@@ -12,9 +12,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
-from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.passages import PassageScheme
-from reflectune.models.schemes.prompts import PromptScheme
 
 FAMILIES = ["llava", "qwen2_vl"]
 COUNTS = [3, 0, 1, 5]  # passages of each question: ragged, and none
@@ -108,20 +106,6 @@ def test_nothing_in_nothing_out(loaded, prefixes):
     state = engine.branch(engine.read(prefixes), [[]] * 4)
     assert [probabilities.shape for probabilities in state.probabilities([1])] == [(0, 1)] * 4
     assert engine.generate(state, []) == []
-
-
-def test_mmkb_prompts_share_one_prefix(make, plain):
-    loaded = make.loaded("qwen2_vl", MMKB_RAG)
-    engine, renderer = PrefixEngine(loaded), loaded.renderer
-    prefix = renderer.question_prefix(QUESTIONS[0], make.image())
-    passages = [make.passage("One."), make.passage("Two.")]
-    asked = (("ret", []), ("srt", passages[:1]), ("mct", passages), ("vqa", passages))
-    prompts = [PromptScheme.of(renderer).prompt_branch(renderer, name, documents) for name, documents in asked]
-    ids = [renderer.token_id(role) for role in ("retrieve", "relevant")]
-    (by_prompt,) = engine.branch(engine.read([prefix]), [prompts]).probabilities(ids)
-    for prompt, probabilities in zip(prompts, by_prompt, strict=True):
-        expected = plain.logits(loaded, prefix, prompt)[-1].softmax(-1)[ids]
-        torch.testing.assert_close(probabilities, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("loaded", ["llava"], indirect=True)

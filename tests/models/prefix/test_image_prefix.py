@@ -4,14 +4,12 @@ import pytest
 import torch
 
 from reflectune.models.prefix.engine import PrefixEngine
-from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.image_prefix import (
     ImagePrefixCache,
     key_of,
     sample_of,
     shared_image_prefixes,
     split_after_images,
-    stacked,
 )
 from reflectune.models.rendering.renderer import Rendered
 
@@ -25,14 +23,6 @@ def parts(loaded, text, image):
     split_prefix = split_after_images(loaded.renderer.prefix(text, image), loaded.renderer.image_token_id)
     assert split_prefix is not None
     return split_prefix
-
-
-def test_both_parts_are_the_whole_and_the_first_ends_after_the_image(loaded, make):
-    prefix = loaded.renderer.prefix("Who drew this?", make.image())
-    image_prefix, suffix = parts(loaded, "Who drew this?", make.image())
-    assert [*image_prefix.ids, *suffix] == prefix.ids
-    assert image_prefix.ids[-2] == loaded.renderer.image_token_id != image_prefix.ids[-1]
-    assert loaded.renderer.image_token_id not in suffix
 
 
 def test_other_pixels_are_another_image_and_other_words_are_not(loaded, make):
@@ -57,21 +47,6 @@ def test_without_an_image_or_with_nothing_after_it_there_is_no_image_prefix(load
     image = loaded.renderer.image_token_id
     assert split_after_images(Rendered([1, 2], []), image) is None
     assert split_after_images(Rendered([1, image, 2], []), image) is None
-
-
-def test_stacked_image_prefixes_go_on_as_each_alone_does(loaded, make):
-    forward = Forward(loaded.model)
-    with torch.no_grad():
-        image_prefixes = [
-            forward.prefill([parts(loaded, "Who?", make.image(n, size))[0]])
-            for n, size in enumerate([(80, 60), (30, 120)])
-        ]
-        suffixes = [[7, 8, 9], [7]]
-        states, rows = forward.append(stacked(image_prefixes), suffixes)
-        for n, (image_prefix, suffix) in enumerate(zip(image_prefixes, suffixes, strict=True)):
-            alone, row = forward.append(image_prefix, [suffix])
-            torch.testing.assert_close(states[n, : len(suffix)], alone[0], rtol=1e-4, atol=1e-5)
-            assert rows.next_position[n] == row.next_position[0]
 
 
 @pytest.mark.parametrize(("most", "max_bytes"), [(2, 99), (9, 20)])

@@ -20,31 +20,6 @@ def loaded(request, make):
     return make.loaded(request.param)
 
 
-@torch.no_grad()
-def test_the_family_reads_them_so(loaded, make):
-    """Ids by its processor, positions (M-RoPE) and states by its model, alone and in a batch with one image."""
-    renderer, images = loaded.renderer, [make.image(n, size) for n, size in enumerate([(80, 60), (30, 120), (64, 64)])]
-    plain = dict(TEXTS, c="an owl")
-    rendered = renderer.conversation(TURNS, plain, images)
-    words = [f"{plain['question']} Read {plain['a']} ", f"{plain['b']} ", f"{plain['c']} Say."]
-    content = [{"type": "image"}, {"type": "text", "text": words[0]}]
-    content += [each for text in words[1:] for each in ({"type": "image"}, {"type": "text", "text": text})]
-    text = renderer.processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
-    inputs = renderer.processor(text=[text], images=images, return_tensors="pt")
-    assert rendered.ids == inputs["input_ids"][0].tolist()
-    for name, value in rendered.vision.items():
-        torch.testing.assert_close(value, inputs[name])
-    expected = loaded.model(**inputs).logits[0, -1].softmax(-1)
-    one = renderer.prefix("Who drew this?", images[0])
-    ids = list(range(20, 40))
-    engine = PrefixEngine(loaded, keep_images=2)
-    for prompt in (rendered, dataclasses.replace(rendered, own_images=True)):
-        both = engine.read([one, prompt]).probabilities(ids)
-        torch.testing.assert_close(both[1], expected[ids], rtol=2e-4, atol=1e-7)
-
-
 def test_images_of_one_prompt_alone_are_not_kept(loaded, make):
     rendered = loaded.renderer.conversation(TURNS, TEXTS, [make.image(n) for n in range(3)])
     image = loaded.renderer.image_token_id
@@ -74,12 +49,15 @@ def test_a_question_with_several_images_is_answered_as_by_plain_transformers(loa
     inputs = renderer.processor(text=[text], images=images, return_tensors="pt")
     rendered = renderer.plain("Who drew this?", images)
     assert rendered.ids == inputs["input_ids"][0].tolist()
-    engine = PrefixEngine(loaded, keep_images=2)
-    other = renderer.plain("What is it?", images)
-    read = engine.read([other, rendered, renderer.plain("Who drew this?", images[0])])
+    for name, value in rendered.vision.items():
+        torch.testing.assert_close(value, inputs[name])
     ids = list(range(20, 40))
     expected = loaded.model(**inputs).logits[0, -1].softmax(-1)
-    torch.testing.assert_close(read.probabilities(ids)[1], expected[ids], rtol=2e-4, atol=1e-7)
+    engine = PrefixEngine(loaded, keep_images=2)
+    other, one = renderer.plain("What is it?", images), renderer.plain("Who drew this?", images[0])
+    for prompt in (dataclasses.replace(rendered, own_images=True), rendered):
+        read = engine.read([other, prompt, one])
+        torch.testing.assert_close(read.probabilities(ids)[1], expected[ids], rtol=2e-4, atol=1e-7)
     written = loaded.model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, len(rendered.ids) :].tolist()
     assert engine.generate(read, [(1, 0)], max_new_tokens=6)[0].token_ids == written
     assert len(engine.image_prefixes) == 2

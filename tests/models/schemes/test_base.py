@@ -6,16 +6,9 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.models.rendering.turns import (
     ANSWER_PROMPTS,
-    QUESTION,
-    Slot,
-    Turn,
     answer_prompt,
-    answer_turns,
-    asking_turns,
     documents_text,
     passage_text,
-    prompt_parts,
-    question_turns,
 )
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
@@ -155,36 +148,6 @@ def test_an_answer_is_asked_for_alike_with_documents_and_without(style):
 def test_every_scheme_asks_for_an_answer_in_the_same_words():
     for scheme in all_schemes().values():
         assert {name: scheme.prompts[name] for name in ANSWER_PROMPTS} == ANSWER_PROMPTS
-
-
-def test_a_prompt_is_cut_at_its_slots():
-    assert prompt_parts("{passage} Read.") == (Slot("passage"), " Read.")
-    assert prompt_parts("Read: {passage}") == ("Read: ", Slot("passage"))
-
-
-@pytest.mark.parametrize("name", MMKB_RAG.prompts)
-def test_every_prompt_starts_with_image_and_question(name):
-    (turn,) = asking_turns(MMKB_RAG.prompts[name])
-    assert turn.image
-    assert turn.parts[0] == QUESTION
-
-
-def test_an_answer_in_one_turn_follows_the_question():
-    short = "Answer the question with a single word or phrase."
-    (alone,) = answer_turns(MMKB_RAG.prompts, "short", documents=False)
-    assert alone == Turn("user", (QUESTION, " ", short), image=True)
-    (reading,) = answer_turns(MMKB_RAG.prompts, "list", documents=True)
-    assert reading.parts[:3] == (QUESTION, " ", Slot("passage"))
-    assert "'&&'" in reading.parts[3]
-    assert answer_turns(MMKB_RAG.prompts, "free", documents=False) == question_turns()
-
-
-def test_mr2ag_asks_for_an_answer_behind_the_gate():
-    for turns in (MR2AG.direct_turns("short"), MR2AG.passage_turns("short")):
-        question, gate, instruction = turns
-        assert (question,) == question_turns()
-        assert gate.role == "assistant"
-        assert "with a single word or phrase." in instruction.parts[-1]
 
 
 def test_stripping_leaves_the_answer():

@@ -21,10 +21,6 @@ from reflectune.train.merge import merge
 from reflectune.train.settings.merge import MergeConfig
 
 SEEN, WIDTH = 32, 48
-TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{{ m['role'] + ': ' + m['content'] | trim + eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-)
 
 
 @pytest.fixture

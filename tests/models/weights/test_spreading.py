@@ -80,17 +80,6 @@ def test_with_layers_on_the_disk_all_is_the_same(
     assert said(loaded, model, make, "long") == expected["long"]
 
 
-@pytest.mark.parametrize(("questions", "first", "second"), [("short", "cpu:1", "cpu:2"), ("long", "cpu:2", "cpu:1")])
-def test_layers_on_two_devices_never_mix_them_and_all_is_the_same(
-    loaded, make, expected, pretended, questions: str, first: str, second: str
-) -> None:
-    with pretended.PretendDevices() as devices, torch.no_grad():
-        model = spread(copy.deepcopy(loaded.model), pretended.halves(loaded.model, first, second), torch.float32)
-        assert input_device(model) == torch.device(first)
-        assert said(loaded, model, make, questions) == expected[questions]
-    assert {torch.device(first), torch.device(second)} <= devices.seen
-
-
 def test_two_pretended_devices_refuse_each_others_tensors(pretended: ModuleType) -> None:
     with pretended.PretendDevices():
         here, there = torch.ones(2, device="cpu:1"), torch.ones(2, device="cpu:2")
