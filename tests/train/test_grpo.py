@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from peft import PeftModel
 from PIL import Image
 
 from reflectune.core.config import Settings, parse_config
@@ -38,7 +37,6 @@ from reflectune.train.weights.checkpoints import recorded_settings
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
-ROOT = Path(__file__).parents[2]
 SCHEME_NAMES = ("mr2ag", "mmkb_rag")
 
 
@@ -416,17 +414,6 @@ def test_full_training_starts_from_an_adapters_merged_weights(config, tuned) -> 
 
     assert read_info(settings.output_dir)["kind"] == "full"
     assert logged(settings.output_dir, "kl") == [pytest.approx(0.0, abs=1e-7)]
-
-
-@pytest.mark.slow
-def test_an_adapter_of_a_full_checkpoint_is_loaded_by_plain_peft(config) -> None:
-    settings = config(method="lora", retrieval_cost=0.5, max_steps=1)
-    grpo(settings)
-
-    plain = PeftModel.from_pretrained(load(settings.model).model, settings.output_dir).merge_and_unload().state_dict()
-
-    ours = load(settings.output_dir).model.state_dict()
-    assert all(torch.equal(weight, plain[name]) for name, weight in ours.items())
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> None:

@@ -34,12 +34,12 @@ def config(config) -> Callable[..., SftConfig]:
 def test_it_learns_resumes_exactly_and_loads_as_it_was(
     config, data_folder, examples, weights, assert_equal_weights, losses, interrupted
 ) -> None:
-    straight, resumed = (config(name, "qwen2_vl") for name in ("straight", "resumed"))
+    straight, resumed = (config(name, "qwen2_vl", max_steps=6) for name in ("straight", "resumed"))
     fine_tune(straight)
     straight_losses = losses(straight.output_dir)
     assert sum(straight_losses[-2:]) / 2 < 0.8 * straight_losses[0]
 
-    interrupted(resumed, 5)
+    interrupted(resumed, 4)
     fine_tune(resumed)
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     assert {weight.dtype for weight in weights(straight.output_dir).values()} == {torch.float32}
@@ -60,7 +60,8 @@ def test_it_learns_resumes_exactly_and_loads_as_it_was(
 
 
 def test_in_half_precision_with_recomputed_activations_adapters_stay_in_fp32(config, weights) -> None:
-    run = config(dtype="bfloat16", max_steps=2, gradient_checkpointing=True, learning_rate=1e-5, warmup=0.0)
+    half: dict[str, Any] = {"dtype": "bfloat16", "learning_rate": 1e-5, "warmup": 0.0}
+    run = config(per_device_train_batch_size=1, max_steps=2, gradient_checkpointing=True, **half)
     fine_tune(run)
     after = weights(run.output_dir)
 

@@ -31,7 +31,7 @@ from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig
-from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
+from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer
 from reflectune.train.answer_rewards.rewards import keeps_format, reward_functions
 from reflectune.train.answer_rewards.run import (
     AnswerTraining,
@@ -386,9 +386,3 @@ def test_the_steps_of_a_dry_run_leave_out_an_incomplete_step(config) -> None:
     assert [steps_of(once, prompts, args) for prompts in (2, 6, 7, 8)] == [1, 3, 3, 4]
     assert steps_of(thrice, 7, args) == 8
     assert steps_of(config(max_steps=5), 7, args) == 5
-
-
-def test_rows_of_trl_hold_no_text_of_the_questions() -> None:
-    assert rows_of(PROMPTS[:1]) == [
-        {"prompt": [{"role": "user", "content": "q0"}], "image": "images/0.png", "question_id": "q0"}
-    ]

@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoTokenizer
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from reflectune.examples.miniature.models.architecture import Family, build_model
+from reflectune.examples.miniature.models.architecture import Family
 from reflectune.models.attention import tree_mask
 from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.delta_net import ForkingDeltaNet
@@ -38,13 +37,8 @@ HALF: dict[str, Any] = {"dtype": "bfloat16"}
 def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module, dict[str, Tensor], Forecast]]:
     """A model that is ready to train, its largest batch of four questions, and its forecast."""
 
-    def build(
-        family: Family, vocabulary: int | None = None, every: int = 1, **changes: Any
-    ) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
+    def build(family: Family, every: int = 1, **changes: Any) -> tuple[nn.Module, dict[str, Tensor], Forecast]:
         base = base_model(family, size="base")
-        if vocabulary:
-            tokenizer = AutoTokenizer.from_pretrained(base)
-            build_model(family, tokenizer, size="base", vocab_size=vocabulary).save_pretrained(base)
         config = SftConfig(
             model=str(base), train_data=str(data_folder), output_dir=str(tmp_path / "out"), device="cpu", **changes
         )
@@ -73,8 +67,8 @@ def length(example: EncodedExample) -> int:
     return sum(tree.length for tree in example.trees)
 
 
-def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str, *, vocabulary: int = 0) -> int:
-    """Bytes of what autograd saves for the backward pass, but for weights, their casts and rows of the vocabulary."""
+def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str) -> int:
+    """Bytes of what autograd saves for the backward pass, but for weights and their casts."""
     shapes = {tuple(sorted(parameter.shape)) for parameter in model.parameters()}
     weight_pointers = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     seen: dict[int, Tensor] = {}
@@ -82,8 +76,7 @@ def saved_bytes(model: nn.Module, batch: dict[str, Tensor], dtype: str, *, vocab
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         is_cast = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
-        is_logits = tensor.dim() > 0 and tensor.shape[-1] == vocabulary
-        if storage.data_ptr() not in weight_pointers and not is_cast and not is_logits:
+        if storage.data_ptr() not in weight_pointers and not is_cast:
             seen[storage.data_ptr()] = tensor  # held, so that no other one gets its place
         return tensor
 
@@ -100,15 +93,12 @@ def autocast(dtype: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [  # any three of family, method, checkpointing and dtype in all combinations
+    [  # any two of family, method, checkpointing and dtype in all combinations
         ("llava", {}),
-        ("llava", LORA | AGAIN),
-        ("qwen2_vl", AGAIN),
-        ("qwen2_vl", LORA),
-        pytest.param("llava", AGAIN | HALF, marks=pytest.mark.slow),
-        pytest.param("llava", LORA | HALF, marks=pytest.mark.slow),
-        pytest.param("qwen2_vl", HALF, marks=pytest.mark.slow),
-        pytest.param("qwen2_vl", LORA | AGAIN | HALF, marks=pytest.mark.slow),
+        ("qwen2_vl", LORA | AGAIN),
+        pytest.param("llava", LORA | AGAIN | HALF, marks=pytest.mark.slow),
+        pytest.param("qwen2_vl", AGAIN | HALF, marks=pytest.mark.slow),
+        pytest.param("qwen2_vl", LORA | HALF, marks=pytest.mark.slow),
         ("llava", {"freeze_vision": True}),
         ("llava", AGAIN | {"freeze_vision": True, "every": 2}),
         ("llava", LORA | {"lora_dropout": 0.1, "lora_r": 64}),
@@ -132,18 +122,6 @@ def test_so_they_do_where_trees_have_a_dense_mask(prepared, monkeypatch) -> None
     assert predicted.forward.attention == "dense"
 
     assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)
-
-
-@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
-def test_new_tokens_rows_keep_no_copy_of_the_head(prepared, family: Family) -> None:
-    """With a vocabulary so large that a copy would be more than all layers keep under checkpointing."""
-    model, batch, predicted = prepared(family, vocabulary=20_000, method="lora", gradient_checkpointing=True)
-    architecture = predicted.architecture
-    assert architecture.vocabulary >= 20_000
-    assert 4 * architecture.vocabulary * architecture.width > kept_of(predicted).kept
-
-    saved = saved_bytes(model, batch, "float32", vocabulary=architecture.vocabulary)
-    assert kept_of(predicted).kept == pytest.approx(saved, rel=0.15)
 
 
 class Peak(TorchDispatchMode):

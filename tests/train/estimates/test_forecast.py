@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from reflectune.core.progress import duration
 from reflectune.models.loading import load
 from reflectune.train.data.examples import load_examples
 from reflectune.train.estimates.forecast import largest_batch, least_recomputation, patches, recomputation_line
@@ -87,14 +86,6 @@ def test_patches_of_images_of_each_layout() -> None:
     assert patches({"pixel_values": torch.empty(2, 3, 28, 42)}, 14) == 2 * 6
     assert patches({"pixel_values": torch.empty(2, 5, 3, 28, 28)}, 14) == 2 * 5 * 4
     assert patches({"pixel_values": torch.empty(96, 1176)}, 14) == 96
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "under 1 s"), (59, "59 s"), (60, "1 min"), (12_000, "3 h 20 min"), (3600 * 49, "2 d 1 h")],
-)
-def test_a_duration_is_reported_in_two_units(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
 
 
 def test_as_few_layers_are_recomputed_as_memory_asks_for(config, monkeypatch, capsys) -> None:

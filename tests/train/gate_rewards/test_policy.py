@@ -21,14 +21,6 @@ REFERENCE = torch.tensor([-5.0, 0.5, 0.3, 1.5, 9.0], dtype=torch.float64)
 REWARDS = torch.tensor([[1.0, 0.0], [0.4, 1.0], [0.7, 0.7], [-0.2, 0.0], [0.8, 1.0]], dtype=torch.float64)
 
 
-def test_probabilities_are_the_softmax_of_two_logits() -> None:
-    logits = torch.tensor([[2.0, -1.0], [0.3, 4.0]])
-
-    probabilities = outcome_probabilities(logits[:, 0] - logits[:, 1])
-
-    torch.testing.assert_close(probabilities, logits.softmax(-1))
-
-
 def test_the_loss_is_its_closed_form() -> None:
     """π = 3/4 with rewards 1 and 0 expects 3/4; the divergence from 1/2 is log 2 less the entropy."""
     log_odds, reference = torch.tensor([math.log(3.0)]), torch.zeros(1)

@@ -17,33 +17,27 @@ from reflectune.train.weights.checkpoints import records_of
 
 
 @pytest.mark.parametrize("spoilt", ["gradient", "weights", "loss"])
-def test_a_step_that_is_not_finite_is_not_saved(
-    spoilt: str, config, straight, assert_equal_weights, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, original = config("resumed"), ReflectionTrainer.training_step
+def test_a_step_that_is_not_finite_is_not_saved(spoilt: str, config, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, original = config(save_steps=1), ReflectionTrainer.training_step
 
     def training_step(self: Any, model: Any, *rest: Any) -> torch.Tensor:
         loss = original(self, model, *rest)
-        if self.state.global_step == 5 and spoilt == "loss":
+        if self.state.global_step == 1 and spoilt == "loss":
             self.step_losses[-1] = (loss * torch.inf, ("k1",))
-        elif self.state.global_step == 5:
+        elif self.state.global_step == 1:
             parameter = next(p for p in model.parameters() if p.grad is not None)
             (parameter.grad if spoilt == "gradient" else parameter.data).view(-1)[0] = torch.nan
         return loss
 
-    with monkeypatch.context() as patch:
-        patch.setattr(ReflectionTrainer, "training_step", training_step)
-        found = {
-            "gradient": "the gradient's norm became nan at step 6, on the examples [kv]",
-            "weights": "some weights are not finite at step 6",
-            "loss": "the loss became inf at step 6, on the examples k1;",
-        }
-        with pytest.raises(UserError, match=found[spoilt]):
-            fine_tune(run)
-    assert records_of(run.output_dir).keys() == {"checkpoint-3"}
-    fine_tune(run)
-
-    assert_equal_weights(straight().output_dir, run.output_dir)
+    monkeypatch.setattr(ReflectionTrainer, "training_step", training_step)
+    found = {
+        "gradient": "the gradient's norm became nan at step 2, on the examples [kv]",
+        "weights": "some weights are not finite at step 2",
+        "loss": "the loss became inf at step 2, on the examples k1;",
+    }
+    with pytest.raises(UserError, match=found[spoilt]):
+        fine_tune(run)
+    assert records_of(run.output_dir).keys() == {"checkpoint-1"}
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])

@@ -25,7 +25,6 @@ from reflectune.train.runs.launch import (
     placement,
     refuse_bad_launch,
     refuse_unshared,
-    sharding,
 )
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.checkpoints import mark_whole, records_of
@@ -86,16 +85,6 @@ def test_a_launch_that_would_do_other_than_it_says_is_refused(
 ) -> None:
     with refusal(message):
         refuse_bad_launch(SftConfig(**settings), environment)
-
-
-def test_the_kind_of_sharding_is_the_launchers(tmp_path: Path) -> None:
-    deepspeed_file = tmp_path / "deepspeed.json"
-    deepspeed_file.write_text(json.dumps({"zero_optimization": {"stage": 3}}))
-    by_file = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(deepspeed_file)}
-
-    kinds = [sharding(environment) for environment in ({}, ZERO_2, ZERO_3, by_file, FSDP)]
-
-    assert kinds == ["", "zero2", "zero3", "zero3", "fsdp"]
 
 
 def test_an_adapter_is_not_merged_into_weights_that_are_divided(tmp_path: Path) -> None:

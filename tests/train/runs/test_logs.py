@@ -1,12 +1,9 @@
-"""Logs of a run, read back: `log.jsonl`, TensorBoard, wandb and trackio, without a network."""
+"""Logs of a run, read back: `log.jsonl`, TensorBoard and wandb, without a network."""
 
 import json
-import sqlite3
-import struct
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,62 +102,25 @@ def test_tensorboards_events_are_read_back(config, interrupted) -> None:
 
 
 @pytest.mark.slow
-def test_offline_runs_of_wandb_are_read_back(config, interrupted, monkeypatch, tmp_path) -> None:
+def test_offline_runs_of_wandb_are_one_run(config, interrupted, monkeypatch, tmp_path) -> None:
     """A run that was resumed is the same run there, by its identifier and name."""
     wandb = pytest.importorskip("wandb", reason="needs reflectune[trackers]")
-    pb = pytest.importorskip("wandb.proto.wandb_internal_pb2", reason="needs reflectune[trackers]")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    run = config(report_to=["wandb"])
-    interrupted(run, 5)
+    run = config(report_to=["wandb"], max_steps=4)
+    interrupted(run, 3)
     wandb.finish()  # as the end of the process does
     fine_tune(run)
     wandb.teardown()  # waits for the process that writes the file
 
-    row_by_step: dict[int, dict[str, Any]] = {}
-    identifiers, names = set(), set()
+    identifier = Path(run.output_dir, "tracked_run").read_text()
     files = sorted(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
-    for content in [content for file in files for content in wandb_records(file.read_bytes())]:
-        record = pb.Record()
-        record.ParseFromString(content)
-        if record.HasField("run"):
-            identifiers.add(record.run.run_id)
-            names.add(record.run.display_name)
-        row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-        if "train/loss" in row:
-            row_by_step[row["train/global_step"]] = {name: row[f"train/{name}"] for name in ("loss", "learning_rate")}
-    assert row_by_step == logged(run.output_dir)
-    assert identifiers == {Path(run.output_dir, "tracked_run").read_text()}
-    assert names == {f"{Path(run.output_dir).name}-{next(iter(identifiers))}"}
-
-
-def wandb_records(content: bytes) -> Iterator[bytes]:
-    """The records of a `.wandb` file: LevelDB's log format, after a header of seven bytes."""
-    position, pending = 7, b""
-    while position + 7 <= len(content):
-        if 32768 - position % 32768 < 7:  # the rest of a block holds no header
-            position += 32768 - position % 32768
-            continue
-        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
-        pending += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # whole, or the last piece
-            yield pending
-            pending = b""
-
-
-@pytest.mark.slow
-def test_trackios_data_base_is_read_back(config, finish, monkeypatch, tmp_path) -> None:
-    pytest.importorskip("trackio", reason="needs trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    run = config(report_to=["trackio"], max_steps=3)
-    finish(run)
-
-    with sqlite3.connect(next((tmp_path / "trackio").rglob("*.db"))) as database:
-        written = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics")]
-    by_step = {row["train/global_step"]: row for row in written if "train/loss" in row}
-    expected = logged(run.output_dir)
-    assert {step: {name: row[f"train/{name}"] for name in expected[step]} for step, row in by_step.items()} == expected
+    assert len(files) == 2
+    for file in files:
+        assert file.stem == f"run-{identifier}"
+        content = file.read_bytes()
+        assert f"{Path(run.output_dir).name}-{identifier}".encode() in content
+        assert b"train/loss" in content
 
 
 def test_a_tracker_that_is_unknown_or_not_installed_is_a_problem(config, monkeypatch) -> None:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
@@ -18,7 +18,7 @@ from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.examples import EncodedExamples
 from reflectune.train.gate_rewards.trainer import GateTrainer
-from reflectune.train.runs.checkpointed_trainer import checkpoint_bytes, load_weights
+from reflectune.train.runs.checkpointed_trainer import load_weights
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer, supervised_weight
 from reflectune.train.settings.sft import SftConfig
@@ -140,28 +140,6 @@ def test_the_batches_of_a_step_wait_on_the_cpu(config, monkeypatch) -> None:
         fine_tune(config())
 
     assert devices == {"cpu"}
-
-
-def test_a_checkpoint_of_divided_weights_holds_them_twice() -> None:
-    model = nn.Linear(100, 10, bias=False)  # 4,000 bytes
-    whole = checkpoint_bytes(model, deepspeed=False, fsdp=False)
-
-    assert checkpoint_bytes(model, deepspeed=False, fsdp=True) - whole == 4000
-    assert checkpoint_bytes(model, deepspeed=True, fsdp=False) - whole == 8000  # and masters
-
-
-def test_a_filler_is_not_among_the_questions_whose_gates_are_logged() -> None:
-    class Counting(GateTrainer):
-        def counted(self, log_odds: list[float], weights: list[float]) -> list[float]:
-            gates = torch.tensor(log_odds)
-            self._sums = torch.zeros(7)
-            retrieval = torch.ones_like(gates, dtype=torch.bool)
-            self._count(gates, gates, torch.zeros(len(gates), 2), retrieval, torch.tensor(weights))
-            return self._sums.tolist()
-
-    trainer = object.__new__(Counting)
-
-    assert trainer.counted([0.0, 3.0], [1.0, 0.0]) == trainer.counted([0.0], [1.0])
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

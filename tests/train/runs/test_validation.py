@@ -136,17 +136,6 @@ def test_the_gate_of_a_conversation_counts_once_and_all_its_replies_are_in_the_l
     assert sums.weight > fewer.weight
 
 
-def test_conversations_are_trained_on_and_validated(config, data_folder, history) -> None:
-    for split in ("train", "val"):
-        kept = read_examples(data_folder / f"{split}.parquet", ReflectionExample)
-        write_examples(data_folder / f"{split}.parquet", [*talks(kept), *kept[:6]])
-    run = config(max_steps=2)
-
-    fine_tune(run)
-
-    assert validations(history(run.output_dir))[-1]["eval_retrieve_accuracy"] >= 0
-
-
 def test_both_schemes_name_their_gates(base_model, prompted_folder: Path) -> None:
     loaded = load(str(base_model("qwen2_vl")), scheme="mmkb_rag")
     examples = read_examples(prompted_folder / "train.parquet", PromptedExample)
@@ -179,9 +168,10 @@ def test_the_best_weights_are_the_result_in_a_resumed_run_too(
     config, assert_equal_weights, interrupted, history
 ) -> None:
     changes: dict[str, Any] = {"best_metric": "relevance_accuracy", "eval_steps": 1, "learning_rate": 3e-2}
+    changes |= {"max_steps": 5}
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight)
-    interrupted(resumed, 5)
+    interrupted(resumed, 4)
     fine_tune(resumed)
 
     rows = validations(history(straight.output_dir))

@@ -1,5 +1,6 @@
 """Training from cached features of a frozen vision tower equals training with the tower, which then isn't run."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(captions, family: Fami
     assert any("multi_modal_projector" in name for name in gradients) == (family == "llava")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_each_image_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
     fine_tune(captions("one", family, max_steps=2))
     assert passes == [1, 1, 1]  # three colours, of 24 questions
@@ -132,10 +133,11 @@ def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plai
 
 
 def test_a_run_may_resume_without_its_cache(captions, interrupted, losses) -> None:
-    fine_tune(captions("straight"))
+    few = functools.partial(captions, max_steps=5)
+    fine_tune(few("straight"))
 
-    interrupted(captions("resumed"), 5)
-    fine_tune(captions("resumed", cache_features=""))
+    interrupted(few("resumed"), 4)
+    fine_tune(few("resumed", cache_features=""))
 
     straight, resumed = (losses(captions(out).output_dir) for out in ("straight", "resumed"))
     assert resumed == pytest.approx(straight, abs=1e-4)

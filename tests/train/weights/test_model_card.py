@@ -91,10 +91,12 @@ def config(config) -> Callable[..., SftConfig]:
 @pytest.mark.parametrize(
     ("method", "weights"), [pytest.param("full", "model", marks=pytest.mark.slow), ("lora", "adapter_model")]
 )
-def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
-    hub, config, method: str, weights: str, tmp_path, capsys
+def test_a_finished_checkpoint_is_uploaded_with_its_card_and_all_that_loads_it(
+    hub, config, data_folder: Path, method: str, weights: str, tmp_path, capsys
 ) -> None:
-    run = config(method=method, push_to_hub="owner/name")
+    (data_folder / "val.parquet").write_bytes((data_folder / "train.parquet").read_bytes())
+    validated: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 1, "best_metric": "loss"}
+    run = config(method=method, push_to_hub="owner/name", **validated)
     fine_tune(run)
 
     layout = {f"{weights}.safetensors", "README.md", "scheme.json", "reflectune.json", "tokenizer.json"}
@@ -108,6 +110,18 @@ def test_a_finished_checkpoint_is_uploaded_with_all_that_loads_it(
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
     assert load(str(tmp_path / "downloaded")).fingerprint == load(run.output_dir).fingerprint
+
+    _, front, body = hub.files["README.md"].decode().split("---\n", 2)
+    meta = yaml.safe_load(front)
+    assert meta["license"] == "apache-2.0"
+    assert meta["library_name"] == ("transformers" if method == "full" else "peft")
+    assert "base_model" not in meta  # it is a folder here, which the Hub does not know
+    assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in body
+    settings = json.loads(Path(run.output_dir, "reflectune.json").read_text())["training"]
+    assert f"| data's fingerprint | {settings['data_fingerprint']} |" in body
+    assert all(f"| `{token}` |" in body for token in MR2AG.tokens.values())
+    assert re.search(r"\| relevance_auroc \| [01]\.\d{4} \|", body)
+    assert "\n| lora_r |" in body or method == "full"
 
 
 def test_a_failed_upload_names_a_command_and_the_same_training_uploads(hub, config) -> None:
@@ -137,25 +151,6 @@ def test_what_an_upload_needs_is_asked_for_before_training(config, monkeypatch, 
     assert first == "`push_to_hub` must be owner/name, found my model"
     assert "`hf auth login`" in second
     assert config().problems() == []
-
-
-@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
-def test_a_checkpoint_has_a_card(config, data_folder: Path, method: str) -> None:
-    (data_folder / "val.parquet").write_bytes((data_folder / "train.parquet").read_bytes())
-    run = config(method=method, eval_data=str(data_folder), eval_steps=1, best_metric="loss")
-    fine_tune(run)
-
-    _, front, body = Path(run.output_dir, "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    meta = yaml.safe_load(front)
-    assert meta["license"] == "apache-2.0"
-    assert meta["library_name"] == ("transformers" if method == "full" else "peft")
-    assert "base_model" not in meta  # it is a folder here, which the Hub does not know
-    assert "24 questions (18 with retrieval, 6 without retrieval), 43 branches" in body
-    settings = json.loads(Path(run.output_dir, "reflectune.json").read_text())["training"]
-    assert f"| data's fingerprint | {settings['data_fingerprint']} |" in body
-    assert all(f"| `{token}` |" in body for token in MR2AG.tokens.values())
-    assert re.search(r"\| relevance_auroc \| [01]\.\d{4} \|", body)
-    assert "\n| lora_r |" in body or method == "full"
 
 
 def test_a_hub_model_is_named_as_the_base() -> None:

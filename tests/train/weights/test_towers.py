@@ -34,8 +34,10 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     return {tower_of(name) for name in before if not torch.equal(before[name], after[name])}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tower", ["projector", "vision_tower", "language_model"])
+@pytest.mark.parametrize(
+    ("family", "tower"),
+    [*((family, "projector") for family in FAMILIES), ("qwen2_vl", "vision_tower"), ("llava", "language_model")],
+)
 def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(captions, family: Family, tower: str) -> None:
     """The projector's checkpoint is loaded by plain transformers, too."""
     run = captions(family=family, scheme="plain", train_towers=[tower], max_steps=2)
@@ -50,36 +52,30 @@ def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(captions, f
 
 
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(captions, assert_equal_weights, interrupted) -> None:
-    settings = {**STAGE_2, "projector_learning_rate": 1e-3}
+    settings = {**STAGE_2, "projector_learning_rate": 1e-3, "max_steps": 5}
     fine_tune(captions("straight", **settings))
 
-    interrupted(captions("resumed", **settings), 5)
+    interrupted(captions("resumed", **settings), 4)
     fine_tune(captions("resumed", **settings))
 
     assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_in_stage_2_the_projector_and_adapters_train_and_are_merged(captions, family: Family, tmp_path) -> None:
     run = captions(family=family, max_steps=2, **STAGE_2)
+    base = load(run.model, scheme="plain")
+    before = count_by_tower(base.model)["projector"].total
+    counts = count_by_tower(prepare_model(base, run))
+    assert counts["projector"].total == counts["projector"].trainable == before  # once
+    assert counts["vision tower"].trainable == 0
+
     fine_tune(run)
     loaded = load(run.output_dir).model.state_dict()
     merge_adapter(run.output_dir, tmp_path / "whole", plan_merge(run.output_dir))
 
     assert moved(load(run.model).model.state_dict(), loaded) == {"projector", "language model"}
     assert moved(loaded, load(str(tmp_path / "whole")).model.state_dict()) == set()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_are_counted_once_where_the_projector_trains_next_to_adapters(captions, family: Family) -> None:
-    run = captions(family=family, **STAGE_2)
-    loaded = load(run.model, scheme="plain")
-    before = count_by_tower(loaded.model)["projector"].total
-
-    counts = count_by_tower(prepare_model(loaded, run))
-
-    assert counts["projector"].total == counts["projector"].trainable == before
-    assert counts["vision tower"].trainable == 0
 
 
 def test_a_base_that_is_stored_in_half_precision_is_held_and_written_in_it(captions, tmp_path) -> None:
@@ -110,7 +106,7 @@ def test_a_base_that_is_stored_in_float32_is_not_rounded_by_half_precision(capti
     assert moved(load(run.model).model.state_dict(), load(run.output_dir).model.state_dict()) == {"projector"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_the_projector_gets_a_rate_of_its_own_and_all_else_keeps_its_group(captions, family: Family) -> None:
     run = captions(family=family, **STAGE_2)
     model = prepare_model(load(run.model, scheme="plain"), run)
