@@ -56,12 +56,6 @@ def test_two_lanes_run_two_stages_at_a_time(tmp_path: Path) -> None:
     assert set(staging.run_in_lanes(tmp_path, {"a": meeting("a", "b"), "b": meeting("b", "a")}, {}, 2)) == {"a", "b"}
 
 
-def test_the_stage_that_is_declared_first_starts_first(tmp_path: Path) -> None:
-    staging.run_in_lanes(tmp_path, {name: noting(tmp_path, name) for name in "acbd"}, NEEDS, 1)
-
-    assert (tmp_path / "order").read_text().split()[::2] == ["a+", "c+", "b+", "d+"]
-
-
 def test_a_finished_stage_is_not_run_again(tmp_path: Path) -> None:
     commands = {name: noting(tmp_path, name) for name in "abcd"}
     first = staging.run_in_lanes(tmp_path, {name: commands[name] for name in "ac"}, NEEDS, 2)
@@ -153,10 +147,3 @@ def test_a_crash_loses_only_the_minutes_since_the_last_note(tmp_path: Path, monk
     staging.run_in_lanes(tmp_path, {"a": command(waits)}, {}, 1)
 
     assert json.loads(seen.read_text())["a"].keys() == {"spent", "command"}
-
-
-def test_the_minutes_of_a_different_command_do_not_count(tmp_path: Path) -> None:
-    spent = {"spent": 500.0, "command": "python -c 'other'"}
-    (tmp_path / "stages.json").write_text(json.dumps({"a": spent}))
-
-    assert staging.run_in_lanes(tmp_path, {"a": command("pass")}, {}, 1)["a"] < 5

@@ -1,7 +1,6 @@
 """The table of lmms-eval's runs, and runs that it refuses to compare."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from reflectune.core.errors import UserError
-from reflectune.examples.lmms_eval.table import main, read_runs, share_interval, table
+from reflectune.examples.lmms_eval.table import read_runs, share_interval, table
 
 
 def write_run(
@@ -111,19 +110,6 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
         read_runs(tmp_path)
 
 
-def test_the_command_prints_the_table(tmp_path, monkeypatch, capsys) -> None:
-    write_run(tmp_path / "a", "gate", (True, False))
-    monkeypatch.setattr(sys, "argv", ["table", "--results", str(tmp_path)])
-    main()
-    assert capsys.readouterr().out == f"{table(read_runs(tmp_path))}\n"
-
-
-def test_a_share_of_none_has_an_upper_bound_and_of_all_a_lower_one() -> None:
-    square = 1.959963984540054**2
-    assert share_interval(0, 32) == pytest.approx((0.0, square / (32 + square)))
-    assert share_interval(32, 32) == pytest.approx((32 / (32 + square), 1.0))
-
-
 @pytest.mark.parametrize("count", [0, 1, 120, 399, 400], ids=str)
 def test_a_shares_bounds_are_where_a_test_of_it_would_just_reject(count: int) -> None:
     total = 400
@@ -131,9 +117,3 @@ def test_a_shares_bounds_are_where_a_test_of_it_would_just_reject(count: int) ->
         if 0 < bound < 1:
             distance = abs(count / total - bound) / np.sqrt(bound * (1 - bound) / total)
             assert distance == pytest.approx(1.959963984540054)
-
-
-@pytest.mark.parametrize(("count", "total"), [(-1, 4), (5, 4), (0, 0)], ids=["below", "above", "nothing"])
-def test_no_share_has_no_interval(count: int, total: int) -> None:
-    with pytest.raises(ValueError, match="expected 0 to"):
-        share_interval(count, total)

@@ -76,17 +76,6 @@ def test_a_caption_stands_against_other_captions(folders: tuple[Path, Path]) -> 
     assert [len(choice.others) for choice in examiner.choices(same, seed=0)] == [2] * 4
 
 
-def test_the_least_loss_is_chosen() -> None:
-    assert look.CaptionChoice(1.0, (1.5, 2.0), 3.0).is_right
-    assert not look.CaptionChoice(1.0, (1.0, 2.0), 3.0).is_right
-    choices = [look.CaptionChoice(own, (3.0 - own,) * 7, 3.0) for own in (1.0, 2.0)]
-    captioned = [Question(name, "", "") for name in "ab"]
-    lines = look.caption_lines(captioned, choices, 2, 0)
-    assert any(line.startswith("| own caption chosen out of 8 (chance 12.5 %) | 50.0 % [") for line in lines)
-    assert "| loss of a caption, nats a token, under its own image | 1.500 |" in lines
-    assert "| under a different image | 3.000 |" in lines
-
-
 def test_a_report_of_the_miniature(folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     options = {"model": "miniature/llava", "gallery": folders[0], "captions": folders[1], "output": page}

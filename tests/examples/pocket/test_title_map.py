@@ -116,11 +116,6 @@ def test_images_of_one_entry_are_held_out_together() -> None:
     assert found["held_out_mrr"]["0.001"] < 0.25  # by chance: 0.11
 
 
-def test_one_entry_is_too_few() -> None:
-    with pytest.raises(ValueError, match="images of 1 entry"):
-        fit_title_map(np.ones((3, 2), np.float32), np.ones((3, 2), np.float32), np.array([2, 2, 2]))
-
-
 def test_a_map_is_read_as_it_was_written_in_fp16(map_file, vision_folder) -> None:
     title_map = read_title_map(map_file)
     assert title_map.record["vision"] == vision_folder
@@ -191,14 +186,6 @@ def test_a_map_of_other_dimensions_is_refused(map_file, text_folder) -> None:
 
 
 # The index and the search.
-
-
-def test_an_index_holds_both_spaces(kb, entries, pair, tmp_path) -> None:
-    index = build_index(kb, pair, tmp_path / "index", batch_size=3, shard_rows=4)
-    assert index.manifest["fields"] == {"image": IMAGE, "title": TITLE}
-    titles = pair.encode_texts([entry.title for entry in entries])
-    rows = np.arange(len(index.store))
-    np.testing.assert_allclose(index.store.get(rows)["title"], titles[index.owner], atol=1e-6)
 
 
 def test_scores_are_equation_3_with_each_similarity_in_its_space(kb, entries, pair, tmp_path, draw_image) -> None:

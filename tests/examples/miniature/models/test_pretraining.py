@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models import pretraining
 from reflectune.examples.miniature.models.architecture import FAMILIES, build_model, build_processor, train_tokenizer
 from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
-from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, VisionStage, resume_or_train
+from reflectune.examples.miniature.models.pretraining import Pretrainer, Stage, resume_or_train
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import make_entity, random_looks
 from reflectune.examples.miniature.world.lessons import DrawnImage, Teacher, corpus
@@ -106,24 +106,6 @@ def test_the_grounding_loss_teaches_which_words_an_image_shows(school: tuple[Pre
     stage = Stage("test", 40, 2, 5e-3, [(1.0, lambda: Lesson(0, "Is it?", (turn,)))], warmup=1)
     trainer.train(stage, random.Random(0))
     assert trainer.forward(batch)[1].item() < before / 3
-
-
-def test_the_vision_stage_names_the_attributes(school: tuple[Pretrainer, Teacher, Any]) -> None:
-    trainer, _, _ = school
-    trainer.log = (lines := []).append  # type: ignore[var-annotated]
-    labels = torch.tensor([[row % 2] for row in range(7)])
-    trainer.train_vision(VisionStage("vision", 200, 7, 3e-3, labels, [["red", "blue"]]))
-    assert float(lines[-1].split()[-1]) > 0.9
-
-
-def test_a_stage_ends_once_its_skill_is_learned(school: tuple[Pretrainer, Teacher, Any]) -> None:
-    trainer, _, _ = school
-    lines: list[str] = []
-    trainer.log = lines.append
-    lesson = Lesson(0, "", (LessonTurn("What is it?", "owl", "visual_kind"),))
-    stage = Stage("test", 400, 2, 5e-3, [(1.0, lambda: lesson)], warmup=1, until=("visual", 0.9))
-    trainer.train(stage, random.Random(0))
-    assert int(lines[-1].split("step ")[1].split("/")[0]) < 200
 
 
 def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatch) -> None:

@@ -24,10 +24,6 @@ def results(make):
 GOOD, BAD = ("m", "good"), ("m", "bad")
 
 
-def test_ahead_leaves_a_cell_itself_out() -> None:
-    assert ahead(GOOD, GOOD, BAD) == [{GOOD: 1.0, BAD: -1.0}]
-
-
 def test_a_table_has_its_rows_and_a_verdict_on_each_claim(results) -> None:
     table = PaperTable(
         "T",
@@ -65,11 +61,6 @@ def test_ranks_are_of_the_rows_that_the_paper_has(results) -> None:
     assert [row["paper_rank"] for row in rows_measured] == [2, 1, 2, None]
     assert [row["rank"] for row in rows_measured] == [1, 3, 1, None]
     assert not any("paper" in row for row in rows_measured)
-
-
-def test_a_note_may_depend_on_finished_stages(results) -> None:
-    table = PaperTable("T", [TableRow("good", GOOD)], note=lambda: "At last.")
-    assert measure(table, results, seed=0)["note"] == "At last."
 
 
 def test_the_command_on_a_page_leaves_out_folders() -> None:

@@ -1,10 +1,8 @@
 import dataclasses
 
-import numpy as np
 import pytest
 
 from reflectune.examples.miniature.tables.comparisons import Comparison, SeedAnswers, answers, compare, verdict_of
-from reflectune.metrics.official import infoseek
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
 
@@ -18,12 +16,6 @@ def rates(questions: list, unseen_question: float, unseen_entity: float) -> Seed
     """Answers with these shares of the two splits' 50 questions are right."""
     right = [float(i // 2 < 50 * (unseen_question, unseen_entity)[i % 2]) for i in range(len(questions))]
     return answers(questions, right)
-
-
-def test_a_score_is_the_official_one(questions) -> None:
-    assert rates(questions, 0.4, 0.6).score == pytest.approx(infoseek.harmonic_mean(0.4, 0.6))
-    whole = answers(questions, [1.0, 0.0] * 50, by_split=False)
-    assert whole.score == 0.5
 
 
 def test_a_clear_lead_holds_and_its_reverse_does_not(questions) -> None:
@@ -72,22 +64,11 @@ def test_questions_of_one_entity_are_drawn_together(make) -> None:
     assert (lead.low, lead.high) == pytest.approx((alone.low, alone.high))
 
 
-def test_a_sum_of_four_compares_two_leads(questions) -> None:
-    a, b, c, d = ([rates(questions, share, share)] for share in (0.8, 0.4, 0.6, 0.5))
-    assert compare([(1, a), (-1, b), (-1, c), (1, d)], 0).value == pytest.approx(0.3)
-
-
 def test_settings_asked_other_questions_are_not_compared(questions) -> None:
     with pytest.raises(ValueError, match="same questions"):
         compare([(1, [rates(questions, 1, 1)]), (-1, [rates(questions[:50], 1, 1)])], 0)
     with pytest.raises(ValueError, match="at least one seed"):
         compare([(1, []), (-1, [])], 0)
-
-
-def test_one_split_alone_is_a_mean(make) -> None:
-    asked = [make.question(i, SPLITS[1]) for i in range(10)]
-    comparison = compare([(1, [answers(asked, np.ones(10))]), (-1, [answers(asked, np.zeros(10))])], 0)
-    assert (comparison.value, comparison.low, comparison.high) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(

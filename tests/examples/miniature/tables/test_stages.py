@@ -24,15 +24,6 @@ def script(folder: Path, code: str) -> Script:
     return Script("make", "", "", {}, folder, code=code)
 
 
-def test_a_finished_stage_is_not_run_again_and_a_changed_one_is_refused(tmp_path: Path) -> None:
-    stage = script(tmp_path / "made", f"open({str(tmp_path / 'log')!r}, 'a').write('x')")
-    build([stage], tmp_path)
-    build([stage], tmp_path)
-    assert (tmp_path / "log").read_text() == "x"
-    with pytest.raises(SystemExit, match="by a different command"):
-        build([script(tmp_path / "made", "print('two')")], tmp_path)
-
-
 def test_a_setting_of_a_later_stage_may_depend_on_an_earlier_one(tmp_path: Path) -> None:
     settings = {"seed": 3, "epochs": None, "visual": True, "srt_limit": lambda: int((tmp_path / "count").read_text())}
     later = BuildStage("s", "train.sft", "sft.yaml", settings, tmp_path)

@@ -7,13 +7,12 @@ import pytest
 from reflectune.examples.miniature.models.batches import Lesson, LessonTurn
 from reflectune.examples.miniature.world.entities import (
     ATTRIBUTES,
-    CATEGORY_OF_KIND,
     VALUES,
     Looks,
     make_entity,
     random_looks,
 )
-from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, DrawnImage, Teacher, corpus
+from reflectune.examples.miniature.world.lessons import MATCH_QUESTION, DrawnImage, Teacher
 
 
 @pytest.fixture
@@ -96,18 +95,3 @@ def test_the_answer_stands_in_the_article(teacher: Teacher, articles: int) -> No
         lesson = teacher.read_article(articles)
         for turn in lesson.turns:
             assert all(part in turn.text for part in turn.answer.split(" && "))
-
-
-def test_what_is_copied_is_repeated(teacher: Teacher) -> None:
-    assert all(turn.text == f"{turn.answer}." for turn in teacher.copy().turns)
-
-
-def test_recall_is_of_famous_entities_only(teacher: Teacher) -> None:
-    lesson = teacher.recall()
-    assert lesson.image == 8
-    assert len(lesson.turns) == 4
-
-
-def test_the_corpus_names_every_kind() -> None:
-    text = " ".join(corpus(random.Random(0), 300))
-    assert all(kind in text for kind in CATEGORY_OF_KIND)

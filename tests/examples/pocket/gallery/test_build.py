@@ -11,11 +11,9 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import stated_answer
 from reflectune.examples.pocket.gallery import entities
-from reflectune.examples.pocket.gallery.build import CARD, IMAGES, LINK_PAGE, GallerySettings, build_gallery
+from reflectune.examples.pocket.gallery.build import IMAGES, GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import Collection
-from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.questions import SPLITS, Amounts
-from reflectune.examples.pocket.gallery.relations import RELATIONS, SUBJECTS
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.passages import split_passages
 
@@ -110,10 +108,7 @@ def test_unseen_questions_ask_known_entities_for_other_facts(dataset) -> None:
 
 
 def test_training_never_has_held_out_phrasings(dataset) -> None:
-    held_out = [subject for both in SUBJECTS.values() for subject in both[1]]
-    for question in dataset.questions("train"):
-        assert question.meta["phrasing"] == "seen"
-        assert not any(subject.replace("{c}", "") in question.text for subject in held_out if "{c}" not in subject)
+    assert {question.meta["phrasing"] for question in dataset.questions("train")} == {"seen"}
 
 
 def test_what_looking_answers_needs_no_retrieval(dataset) -> None:
@@ -148,15 +143,6 @@ def test_a_folder_of_other_settings_is_refused(dataset, sources: Collection) -> 
         build(dataset.root, sources, GallerySettings(4))
 
 
-def test_the_folder_is_described(dataset) -> None:
-    card = (dataset.root / CARD).read_text()
-    assert "CC-BY-SA-4.0" in card
-    assert "GPL-2.0-only" in card
-    page = (dataset.root / LINK_PAGE).read_text()
-    assert "The lion is a large cat of the genus Panthera." in page
-    assert page.count("data:image/webp") == 12
-
-
 def test_a_bad_image_stops_the_build(tmp_path: Path, sources: Collection) -> None:
     write(sources.folders["fluent"] / "package/assets/1f981.webp", "no image")
     with pytest.raises(UserError, match="image fluent/1f981 is not a readable image"):
@@ -178,11 +164,6 @@ def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
     for question in every(dataset):
         kinds.setdefault(question.meta["kind"], set()).add(question.entity_ids[0])
     assert {kind: len(ids) for kind, ids in kinds.items()} == dict.fromkeys(kinds, 1)
-
-
-def test_the_reviewed_relations_exist() -> None:
-    for denied in read_reviewed().denied_facts:
-        assert denied.rsplit(" ", 1)[1] in RELATIONS
 
 
 def test_flags_are_drawn_out_of_each_split_to_their_share(dataset, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from reflectune.core.images import load_image
 from reflectune.examples.pocket.gallery import caption_set, entities, visual_questions
 from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.caption_set import TRAINED, build_captions
-from reflectune.examples.pocket.gallery.captions import noun_phrase
 from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.questions import SPLITS
 from reflectune.examples.pocket.gallery.sources import stamps
@@ -106,34 +105,6 @@ def test_each_image_is_captioned_in_a_sentence_and_in_a_word(built) -> None:
         assert load_image(image, root=captions.image_roots).size
 
 
-def test_a_flag_is_captioned_by_its_country(built) -> None:
-    _, captions = built
-    every = [question for split in ("train", "val") for question in captions.questions(split)]
-    flags = [question for question in every if question.meta["kind"] == "flag"]
-    assert flags
-    for question in flags:
-        country = question.entity_ids[0].removeprefix("en:")
-        assert question.answers == ((f"The flag of {country}.",) if question.answer_style == "free" else (country,))
-
-
-def test_visual_questions_are_of_the_captioned_images(built) -> None:
-    _, captions = built
-    visual, captioned = captions.questions("visual"), {q.image for q in captions.questions("train")}
-    assert {question.meta["attribute"] for question in visual} >= {"kind", "colour"}
-    assert {question.image for question in visual if question.meta["attribute"] != "count"} <= captioned
-
-
-def test_what_an_image_answers_is_asked_in_several_wordings(built) -> None:
-    _, captions = built
-    asked: dict[tuple[str, str], list[str]] = {}
-    for question in captions.questions("visual"):
-        asked.setdefault((question.image, question.meta["attribute"]), []).append(question.text)
-    for (_, attribute), texts in asked.items():
-        assert len(set(texts)) == len(texts) >= caption_set.WORDINGS[attribute]
-    images = {image for image, _ in asked}
-    assert any("tuxpaint" in image and Path(image).stem in MORE for image in images)  # without an article too
-
-
 def test_no_wording_of_the_lessons_is_one_of_the_held_out() -> None:
     held_out = {words for _, kept in visual_questions.ASKED.values() for words in kept}
     known = {words for asked, _ in visual_questions.ASKED.values() for words in asked}
@@ -154,19 +125,3 @@ def test_captions_of_a_different_gallery_are_refused(built, tmp_path: Path, more
     build_gallery(tmp_path / "other", more, GallerySettings(seed=4))
     with pytest.raises(UserError, match="holds another data set"):
         build_captions(captions.root, tmp_path / "other", more, GallerySettings(seed=4))
-
-
-@pytest.mark.parametrize(
-    ("name", "category", "phrase"),
-    [
-        ("elephant", "animal", "An elephant"),
-        ("unicorn", "creature", "A unicorn"),
-        ("scissors", "tool", "Scissors"),
-        ("octopus", "sea animal", "An octopus"),
-        ("bread", "food", "Bread"),
-        ("badminton", "sport", "Badminton"),
-        ("person juggling", "activity", "A person juggling"),
-    ],
-)
-def test_a_name_has_the_article_that_belongs_to_it(name: str, category: str, phrase: str) -> None:
-    assert noun_phrase(name, category) == phrase

@@ -10,8 +10,6 @@ from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.linking import (
     Links,
     Reviewed,
-    category_of,
-    head_noun,
     link_images,
     read_reviewed,
 )
@@ -62,29 +60,6 @@ def test_a_flag_is_linked_by_its_countrys_letters(sources: Collection) -> None:
     assert link(sources, "zz", "flag").made == []
     renamed = replace(NOTHING, countries={"zz": "Spain"})
     assert [made.title for made in link(sources, "zz", "flag", renamed).made] == ["Spain"]
-
-
-@pytest.mark.parametrize(
-    ("description", "noun"),
-    [
-        ("Species of large cat", "cat"),
-        ("Country in Southeastern Europe and West Asia", "country"),
-        ("Team sport played with a bat and ball", "sport"),
-        ("Bowed string instrument", "instrument"),
-        ("", ""),
-    ],
-)
-def test_a_descriptions_noun(description: str, noun: str) -> None:
-    assert head_noun(description) == noun
-
-
-def test_a_kind_is_the_first_images_or_a_preferred_one() -> None:
-    def shown(category: str) -> SourceImage:
-        return SourceImage(category, "x", category, "a", "a", "drawing", Path("x.png"))
-
-    assert category_of([shown("word"), shown("tool")]) == "tool"
-    assert category_of([shown("food"), shown("fruit")]) == "fruit"
-    assert category_of([shown("word")]) == "word"
 
 
 def test_the_reviewed_list_is_sound() -> None:

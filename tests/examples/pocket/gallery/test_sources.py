@@ -9,8 +9,7 @@ from PIL import Image
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.build_gallery import GalleryConfig
-from reflectune.examples.pocket.gallery.collecting import Collection
-from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources, split_name
+from reflectune.examples.pocket.gallery.sources.gcompris import RESOURCES, read_activities, read_resources
 from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 from reflectune.examples.pocket.gallery.sources.reference_works import (
@@ -18,18 +17,12 @@ from reflectune.examples.pocket.gallery.sources.reference_works import (
     summary_section,
 )
 from reflectune.examples.pocket.gallery.sources.stamps import caption_name
-from reflectune.examples.pocket.gallery.sources.wordnet import singulars
 
 from .conftest import draw, draw_flag, pack_resources, write
 
 
 def row(title: str, extract: str = "Text.") -> dict[str, str]:
     return {"title": title, "extract": extract, "description": "", "topic": ""}
-
-
-def test_ids_and_addresses_come_from_titles() -> None:
-    article = Article("Crane (bird)", "A bird.", "", "")
-    assert (article.id, article.url) == ("en:Crane_(bird)", "https://en.wikipedia.org/wiki/Crane_(bird)")
 
 
 @pytest.mark.parametrize(("sentences", "paragraphs"), [(1, [1]), (3, [3]), (4, [4]), (5, [3, 2]), (7, [3, 4])])
@@ -53,12 +46,6 @@ def test_no_sentence_of_a_summary_stands_alone_behind_others(sentences: int, par
 )
 def test_a_caption_names_a_thing_or_nothing(caption: str, name: str) -> None:
     assert caption_name(caption) == name
-
-
-def test_a_plural_has_its_singulars() -> None:
-    assert "cherry" in list(singulars("cherries"))
-    assert "shelf" in list(singulars("shelves"))
-    assert list(singulars("glass")) == ["glass"]
 
 
 def draw_image(file: Path, category: str = "animal") -> SourceImage:
@@ -108,22 +95,6 @@ def test_activities_without_images_are_none(tmp_path: Path) -> None:
     (tmp_path / RESOURCES / "lang.rcc").write_bytes(pack_resources({"a.webp": b"one"}))
     assert list(read_activities(tmp_path)) == []
     assert (tmp_path / "resources/folder/a.webp").read_bytes() == b"one"
-
-
-def test_a_files_name_is_words() -> None:
-    assert split_name("leaningTowerOfPisa") == "leaning tower of pisa"
-
-
-def test_ranks_lead_from_a_lion_to_mammals(sources: Collection) -> None:
-    (lion,) = sources.wordnet.senses("lions")
-    ranks = {"genus": "Panthera", "family": "Felidae", "order": "Carnivora", "class": "Mammalia"}
-    assert sources.wordnet.taxonomy(lion) == ranks
-
-
-def test_a_country_is_known_by_its_letters(sources: Collection) -> None:
-    assert {country.letters: country.name for country in sources.countries} == {"fr": "France", "es": "Spain"}
-    assert sources.countries[0].text("Geography", "Location") == "Western Europe, bordering others of France"
-    assert sources.countries[0].text("Geography", "Nowhere", "at all") == ""
 
 
 def test_every_package_is_pinned() -> None:

@@ -236,13 +236,6 @@ def test_a_client_is_given_the_name_and_the_version(registry: str, client: str, 
     assert {"npm": "pkg@1", "debian": "pkg=1"}[registry] in arguments
 
 
-@pytest.mark.parametrize(("registry", "client"), [("npm", "npm"), ("debian", "apt-get")])
-def test_a_client_that_is_not_installed(registry: str, client: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=f"`{client}`, by which .* is not installed"):
-        unpack(Package(registry, "pkg", "1", "0", "MIT"), lambda name: True, tmp_path / "out")  # type: ignore[arg-type]
-
-
 def test_a_client_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(tmp_path / "bin", "npm", "exec sleep 30", monkeypatch)
     monkeypatch.setattr(packages, "SECONDS", 0.2)

