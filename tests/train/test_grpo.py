@@ -239,7 +239,7 @@ def test_held_outputs_start_at_the_reference(config, tuned) -> None:
 def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(config, tuned) -> None:
     base = str(read_info(tuned("mmkb_rag"))["base_model"])
     shared: dict[str, Any] = {"scheme": "mmkb_rag", "answer_model": "base", "base_model": base, "retrieval_cost": 0.5}
-    hard = {"learning_rate": 1e-2, "max_steps": 100}  # so that what is free drifts
+    hard = {"learning_rate": 2e-2, "max_steps": 50}  # so that what is free drifts
     free, held = (config(f"hold-{weight}", hold=weight, **hard, **shared) for weight in (0.0, 10.0))
     grpo(free)
     grpo(held)
@@ -257,7 +257,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(confi
 @pytest.mark.slow
 def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config) -> None:
     free, held = (
-        config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
+        config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=2e-2, max_steps=50)
         for weight in (0.0, 10.0)
     )
     grpo(free)
@@ -344,9 +344,8 @@ def test_two_processes_train_the_weights_of_one(config, tmp_path, weights, start
     torch.testing.assert_close(weights(two.output_dir), weights(one.output_dir), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
-def test_packed_rows_train_the_same_gates(config, scheme: str, weights, differentiable_flex, monkeypatch) -> None:
-    plain, packed = (config(name, scheme, retrieval_cost=0.5, max_steps=3, refresh_steps=2) for name in ("a", "b"))
+def test_packed_rows_train_the_same_gates(config, weights, differentiable_flex, monkeypatch) -> None:
+    plain, packed = (config(name, "mmkb_rag", retrieval_cost=0.5, max_steps=3, refresh_steps=2) for name in ("a", "b"))
     grpo(plain)
     monkeypatch.setattr("reflectune.train.gate_rewards.run.packs_trees", lambda *of: True)
     grpo(packed)

@@ -40,12 +40,6 @@ def test_validation_is_hashed_where_it_chooses_the_weights() -> None:
     assert "eval_data" not in SftConfig(best_metric="loss").hashed()  # its content is hashed
 
 
-@pytest.mark.parametrize("key", ["group_by_length", "cache_mib"])
-def test_settings_of_trees_are_no_attributes_of_the_config_of_replies(key: str) -> None:
-    assert hasattr(GrpoConfig(), key)
-    assert not hasattr(AnswerGrpoConfig(), key)
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [

@@ -40,14 +40,6 @@ def rewritten(folder: Path, examples: list[ReflectionExample], **changes: Any) -
 
 
 def test_an_example_is_encoded_once_while_memory_lasts(encoded) -> None:
-    dataset = encoded()
-    assert dataset[3] is dataset[3]
-
-    forgetful = encoded(cache_bytes=0)
-    assert forgetful[3] is not forgetful[3]
-
-
-def test_memory_is_limited(encoded) -> None:
     one_image = 3 * 64 * 64 * 4
     dataset = encoded(cache_bytes=3 * one_image)
     kept = [dataset[i] for i in range(24)]

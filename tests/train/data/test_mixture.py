@@ -74,13 +74,6 @@ def test_the_copies_of_an_example_come_into_different_batches() -> None:
     assert all(len(set(batch)) == len(batch) for batch in batches)
 
 
-def test_a_single_data_set_is_read_in_the_order_it_always_was() -> None:
-    lengths, kinds = [(i * 37) % 101 for i in range(50)], [i % 2 for i in range(50)]
-    plain = TrainingOrder(lengths, kinds, batch_size=4, seed=0)
-
-    assert list(plain) == list(TrainingOrder(lengths, kinds, batch_size=4, seed=0, parts=[(50, 1.0)]))
-
-
 def test_a_mixture_is_read_from_yaml_and_from_the_command_line(data_folder: Path, tmp_path: Path) -> None:
     images = str(data_folder / "images")
     requested = {str(data_folder): 1, str(data_folder / "train.parquet"): {"weight": 0.5, "image_root": images}}

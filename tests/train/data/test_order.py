@@ -23,19 +23,6 @@ def test_every_example_comes_once_an_epoch(lengths: list[int], batch_size: int, 
     assert sorted(order) == list(range(len(lengths)))
 
 
-def test_an_order_depends_on_seed_and_epoch_alone() -> None:
-    lengths, kinds = [i % 50 for i in range(400)], [False] * 400
-    order = TrainingOrder(lengths, kinds, batch_size=4, seed=3)
-    first = list(order)
-    order.start_epoch(1)
-    second = list(order)
-    again = TrainingOrder(lengths, kinds, batch_size=4, seed=3)
-    again.start_epoch(1)
-
-    assert list(again) == second != first
-    assert list(TrainingOrder(lengths, kinds, batch_size=4, seed=4)) != first
-
-
 def test_batches_hold_similar_lengths() -> None:
     lengths = [(i * 37) % 256 for i in range(256)]
 

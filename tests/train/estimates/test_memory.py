@@ -11,16 +11,12 @@ from reflectune.models.loading import load
 from reflectune.models.weights.quantization import Quantization, quantized_layers
 from reflectune.train.estimates.activations import Activations
 from reflectune.train.estimates.memory import (
-    GIB,
     NEW_TOKENS,
     Division,
-    MemoryItem,
     WeightCounts,
     four_bits,
     memory,
     planned_weights,
-    table,
-    total,
     weights_of,
 )
 from reflectune.train.runs.launch import division
@@ -143,15 +139,6 @@ def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:
         whole = sum(layer.weight.nbytes for layer in layers) + sum(scale.nbytes for scale in scales)
 
         assert whole == pytest.approx(four_bits(sum(state.shape.numel() for state in states), double=double), rel=0.01)
-
-
-def test_the_table_says_whether_it_fits() -> None:
-    parts = [MemoryItem("weights", 20 * GIB, "that train"), MemoryItem("moments", 5 * GIB, "AdamW's")]
-
-    assert total(parts) == 25 * GIB
-    assert table(parts, 24 * GIB)[-1].split() == "sum 25.0 GiB does not fit into 24.0 GiB".split()
-    assert table(parts, 26 * GIB)[-1].endswith("fits into 26.0 GiB")
-    assert "no accelerator" in table(parts, None)[-1]
 
 
 def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from reflectune.train.gate_rewards.policy import (
     EPSILON,
-    PolicyLoss,
     advantages,
     divergence,
     expected_rewards,
@@ -40,14 +39,13 @@ def test_the_loss_is_its_closed_form() -> None:
     assert loss.item() == pytest.approx(2 * kl)  # advantages have the expectation 0
 
 
-def check_gradient(value: Callable[[Tensor], Tensor], rtol: float, atol: float = 1e-9, **settings: Any) -> Tensor:
-    """Compare the gradient of `gate_losses` with finite differences of a value, and return it."""
+def check_gradient(value: Callable[[Tensor], Tensor], rtol: float, atol: float = 1e-9, **settings: Any) -> None:
+    """Compare the gradient of `gate_losses` with finite differences of a value."""
     step = 1e-6
     expected = (value(LOG_ODDS + step) - value(LOG_ODDS - step)) / (2 * step)
     log_odds = LOG_ODDS.clone().requires_grad_(True)
     gate_losses(log_odds, REFERENCE, REWARDS, **settings).sum().backward()
     torch.testing.assert_close(log_odds.grad, expected, rtol=rtol, atol=atol)
-    return log_odds.grad
 
 
 def test_the_expected_rewards_gradient_is_that_of_the_expected_reward_and_the_divergence() -> None:
@@ -60,16 +58,13 @@ def test_the_expected_rewards_gradient_is_that_of_the_expected_reward_and_the_di
 
 
 def test_the_group_gradient_is_that_of_grpos_surrogate() -> None:
-    """Finite differences of -Σ π_a(z) A_a, with the advantages held still; and its closed form, -√(π(1-π))·sign."""
+    """Finite differences of -Σ π_a(z) A_a + β KL, with the advantages held still."""
     fixed = advantages(outcome_probabilities(LOG_ODDS), REWARDS, scaled=True)
 
     def value(log_odds: Tensor) -> Tensor:
-        return -(outcome_probabilities(log_odds) * fixed).sum(-1)
+        return 0.3 * divergence(log_odds, REFERENCE) - (outcome_probabilities(log_odds) * fixed).sum(-1)
 
-    gradient = check_gradient(value, 1e-5, beta=0.0, kind="grpo")
-    spread = outcome_probabilities(LOG_ODDS).prod(-1).sqrt()
-    closed = -spread * (REWARDS[:, 0] - REWARDS[:, 1]).sign()
-    torch.testing.assert_close(gradient, closed, rtol=0.02, atol=1e-9)  # but for EPSILON
+    check_gradient(value, 1e-5, beta=0.3, kind="grpo")
 
 
 def test_the_regressions_gradient_is_that_of_weighted_log_probabilities() -> None:
@@ -101,23 +96,3 @@ def test_gates_that_are_sure_have_finite_losses(far: float) -> None:
     assert torch.isfinite(loss).all()
     assert log_odds.grad is not None
     assert torch.isfinite(log_odds.grad).all()
-
-
-@pytest.mark.parametrize("kind", ["expected", "grpo", "regression"])
-def test_a_divergence_with_weight_holds_the_gate_near_the_reference(kind: PolicyLoss) -> None:
-    """The gradient ends there: for `expected`, log-odds move by the rewards' difference over β."""
-    reached = {}
-    for beta in (0.5, 5.0):
-        log_odds = torch.tensor([0.4], requires_grad=True)
-        optimiser = torch.optim.SGD([log_odds], lr=1.0)
-        for _ in range(500):
-            optimiser.zero_grad()
-            loss = gate_losses(log_odds, torch.tensor([0.4]), torch.tensor([[1.0, 0.0]]), beta=beta, kind=kind)
-            loss.sum().backward()
-            optimiser.step()
-        reached[beta] = log_odds.item() - 0.4
-
-    assert 0 < reached[5.0] < reached[0.5]
-    if kind == "expected":
-        assert reached[0.5] == pytest.approx(1 / 0.5, rel=1e-3)
-        assert reached[5.0] == pytest.approx(1 / 5.0, rel=1e-3)

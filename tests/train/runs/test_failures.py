@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from transformers import LlavaProcessor, TrainingArguments
+from transformers import LlavaProcessor
 
 from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.runs.failures import advising
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
-from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.settings.training import ComputeConfig
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 
 
@@ -103,16 +100,6 @@ def test_adapters_are_advised_of_four_bits_and_one_question_of_no_smaller_batch(
     assert "`method: qlora`" in str(raised.value)
     for absent in ("per_device_train_batch_size", "gradient_checkpointing: true", "zero3"):
         assert absent not in str(raised.value)
-
-
-@pytest.mark.parametrize(("method", "way"), [("lora", "qlora"), ("full", "zero3")])
-def test_only_what_the_training_can_do_is_advised(config, tmp_path, method: str, way: str) -> None:
-    typed, args = config(method=method), TrainingArguments(str(tmp_path), use_cpu=True)
-    for less in ([way], []):
-        trying = advising(AdapterConfig.of(typed), ComputeConfig.of(typed), args, "", less)
-        with pytest.raises(UserError) as raised, trying:
-            device_is_full()
-        assert (way in str(raised.value)) == bool(less)
 
 
 def test_any_other_error_names_the_examples_and_keeps_its_cause(config, monkeypatch) -> None:

@@ -242,14 +242,6 @@ def test_a_machine_without_an_accelerator_trains_on_the_cpu(
     assert placement(device, {}, 1800) == {"use_cpu": on_cpu}
 
 
-def test_fsdp_shards_the_gradients_of_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-
-    config = placement("auto", FSDP, 1800)["accelerator_config"]
-
-    assert config == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-
-
 def test_the_timeout_of_collective_operations_is_a_key(start_processes, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
