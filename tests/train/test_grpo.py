@@ -257,7 +257,7 @@ def test_relevance_gates_that_are_held_stay_while_the_retrieval_gate_moves(confi
 @pytest.mark.slow
 def test_answers_that_are_held_stay_while_the_retrieval_gate_moves(config) -> None:
     free, held = (
-        config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=2e-2, max_steps=50)
+        config(f"hold-{weight}", hold=weight, retrieval_cost=0.5, learning_rate=1e-2, max_steps=100)
         for weight in (0.0, 10.0)
     )
     grpo(free)
