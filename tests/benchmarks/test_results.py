@@ -70,9 +70,3 @@ def test_sections_of_one_commit_are_joined_and_other_figures_are_replaced(script
     assert record["command"] == "python benchmarks/trial.py --sections n && python benchmarks/trial.py --sections m"
     assert written("abc", n=9)["figures"] == {"n": 9, "m": 8}
     assert written("abd", m=1)["figures"] == {"m": 1}
-
-
-def test_figures_that_are_missing_are_dashes(script) -> None:
-    results = script("results")
-
-    assert results.table(("a", "b"), [("x", None), ("y", 1234)])[2:] == ["| x | – |", "| y | 1,234 |"]
