@@ -64,7 +64,7 @@ def config_class(script: str) -> Any:
 
 
 def problems(path: Path, *overrides: str) -> list[str]:
-    """What is wrong with a config, but for files that are not there yet and keys that its command line gives."""
+    """Return the problems of a config, but for missing files and keys that its command line gives."""
     named_command = command(path)
     given = re.findall(r"--(\w+)", named_command["flags"]) if named_command else []
     try:
@@ -83,7 +83,7 @@ def test_a_config_is_right_by_its_entry_scripts_class(path: Path, monkeypatch: p
 
 
 def test_a_wrong_value_or_key_of_a_config_is_found() -> None:
-    """That the test above can fail: nothing but what is not there yet is overlooked."""
+    """The test above can fail: only missing files are overlooked."""
     path = ROOT / "configs/recipes/mmkb_lora.yaml"
     assert any("learning_rate" in issue for issue in problems(path, "--learning_rate", "-1"))
     assert any("unknown key" in issue for issue in problems(path, "--learning_rates", "1"))

@@ -1,4 +1,4 @@
-"""What a plain installation does without, and how it says what is missing."""
+"""A plain installation works without the extras, and names the one that a command needs."""
 
 import re
 import subprocess

@@ -131,7 +131,7 @@ def filled(prompt: Prompt, room: int = 99) -> str:
 
 @dataclass
 class Script:
-    """What a model says to each prompt, and finds by each query; `asked` holds both in order.
+    """A scripted model and search: replies by prompt, passages by query. `asked` holds both in order.
 
     Attributes:
         say: The reply to a prompt's text.
@@ -224,7 +224,7 @@ class Script:
 
 @pytest.fixture(scope="session")
 def scripting() -> type[Script]:
-    """What makes a scripting model with its knowledge bases."""
+    """Return the class of scripted models with their knowledge bases."""
     return Script
 
 

@@ -57,7 +57,7 @@ SAID = {"short": WORD, "list": LIST, "free": SENTENCE}
 
 
 class Chatty:
-    """What an instruction-tuned model does: a word or a list if asked for one, else a sentence.
+    """Answer as an instruction-tuned model: with a word or a list if asked for one, else with a sentence.
 
     Attributes:
         yes: Probability of the first of any two tokens that are compared: of [Retrieval], [Relevant] and the like.
@@ -144,7 +144,7 @@ def settings(world: Path, encoder: str) -> Callable[..., dict[str, Any]]:
 
 
 class Route(NamedTuple):
-    """What makes a pipeline answer in a certain way: how likely its gates say yes, and settings."""
+    """The gates' probability of yes and the settings that lead a pipeline to one way of answering."""
 
     pipeline: str
     yes: float = 0.9

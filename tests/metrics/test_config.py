@@ -1,4 +1,4 @@
-"""Which metric a data set is scored by: as it says, as its reader says, as the config says, or an error."""
+"""The metric of a data set: its own, its reader's, the config's, or an error."""
 
 import json
 from pathlib import Path

@@ -206,7 +206,7 @@ def learned(model: Any, batches: Iterable[Any]) -> tuple[float, float, dict[str,
 
 @pytest.fixture(scope="session")
 def plain() -> SimpleNamespace:
-    """What transformers itself computes of whole rows, one by one, and what a model learns from any batches."""
+    """References: transformers' own results on whole rows, one by one, and gradients of any batches."""
     return SimpleNamespace(
         inputs=plain_inputs, logits=plain_logits, answer=plain_answer, rows=plain_rows, learned=learned
     )

@@ -86,7 +86,7 @@ def supervised(segment: Segment) -> list[int]:
 
 
 def same_specials(renderer: Renderer, benign: Tree, hostile: Tree) -> bool:
-    """Whether two trees have the same special tokens in the same order, read and supervised."""
+    """Return True if two trees have the same special tokens in the same order, read and supervised."""
     special = special_ids(renderer)
     found = [
         [[i for i in ids if i in special] for part in (tree.prefix, *tree.branches) for ids in (part.ids, part.labels)]
@@ -96,7 +96,7 @@ def same_specials(renderer: Renderer, benign: Tree, hostile: Tree) -> bool:
 
 
 def missing_end(renderer: Renderer) -> str:
-    """What has to be written behind the assistant's words: the end token, where the chat template has none there."""
+    """Return the text to add after the assistant's words: the end token, if the chat template has none there."""
     image, words = {"type": "image"}, {"type": "text", "text": "WORDS"}
     messages = [{"role": "user", "content": [image, words]}, {"role": "assistant", "content": [words]}]
     behind = renderer.processor.apply_chat_template(messages).rpartition("WORDS")[2]
@@ -105,7 +105,7 @@ def missing_end(renderer: Renderer) -> str:
 
 
 def before_words(renderer: Renderer) -> str:
-    """What the chat template writes between its cue and the assistant's words.
+    """Return the chat template's text between its cue and the assistant's words.
 
     Behind a special token nothing, where the tokenizer begins a word there by itself: Llama's legacy one.
     """
@@ -118,7 +118,7 @@ def before_words(renderer: Renderer) -> str:
 
 
 def ordinary(renderer: Renderer, turns, image, fill) -> list[int]:
-    """What transformers itself makes of a conversation: apply_chat_template, then the processor on text and image."""
+    """Encode a conversation by transformers alone: apply_chat_template, then the processor on text and image."""
     messages, gap = [], before_words(renderer)
     for turn in turns:
         parts = (gap if isinstance(part, Gap) else part for part in turn.parts)
@@ -327,7 +327,7 @@ WORDS = {"short": "with a single word or phrase.", "list": "using '&&' to connec
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gate_is_asked_after_an_instruction(kind, make, image):
-    """What stands before a gate is the same for every kind of answer, or the gate would learn to tell the kinds."""
+    """The text before a gate is the same for every kind of answer, or the gate would learn the kinds."""
     reflected, prompted = make.renderer(kind, MR2AG), make.renderer(kind, MMKB_RAG)
     scheme = PromptScheme.of(prompted)
     asked = [*prompted.question_prefix(QUESTION, image).ids, *scheme.prompt_branch(prompted, "ret")]

@@ -159,7 +159,7 @@ def plain_probabilities(model: PreTrainedModel, images: int, number: int, more: 
 
 @functools.cache
 def plainly_learned(model: PreTrainedModel, make: Callable[[PreTrainedModel, int], list[Tree]], images: int) -> Any:
-    """What the model learns from the independent rows of trees."""
+    """Return the loss and the gradients of the independent rows of trees."""
     return learned(model, plain_batches(model, make(model, images)))
 
 
@@ -588,7 +588,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _image(model: PreTrainedModel, seed: int, generator: torch.Generator) -> tuple[int, dict[str, Tensor]]:
-    """How many tokens an image takes, and its tensors."""
+    """Return the number of an image's tokens, and its tensors."""
     kind = model.config.model_type
     if "qwen" in kind:
         height, width = ((4, 4), (2, 6), (6, 4))[seed % 3]

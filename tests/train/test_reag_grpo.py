@@ -262,7 +262,7 @@ def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weigh
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_the_straight_one(config, assert_equal_weights, monkeypatch) -> None:
-    """It is killed in the second epoch, before its last step: an epoch is three steps, of two prompts each."""
+    """Kill the run in the second epoch, before its last step: an epoch is three steps, of two prompts each."""
     config = functools.partial(config, max_steps=5)
     learn(config("straight"))
     started = AnswerTrainer.__init__

@@ -122,7 +122,7 @@ def test_no_id_leads_out_of_the_folder(tmp_path: Path, path: str) -> None:
 
 
 def test_a_path_of_the_users_own_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
-    """If two folders hold a `1.jpg`, the name alone is ambiguous."""
+    """A name that two folders hold is ambiguous."""
     for name in ("train/1.jpg", "val/2.png", "a.tif"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")

@@ -53,7 +53,7 @@ def asked(images: list[Image.Image]) -> list[BenchmarkRequest]:
 
 @pytest.fixture
 def answers(checkpoints: SimpleNamespace, world: Path, asked: list[BenchmarkRequest]) -> Answer:
-    """What the requests are answered with some keys set otherwise."""
+    """Return the answers to the requests under changed keys."""
     common = {"device": "cpu", "model": checkpoints.tuned, "base_model": checkpoints.base, "encoder": ""}
     searched = {"dataset": str(world), "ranked_entities": str(world / "ranked.jsonl")}
 

@@ -1,4 +1,4 @@
-"""What steps search with and rank by: parts of images, and a reranker's scores."""
+"""Searches with parts of images, and ranking by a reranker's scores."""
 
 import dataclasses
 from collections.abc import Sequence

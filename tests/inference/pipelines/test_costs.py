@@ -1,4 +1,4 @@
-"""What pipelines count of each question, against what the engine has really read and what separate calls would read."""
+"""Pipelines' counts against the tokens that the engine read and that separate calls would read."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the report shows of trajectories: what each search found, why they ended, and who iterates at all."""
+"""Trajectories in the report: findings of each search, reasons of their end, pipelines that iterate."""
 
 from typing import Any
 

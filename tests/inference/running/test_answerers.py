@@ -1,4 +1,4 @@
-"""Who reads and who answers in iterative pipelines: the base, a second model of this machine, or a server's."""
+"""Readers and answerers of iterative pipelines: the base, a second model here, or a server's."""
 
 import itertools
 from collections.abc import Callable
@@ -23,7 +23,7 @@ BASE, SECOND = "miniature/llava", "miniature/qwen2_vl"
 
 
 class Case(NamedTuple):
-    """What two keys say, and what comes of it: who is loaded, and whether each model is here or served."""
+    """Values of two keys, the models that are loaded, and True for each that is served."""
 
     reader: Any
     answerer: str

@@ -32,7 +32,7 @@ def by_id(traces):
 
 @pytest.fixture(scope="module")
 def said() -> list[tuple[float, bool]]:
-    """What a gate said of 600 questions, its log-odds three times what they should be, and what is so."""
+    """Return a gate's probabilities for 600 questions, their log-odds three times too large, and the truth."""
     generator = np.random.default_rng(0)
     log_odds = generator.normal(scale=1.5, size=600)
     so = generator.random(600) < 1 / (1 + np.exp(-log_odds))

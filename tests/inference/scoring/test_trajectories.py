@@ -1,4 +1,4 @@
-"""What trajectories find and know by iteration, against counts made by hand."""
+"""Findings and records of trajectories by iteration, against counts made by hand."""
 
 import dataclasses
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What PMSR's stop rule saves and costs, against counts made by hand."""
+"""Savings and costs of PMSR's stop rule, against counts made by hand."""
 
 from types import SimpleNamespace
 from typing import Any

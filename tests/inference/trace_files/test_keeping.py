@@ -112,7 +112,7 @@ def fill(kept: TraceStore, questions: Sequence[Question], answerer: Answerer | N
 
 
 def whole(folder: Path) -> dict[str, Trace]:
-    """What is in the merged file, in its order."""
+    """Return the rows of the merged file, in order."""
     return {each.question_id: each for each in read_traces(trace_files(folder)["mr2ag"])}
 
 

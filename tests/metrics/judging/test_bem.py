@@ -128,7 +128,7 @@ def model_garden(network: BertForSequenceClassification) -> dict[str, np.ndarray
 
 
 def examples(network: BertForSequenceClassification, vocabulary: Path, mask_padding: bool) -> list[LoggedTriple]:
-    """What the original would have printed."""
+    """Return the original's output."""
     bem = Bem(network, load_tokenizer(vocabulary), mask_padding=mask_padding)
     return [
         LoggedTriple(*triple, logits=tuple(bem(*triple)), input_ids=(*bem.encode(triple)[0], 0)) for triple in TRIPLES

@@ -115,7 +115,7 @@ def test_equal_seeds_add_nothing_and_seeds_that_disagree_widen() -> None:
 
 
 def test_seeds_alone_are_the_bootstrap_of_their_scores() -> None:
-    """Where every question is answered alike, the mean of two seeds is 0, 1/2, or 1, with chances 1/4, 1/2, 1/4."""
+    """With equal answers to all questions the mean of two seeds is 0, 1/2, or 1, with chances 1/4, 1/2, 1/4."""
     runs = [np.zeros(50), np.ones(50)]
     assert over_seeds(runs, seed=0) == intervals.Estimate(0.5, 0.0, 1.0)
 

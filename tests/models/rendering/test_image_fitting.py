@@ -30,7 +30,7 @@ def pixels_of(renderer: Any, image: Image.Image) -> Tensor:
 
 
 def padded_to_a_square(image: Image.Image) -> Image.Image:
-    """What LLaVA-1.5 is trained and evaluated with: the image in the middle of a square of the mean colour."""
+    """Images as in LLaVA-1.5's training and evaluation: in the middle of a square of the mean colour."""
     side = max(image.size)
     square = Image.new("RGB", (side, side), tuple(int(mean * 255) for mean in OPENAI_CLIP_MEAN))
     square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))

@@ -1,4 +1,4 @@
-"""What is missing from a checkpoint, too much in it, or no number is one error that names it, for every loader."""
+"""Missing and unexpected weights and NaN are one error that names them, for every loader."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""One model's layers on several devices say what they say on one: gates, scores, answers, given and drawn."""
+"""Layers on several devices give the results of one: gates, scores, answers, given and drawn."""
 
 import copy
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which files of a model are read, and that nothing but tensors is taken from a pickle."""
+"""Files of a model that are read; of a pickle, nothing but tensors."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What tests of indexes count and compare."""
+"""Counting encoders and comparisons for tests of indexes."""
 
 import threading
 from collections.abc import Callable, Sequence

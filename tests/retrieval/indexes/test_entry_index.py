@@ -235,7 +235,7 @@ def test_an_unfinished_index_of_something_else_is_refused(kb, entries, encoder, 
 def test_rows_that_a_killed_build_left_are_not_taken_for_another_encoders(
     kb, encoder, other_clip_folder, tmp_path, monkeypatch
 ) -> None:
-    """It is killed between its rows and its manifest; then its shards are deleted, as for a new start."""
+    """Kill the build between its rows and its manifest; then delete its shards, as for a new start."""
     with monkeypatch.context() as patch:
         patch.setattr("reflectune.retrieval.indexes.writing.checksums", lambda paths: 1 / 0)
         with pytest.raises(ZeroDivisionError):

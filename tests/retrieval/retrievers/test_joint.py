@@ -172,7 +172,7 @@ def test_two_knowledge_bases_are_searched_at_the_same_time() -> None:
 
 
 class Letters:
-    """What `Texts` asks of a retriever."""
+    """A retriever for `Texts`."""
 
     def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
         assert all(queries)

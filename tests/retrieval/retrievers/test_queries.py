@@ -1,4 +1,4 @@
-"""What is searched with: queries, weights, and the papers' settings of them."""
+"""Queries, weights, and the papers' settings of them."""
 
 import dataclasses
 
