@@ -8,22 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from reflectune.core.command import command
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.values import Seed, SplitName, output_of
 from reflectune.formats.dataset import SplitKey, split_issues
 from reflectune.inference.config import DatasetSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.metrics.config import MetricConfig
-
-# Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
-if TYPE_CHECKING:
-    PromsaKeys = Settings
-else:
-    PromsaKeys = find_recipe("promsa").settings
+from reflectune.train.answer_rewards.agent_config import PromsaKeys
 
 
 class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):

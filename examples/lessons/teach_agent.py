@@ -9,22 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from reflectune.core.command import command
-from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.config import cross_check, setting
 from reflectune.core.values import Device, output_of
 from reflectune.examples.lessons.config import TeacherSettings
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.requirements import LISTED_ENTRIES
 from reflectune.retrieval.config import RetrieverConfig
-
-# Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
-if TYPE_CHECKING:
-    PromsaKeys = Settings
-else:
-    PromsaKeys = find_recipe("promsa").settings
+from reflectune.train.answer_rewards.agent_config import PromsaKeys
 
 
 class TeachingConfig(TeacherSettings, RetrieverConfig, TextIndexSettings, PromsaKeys):

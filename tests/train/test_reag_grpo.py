@@ -330,7 +330,7 @@ def test_the_command_trains_with_the_data_sets_metric_and_says_so_when_done(conf
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scheme": "mr2ag"}, "`scheme` is plain"),
+        ({"scheme": "mr2ag"}, "`scheme`"),
         ({"method": "qlora"}, "`method: qlora`: TRL"),
         ({"method": "lora", "lora_dropout": 0.1}, "`lora_dropout` is not used here"),
         ({"accuracy_reward": 0.0, "format_reward": 0.0}, "both 0"),

@@ -22,7 +22,7 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         needed="a checkpoint that sft wrote",
         hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
-    scheme: str = setting("plain", "always plain: replies have no tokens of their own")
+    scheme: Literal["plain"] = setting("plain", "always plain: replies have no tokens of their own")
     limit: int | None = setting(None, "maximum number of prompts, drawn by seed; all if unset", ge=1)
     generations: int = setting(8, "replies per prompt: the group size of GRPO", ge=2)
     max_new_tokens: int = setting(256, "maximum tokens per reply, thoughts included", ge=1)
@@ -36,12 +36,6 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         secret=True,
         hashed=False,
     )
-
-    @cross_check
-    def scheme_is_plain_problems(self) -> Iterator[str]:
-        """Yield the problem of a scheme whose replies have tokens of their own."""
-        if self.scheme != "plain":
-            yield f"`scheme` is plain: replies have no tokens of their own; found `{self.scheme}`"
 
     @cross_check
     def method_problems(self) -> Iterator[str]:

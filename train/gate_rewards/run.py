@@ -101,7 +101,7 @@ class GateTraining(Method):
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> GateTrainer:
         """Make the trainer of gates."""
         config = self._config
-        examples = [
+        examples: list[Any] = [  # they have an id and an image, as training examples do
             GateExample(question, tuple(gate.passage for gate in outcome.passages), outcome.anchor, config.hold)
             for question, outcome in zip(self._questions, self._outcomes, strict=True)
         ]

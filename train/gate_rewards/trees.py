@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.renderer import Renderer
@@ -94,18 +92,6 @@ def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> T
 
 class GateExamples(EncodedExamples):
     """Questions with their gates, encoded at their first use."""
-
-    def __init__(
-        self,
-        examples: Sequence[GateExample],
-        renderer: Renderer,
-        roots: Roots,
-        *,
-        max_tokens: int,
-        cache_bytes: int = 0,
-    ) -> None:
-        gate_examples: Any = examples  # they have an id and an image, as training examples do
-        super().__init__(gate_examples, renderer, roots, max_tokens=max_tokens, cache_bytes=cache_bytes)
 
     def fit(self, example: Any, image: Image.Image) -> tuple[Tree, int]:
         """Encode a question with all of its gates.
