@@ -106,8 +106,11 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many questions flipped and at which steps answers were lost or won, then the questions."""
     before, after = record["evaluations"]
     yield from ("", "## What flipped", "", f"From {before} to {after}, over the questions that both asked.")
-    yield from ("", "| pipeline | questions | became right | lost before | became wrong | lost after |")
-    yield "|---|--:|--:|---|--:|---|"
+    yield from (
+        "",
+        "| pipeline | score before | after | questions | became right | lost before | became wrong | lost after |",
+    )
+    yield "|---|--:|--:|--:|--:|---|--:|---|"
     for name, row in record["flips"].items():
         won = Counter(flip["before"] for flip in row["flipped"] if flip["after"] == RIGHT)
         lost = Counter(flip["after"] for flip in row["flipped"] if flip["before"] == RIGHT)
@@ -115,7 +118,9 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
             f"{part.total()} | {', '.join(f'{OUTCOMES[key]} {n}' for key, n in part.most_common())}"
             for part in (won, lost)
         )
-        yield f"| {_named(name, record)} | {row['asked']} | {' | '.join(parts)} |"
+        scores = record["pipelines"].get(name, {}).get("score", ())  # renamed if its noise differs
+        shown = [_spread([score]) for score in scores] if len(scores) == 2 else ["–", "–"]
+        yield f"| {_named(name, record)} | {' | '.join(shown)} | {row['asked']} | {' | '.join(parts)} |"
     yield from (
         "",
         f"The first {_MAX_FLIPS} of each pipeline; compare.json has all. `reflectune answer --evaluation FOLDER",

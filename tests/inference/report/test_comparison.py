@@ -305,5 +305,6 @@ def test_questions_that_flip_between_two_evaluations_are_named_with_the_step_tha
     other = {**records[1], "questions": [{**row, "split": "test"} for row in records[1]["questions"]]}
     assert flips(records[0], other)["pmsr"] == {"asked": 0, "flipped": []}  # other questions of the same ids
     lost = "1 | entry not found 1 | 1 | passage rejected or not read 1 |"
-    assert f"| PMSR (`pmsr`) | 3 | {lost}" in text
+    score = "60.0 (50.0 to 70.0)"
+    assert f"| PMSR (`pmsr`) | {score} | {score} | 3 | {lost}" in text
     assert "| PMSR (`pmsr`) | `b¦'<i>` | entry not found | right |" in text
