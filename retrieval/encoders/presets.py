@@ -19,60 +19,46 @@ A preset is found by the encoder's name and replaces unset keys; the index's man
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Final, Literal
+from typing import Any, Final
 
-from reflectune.retrieval.encoders.settings import Pooling, Similarity, TextSettings
+from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 
 TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 """The task of retrieval, as the cards of Qwen3-Embedding, E5-mistral and SFR-Embedding-Mistral word it."""
 
 
-@dataclass(frozen=True)
-class Preset:
-    """Settings of one encoder.
-
-    Attributes:
-        pooling: Pooling of token vectors.
-        query_prefix: Text before each question.
-        passage_prefix: Text before each passage.
-        similarity: Similarity of vectors; for `cosine` they are scaled to length 1.
-        max_length: Tokens after which a text is truncated.
-    """
-
-    pooling: Literal["mean", "last", "cls"]
-    query_prefix: str = ""
-    passage_prefix: str = ""
-    similarity: Similarity = "cosine"
-    max_length: int = 512
+def _preset(
+    pooling: Pooling, query_prefix: str = "", passage_prefix: str = "", *, dot: bool = False, max_length: int = 512
+) -> TextSettings:
+    return TextSettings(pooling, "dot" if dot else "cosine", query_prefix, passage_prefix, max_length)
 
 
-_E5 = Preset("mean", "query: ", "passage: ")
-_BGE = Preset("cls", "Represent this sentence for searching relevant passages: ")
-_CONTRIEVER = Preset("mean", similarity="dot")
-_GTE = Preset("mean")
-_QWEN3 = Preset("last", f"Instruct: {TASK}\nQuery:", max_length=8192)
+_E5 = _preset("mean", "query: ", "passage: ")
+_BGE = _preset("cls", "Represent this sentence for searching relevant passages: ")
+_CONTRIEVER = _preset("mean", dot=True)
+_GTE = _preset("mean")
+_QWEN3 = _preset("last", f"Instruct: {TASK}\nQuery:", max_length=8192)
 _INSTRUCT = f"Instruct: {TASK}\nQuery: "
 
-PRESETS: Final[Mapping[str, Preset]] = {
+PRESETS: Final[Mapping[str, TextSettings]] = {
     **{f"intfloat/e5-{size}{version}": _E5 for size in ("small", "base", "large") for version in ("", "-v2")},
     **{f"intfloat/multilingual-e5-{size}": _E5 for size in ("small", "base", "large")},
-    "intfloat/multilingual-e5-large-instruct": Preset("mean", _INSTRUCT),
-    "intfloat/e5-mistral-7b-instruct": Preset("last", _INSTRUCT, max_length=4096),
-    "Salesforce/SFR-Embedding-Mistral": Preset("last", _INSTRUCT, max_length=4096),
+    "intfloat/multilingual-e5-large-instruct": _preset("mean", _INSTRUCT),
+    "intfloat/e5-mistral-7b-instruct": _preset("last", _INSTRUCT, max_length=4096),
+    "Salesforce/SFR-Embedding-Mistral": _preset("last", _INSTRUCT, max_length=4096),
     **{f"BAAI/bge-{size}-en-v1.5": _BGE for size in ("small", "base", "large")},
-    "BAAI/bge-m3": Preset("cls", max_length=8192),
+    "BAAI/bge-m3": _preset("cls", max_length=8192),
     "facebook/contriever": _CONTRIEVER,
     "facebook/contriever-msmarco": _CONTRIEVER,
     **{f"thenlper/gte-{size}": _GTE for size in ("small", "base", "large")},
-    "Alibaba-NLP/gte-modernbert-base": Preset("cls", max_length=8192),
+    "Alibaba-NLP/gte-modernbert-base": _preset("cls", max_length=8192),
     **{f"Qwen/Qwen3-Embedding-{size}": _QWEN3 for size in ("0.6B", "4B", "8B")},
 }
 """By hub id."""
 
 
-def find_preset(name: str) -> Preset | None:
+def find_preset(name: str) -> TextSettings | None:
     """Return the preset of an encoder; None for one that isn't listed.
 
     Args:
@@ -82,40 +68,14 @@ def find_preset(name: str) -> Preset | None:
     return PRESETS.get("/".join(PurePath(name.partition("@")[0]).parts[-2:]))
 
 
-def text_settings(
-    name: str,
-    *,
-    pooling: Pooling = "auto",
-    similarity: Similarity = "auto",
-    query_prefix: str | None = None,
-    passage_prefix: str | None = None,
-    max_length: int | None = None,
-    token_budget: int = TextSettings.token_budget,
-    dtype: str = TextSettings.dtype,
-) -> TextSettings:
-    """Return an encoder's settings: arguments first, then its preset; the rest is unset (`TextSettings.completed`).
+def text_settings(name: str, **keys: Any) -> TextSettings:
+    """Return an encoder's settings: the given keys first, then its preset; the rest is unset.
 
     Args:
         name: Name of the encoder.
-        pooling: `auto` is unset.
-        similarity: `auto` is unset.
-        query_prefix: None is unset.
-        passage_prefix: None is unset.
-        max_length: None is unset.
-        token_budget: Maximum tokens of a forward pass.
-        dtype: Precision of the weights.
+        keys: Fields of `TextSettings`.
     """
-    preset = find_preset(name)
-    usual: Preset | TextSettings = preset or TextSettings()
-    return TextSettings(
-        pooling=usual.pooling if pooling == "auto" else pooling,
-        similarity=usual.similarity if similarity == "auto" else similarity,
-        query_prefix=usual.query_prefix if query_prefix is None else query_prefix,
-        passage_prefix=usual.passage_prefix if passage_prefix is None else passage_prefix,
-        max_length=max_length or usual.max_length,
-        token_budget=token_budget,
-        dtype=dtype,
-    )
+    return TextSettings(**keys).or_else(find_preset(name) or TextSettings())
 
 
 def in_words(settings: TextSettings) -> str:

@@ -35,15 +35,16 @@ class TextSettings:
     token_budget: int = 16_384
     dtype: str = "float32"
 
+    def or_else(self, usual: TextSettings) -> TextSettings:
+        """Return the settings with unset ones replaced by those of `usual`."""
+        unset = ("auto", None)
+        changed = {name: getattr(usual, name) for name in _MAY_BE_UNSET if getattr(self, name) in unset}
+        return replace(self, **changed)
+
     def completed(self, declared: TextSettings | None = None) -> TextSettings:
         """Return the settings with unset ones as declared, else cosine, no prefixes and 512 tokens."""
-        usual = declared or TextSettings()
-        similarity = usual.similarity if self.similarity == "auto" else self.similarity
-        return replace(
-            self,
-            pooling=usual.pooling if self.pooling == "auto" else self.pooling,
-            similarity="cosine" if similarity == "auto" else similarity,
-            query_prefix=(usual.query_prefix or "") if self.query_prefix is None else self.query_prefix,
-            passage_prefix=(usual.passage_prefix or "") if self.passage_prefix is None else self.passage_prefix,
-            max_length=self.max_length or usual.max_length or USUAL_LENGTH,
-        )
+        return self.or_else(declared or TextSettings()).or_else(_USUAL)
+
+
+_MAY_BE_UNSET: Final = ("pooling", "similarity", "query_prefix", "passage_prefix", "max_length")
+_USUAL: Final = TextSettings(similarity="cosine", query_prefix="", passage_prefix="", max_length=USUAL_LENGTH)

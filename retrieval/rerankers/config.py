@@ -56,16 +56,8 @@ class RerankerConfig(Settings):
 
     def reranker_settings(self) -> TextSettings:
         """Return the encoder's settings. Unset values are those of the model's preset, if it has one."""
-        return text_settings(
-            self.reranker_model,
-            pooling=self.reranker_pooling,
-            similarity=self.reranker_similarity,
-            query_prefix=self.reranker_query_prefix,
-            passage_prefix=self.reranker_passage_prefix,
-            max_length=self.reranker_max_length,
-            token_budget=self.reranker_token_budget,
-            dtype=self.reranker_dtype,
-        )
+        keys = {name: getattr(self, f"reranker_{name}") for name in TextSettings.__dataclass_fields__}
+        return text_settings(self.reranker_model, **keys)
 
     def text_issues(self, names: str) -> Iterator[str]:
         """Yield the problem of a reranker that reads images, where `names` rerank by texts alone."""
