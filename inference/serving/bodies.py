@@ -39,9 +39,9 @@ class _ChatMessage(BaseModel):
     @classmethod
     def _as_parts(cls, message: Any) -> Any:
         """Read a text as one part, and nothing of other roles."""
-        if not isinstance(message, dict) or (message.get("role") == "user" and "content" not in message):
+        if not isinstance(message, dict) or "content" not in message:
             return message
-        content = message.get("content") if message.get("role") == "user" else []
+        content = message["content"] if message.get("role") == "user" else []
         return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
 
