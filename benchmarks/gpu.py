@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -60,8 +61,9 @@ LONGER = 48
 class Figures:
     """Figures of a section, written to a file after each measurement."""
 
-    def __init__(self, path: Path, device: str, repeats: int) -> None:
-        self._path, self._device, self._repeats, self.values = path, device, repeats, dict[str, Any]()
+    def __init__(self, path: Path, device: str, repeats: int, longest: float = math.inf) -> None:
+        self._path, self._device, self.values = path, device, dict[str, Any]()
+        self._repeats, self._longest = repeats, longest  # see `timed`
 
     def put(self, name: str, row: str, value: Any) -> None:
         """Keep one figure, and write them all."""
@@ -79,7 +81,7 @@ class Figures:
             if on_gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
-            seconds, result = w.timed(run, self._device, self._repeats, int(on_gpu))
+            seconds, result = w.timed(run, self._device, self._repeats, int(on_gpu), self._longest)
         except Exception as error:  # the section goes on: the error is the figure
             traceback.print_exc()
             self.put("errors", f"{name}, {row}", f"{type(error).__name__}: {error}".splitlines()[0][:200])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -382,8 +383,12 @@ def flat_rows(model: PreTrainedModel, tree: Tree) -> dict[str, Tensor]:
     return {**batch, "labels": labels.to(model.device)}
 
 
-def timed(run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up: int = 0) -> tuple[float, Any]:
+def timed(
+    run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up: int = 0, longest: float = math.inf
+) -> tuple[float, Any]:
     """Return the median seconds of `repeats` calls after `warm_up` others, and the last call's result.
+
+    A call of more than `longest` seconds is not repeated.
 
     On a CPU with one thread they are CPU seconds: waiting for a core doesn't count. A neighbour still takes from the
     caches, so figures that are published need an idle machine.
@@ -398,6 +403,8 @@ def timed(run: Callable[[], Any], device: str = "cpu", repeats: int = 1, warm_up
         _synchronize(device)
         if number >= warm_up:
             seconds.append(clock() - start)
+            if seconds[-1] > longest:
+                break
     return statistics.median(seconds), result
 
 
