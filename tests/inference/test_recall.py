@@ -188,7 +188,7 @@ def test_weights_of_texts_need_an_index(folder: Path) -> None:
     (folder / "lens.jsonl").write_text('{"image": "asked0.png", "entities": ["e0"]}')
     config = RecallConfig(dataset=str(folder), ranked_entities=str(folder / "lens.jsonl"), text_weights=[0.5])
     (problem,) = config.problems()
-    assert problem.startswith("`index` is needed by `text_weights`")
+    assert problem.startswith("`text_weights` compare texts")
 
 
 def test_the_rule_of_fusion_is_the_searches_own(run, ranks, capsys) -> None:

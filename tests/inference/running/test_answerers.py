@@ -151,7 +151,7 @@ def test_models_by_step_are_of_a_server_that_reads_and_decide_the_traces(config:
     both = CASES["the server does both"]
     assert ran(config(both, **steps))[1].fingerprint != ran(config(both))[1].fingerprint
     (local,) = config(CASES["the base does both"], **steps).problems()
-    assert local == "`step_models` are of the server that reads: set `reader: server`"
+    assert local == "`step_models` needs `reader: server`"
     second = next(case for case in CASES.values() if case.reader == "server" and case.answerer not in ("", "server"))
     (twice,) = config(second, **steps).problems()
     assert twice.startswith("`step_models` names who answers, and so does `answerer: ")

@@ -105,8 +105,8 @@ def test_passages_are_measured_by_evidence_and_by_the_answers_text(dataset: Data
     assert other["passage_recall@1"] is None  # no question with evidence
     assert (other["prr@2"]["value"], other["overlap@2"]["value"]) == (0.0, 0.0)  # nothing found
     printed = "\n".join(passage_tables(figures, "texts"))
-    words = "the words of 3 questions, intervals over 3 questions; 1 without evidence; 1 without answers"
-    assert f"val: passages for {words}" in printed
+    words = "the text of 3 questions, intervals over 3 questions; 1 without evidence; 1 without answers"
+    assert f"val: passages searched by {words}" in printed
     assert printed.count("| text_index | passage_recall@1 | passage_recall@2 |") == 1
     assert printed.count("| text_index | prr@1 | prr@2 |") == 2
 
