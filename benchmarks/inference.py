@@ -53,8 +53,7 @@ BENCHMARK = Benchmark(
 Random weights, float32, CPU seconds of one thread: medians of three calls, or one call of more than 20 seconds. A
 question has an image of 576 tokens and {PASSAGES} passages of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens follow
 the passages with the highest gates. All sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains
-the rows, and has the same at 7 B. *Probe*: answers of {PROBED} tokens after all passages. Qwen3.5 has three layers of
-linear attention and one of full, of the 0.8 B's widths.
+the rows, and has the same at 7 B. *Probe*: answers of {PROBED} tokens after all passages.
 """,
     tables,
     claims,

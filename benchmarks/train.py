@@ -122,8 +122,8 @@ BENCHMARK = Benchmark(
     """
 Random weights, float32, one thread, all weights but the vision tower's; medians. A question has an image of 576 tokens
 and 8 passages of 120 tokens with 17 supervised ones each. Flat rows are TRL's stock `SFTTrainer`: one row a passage,
-with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. Qwen3.5 has
-three layers of linear attention and one of full. At 7 B: [gpu.md](gpu.md).
+with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. At 7 B:
+[gpu.md](gpu.md).
 """,
     tables,
     claims,
