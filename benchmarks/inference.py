@@ -22,7 +22,7 @@ from reflectune.examples.scores import at
 
 def tables(figures: dict[str, Any]) -> list[str]:
     """Return the page's tables."""
-    lines = inference_tables(figures)
+    lines = [*figures.get("notes", ()), "", *inference_tables(figures)]
     for family in (name for name in FAMILIES if name in figures):
         found = figures[family]
         far = found["largest difference of a gate from batched rows"]
