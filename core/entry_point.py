@@ -33,12 +33,12 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         quiet_libraries()
+        atexit.register(gc.freeze)  # else Python's last collection takes seconds once torch is imported
         sys.excepthook = _show_traceback
         conceal_named(os.environ)
         try:
             main()
             sys.stdout.flush()
-            gc.freeze()  # else Python's last collection takes seconds once torch is imported
             _end_launch(0)
             return
         except SystemExit as end:

@@ -26,7 +26,6 @@ RECORD = ".package.json"
 SECONDS: Final = 900
 """Time limit of a download."""
 
-
 UNREACHABLE: Final = (
     *("newconnectionerror", "connection refused", "connection broken", "connecttimeout", "readtimeout", "timed out"),
     *("name resolution", "name or service not known", "could not resolve", "unable to connect", "max retries"),
