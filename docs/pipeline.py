@@ -18,7 +18,7 @@ STEPS = (
     ("index", "reflection", "annotate, probe"),
     ("reflection", "checkpoint", "fine-tune, refine"),
 )
-GATES = ("look it up?", "evidence?", "which answer?")
+GATES = ("retrieve?", "evidence?", "which answer?")
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #1f2933 }
   .small { font-size: 11px; fill: #52606d }

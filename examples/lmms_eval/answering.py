@@ -68,8 +68,8 @@ class BenchmarkReply:
         style: Style of our instruction; `free` adds none.
         gamma: The gate's threshold γ.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])); None for the base model.
-        opened: True if the gate decides to look it up, whatever the mode does then; None for the base model.
-        entries: Entries that were looked up, best first.
+        opened: True if the gate decides to retrieve, whatever the mode does then; None for the base model.
+        entries: Retrieved entries, best first.
         tokens: Number of generated tokens, without the gate's; None if the trace doesn't count them.
     """
 
@@ -139,7 +139,7 @@ class BenchmarkAnswerer:
     """Answers requests in the config's mode.
 
     In every mode but `base` the checkpoint's own pipeline runs, so that nothing but the mode differs. `no_retrieval`
-    raises γ above every probability. In `gate` nothing is looked up: a question whose gate opens stays unanswered, as
+    raises γ above every probability. `gate` retrieves nothing: a question whose gate opens stays unanswered, as
     the model's own reply after [Retrieval] is.
 
     An answer may have as many tokens as the task allows; the gate is read or forced, so it takes none. No answer may

@@ -25,7 +25,7 @@ class BenchmarkSettings(DatasetKey):
     mode: Mode = setting(
         "pipeline",
         "base: base_model, before reflection; no_retrieval: the checkpoint, after a forced [No Retrieval]; gate: its "
-        "gate decides, and with an open gate the question stays unanswered; pipeline: it is looked up",
+        "gate decides, and with an open gate the question stays unanswered; pipeline: it retrieves",
     )
     answer_style: AnswerStyle = setting(
         "free", "free: in the benchmark's words alone; short or list: add our instruction, to the base model too"

@@ -23,7 +23,7 @@ TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "fr
 CAPTION: Final = (
     "Scores as lmms-eval scales them, ± its standard error, in brackets the difference from before. Gate opens:\n"
     "share of documents, in %, whose gate opens, with Wilson's 95 % interval: false retrievals, where a benchmark is\n"
-    "answered by looking. Such a document stays unanswered in `free gate`, and is looked up in `pipeline`."
+    "answered by looking. Such a document stays unanswered in `free gate`, and retrieves in `pipeline`."
 )
 
 

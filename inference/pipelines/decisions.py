@@ -64,7 +64,7 @@ class Decision:
     """A decision, and the answer that it leads to.
 
     Attributes:
-        retrieved: True if entries are looked up.
+        retrieved: True if entries are retrieved.
         answer: The answer; None if only the model knows it.
         confidence: S_ans.
         hits: The entries to read, best first.
@@ -83,7 +83,7 @@ class Decision:
 
 
 def opened_settings(settings: Settings, entries: int) -> Settings:
-    """Return settings of a pipeline by which every question is looked up, and nothing is decided of its passages.
+    """Return settings of a pipeline by which every question retrieves, and nothing is decided of its passages.
 
     Args:
         settings: The pipeline's own settings.
@@ -96,7 +96,7 @@ def opened_settings(settings: Settings, entries: int) -> Settings:
 
 
 def closed_settings(settings: Settings) -> Settings:
-    """Return settings of a pipeline by which no question is looked up."""
+    """Return settings of a pipeline by which no question retrieves."""
     return settings.model_copy(update={"gamma": 2.0})
 
 

@@ -123,7 +123,7 @@ class GatedPipeline:
 
 
 def fallback_of(trace: Trace, fallback: Fallback, *, judging: bool = True) -> Fallback | None:
-    """Return the fallback of a question; None if it has a relevant passage or was not looked up.
+    """Return the fallback of a question; None if it has a relevant passage or did not retrieve.
 
     Without any passage, a fallback that chooses one becomes closed book. Without judging, any passage is relevant.
     """

@@ -50,7 +50,7 @@ def confidence(trace: Trace) -> float | None:
 
 
 def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Chart | None:
-    """Draw the gate's decisions by γ; rows are (probability, 1 if it should be looked up else 0)."""
+    """Draw the gate's decisions by γ; rows are (probability, 1 if it requires retrieval else 0)."""
     if not rows:
         return None
     values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
@@ -88,7 +88,7 @@ def _risk(
     names = (*reflecting(), *all_forms()["naive_rag"], "oracle_article", "closed_book")
     points = {name: _risk_points(questions, traces.get(name, {}), measure) for name in names}
     lines = [Line(titles.get(name, name), curve) for name, curve in points.items() if curve]
-    note = "Answers ordered by the chosen passage's product where there is one, else by equation 7. Lower is better."
+    note = "Answers in the order of their chosen passage's product, or of S_ans (equation 7). Lower is better."
     return Chart("Risk against coverage", "share of questions answered", "error rate", lines, note) if lines else None
 
 

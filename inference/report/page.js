@@ -59,7 +59,7 @@ function gateBar(question, pipeline) {
   mark.style.left = 100 * data.gamma + "%";
   const bar = element("div", "bar", fill, mark);
   const wrong = gateWrong(question, pipeline);
-  const said = trace.retrieved ? "looks it up" : "answers by itself";
+  const said = trace.retrieved ? "retrieves" : "answers from the image";
   return element("div", "gate", "retrieve " + percent(trace.gate), bar,
     element("span", wrong ? "wrong" : "", said + (wrong ? " – wrong" : "")));
 }

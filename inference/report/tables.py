@@ -126,8 +126,8 @@ def rankings(metrics: Mapping[str, Any]) -> Markup:
         for name, table in measured["scores"].items()
     ]
     caption = (
-        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans, without the run's `exponents` "
-        "and `votes`. “random” is the exact expectation of a random choice; ties share equally."
+        "Answers chosen among mr2ag's candidates by each product of S_ret, S_rel, S_ans, without the run's exponents "
+        "and votes. “random” is the exact expectation of a random choice; ties share equally."
     )
     return _html(Table(["ranked by", *heads.values()], rows, caption), notes=ranking_sentences(measured, heads))
 
@@ -169,7 +169,7 @@ def calibration(metrics: Mapping[str, Any]) -> Markup:
     caption = (
         "Expected calibration error over ten bins of the probabilities that decided, and after beta calibration: "
         "each half of the questions by the fit to the other, with 95 % bootstrap intervals. The fit shown is all "
-        "questions'. With a scale of yes below 1 the gate says yes too surely, with one of no below 1 no."
+        "questions'. A scale below 1 means that the gate is overconfident in its yes, or in its no."
     )
     return _html(Table(head, rows, caption))
 

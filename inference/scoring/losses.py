@@ -16,7 +16,7 @@ RIGHT: Final = "right"
 OUTCOMES: Final[Mapping[str, str]] = {
     RIGHT: "right",
     "gate": "gate said no",
-    "unread": "nothing looked up",
+    "unread": "nothing retrieved",
     "not_found": "entry not found",
     "rejected": "passage rejected or not read",
     "outranked": "other passage preferred",

@@ -41,7 +41,7 @@ def mentions_by_iteration(
 
     Args:
         questions: The questions, each with a trace.
-        names: Names of each question's entities; a question without one is looked up by its answers, as in PMSR.
+        names: Names of each question's entities; a question without one is searched by its answers, as in PMSR.
         bases: The knowledge bases.
         last: The last iteration.
 

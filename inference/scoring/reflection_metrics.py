@@ -39,7 +39,7 @@ def reflection(
         `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
         of questions with a stating document among their documents, and of these the share where the first one is
         stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
-        share of the pipeline's questions that were looked up. `mct`: the numbers of replies and of each malformation.
+        share of the pipeline's questions with retrieval. `mct`: the numbers of replies and of each malformation.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:

@@ -21,7 +21,7 @@ class PointOutcome:
     Attributes:
         right: Expected correctness by the data set's metric, in [0, 1]; fractional where a ranking ties. 0 without a
             known answer; such questions are in no score.
-        retrieved: True if entries were looked up.
+        retrieved: True if entries were retrieved.
         read: Number of passages that the model read, judged or answered from.
         answer: The answer.
         problem: The error, the problem of MCT's reply or the pipeline's fallback; "" if there is none.

@@ -28,8 +28,8 @@ class GateScaling:
     log-odds z, and without a bias as well temperature scaling.
 
     Attributes:
-        scale_no: Scale of log-odds far below 0, above 0; below 1 for a gate that says no too surely.
-        scale_yes: Scale of log-odds far above 0, above 0; below 1 for a gate that says yes too surely.
+        scale_no: Scale of log-odds far below 0, above 0; below 1 for a gate that is overconfident in its no.
+        scale_yes: Scale of log-odds far above 0, above 0; below 1 for a gate that is overconfident in its yes.
         bias: Shift of the log-odds.
     """
 

@@ -129,7 +129,7 @@ def _retrieved_and_oracle(config: TablesConfig, answering: Sequence[Answering]) 
             Claim("mR²AG is ahead of the best baseline on the same retrieval", ahead(mr2ag, *baselines(count))),
             Claim("It is so with oracle entries too", ahead(oracle, *oracles)),
             Claim("Oracle entries are better than retrieved ones", ahead(oracle, mr2ag)),
-            Claim("Looking up is better than the model alone", ahead(mr2ag, *closed.values())),
+            Claim("Retrieval is better than the model alone", ahead(mr2ag, *closed.values())),
         ],
         lambda: _what_both_got(config, answering),
     )
@@ -209,7 +209,7 @@ def _reflections() -> PaperTable:
         "The two reflections, each left out",
         [
             TableRow("mR²AG", mr2ag),
-            TableRow("without Retrieval-Reflection: always look up", without["gate"]),
+            TableRow("without Retrieval-Reflection: always retrieve", without["gate"]),
             TableRow("without Relevance-Reflection: every passage is relevant", without["relevance"]),
             TableRow("without both", without["both"]),
         ],

@@ -87,7 +87,7 @@ def slide(page, label: str, value: float) -> None:
 
 
 def test_an_example_is_asked_and_decided_again_without_the_model(site, page) -> None:
-    page.get_by_role("button", name="to look up").first.click()
+    page.get_by_role("button", name="to retrieve for").first.click()
     opened = answered(page)
     gate = page.get_by_role("img", name="retrieve")
     value = float(gate.get_attribute("aria-label").split()[1].strip(","))
@@ -150,7 +150,7 @@ def test_bad_input_gets_a_sentence(page, tmp_path) -> None:
 
 
 def test_the_page_fits_a_phone_and_names_every_control(page) -> None:
-    page.get_by_role("button", name="to look up").first.click()
+    page.get_by_role("button", name="to retrieve for").first.click()
     answered(page)
     edges = "[...document.querySelectorAll('.rt, .rt-scroll, input')].map(it => it.getBoundingClientRect().right)"
     assert max(page.evaluate(edges)) <= 400
