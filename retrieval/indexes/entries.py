@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.rejected import REJECTED
 from reflectune.core.values import InputFile, SplitName
 from reflectune.retrieval.indexes.settings import IndexSettings
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.core.launching import Processes
+    from reflectune.formats.knowledge_base import KnowledgeBase
+    from reflectune.retrieval.encoders.base import ImageTextEncoder
+    from reflectune.retrieval.indexes.near_duplicates import Omission
 
 SHARD: Final = 4096
 """Entries in a shard, if the settings name no number."""
@@ -33,6 +39,11 @@ class EntryIndexSettings(IndexSettings):
     workers: int = setting(4, "threads in each process that read images ahead of the model; 0: none", ge=0, le=256)
     on_error: Literal["stop", "skip"] = setting("stop", "at a bad image: stop, or leave it out, list and count it")
     verify: bool = setting(False, "compare a finished index's large files whole with their checksums")
+
+    @property
+    def encodes_texts(self) -> bool:
+        """Return True if summaries, or captions in their place, are encoded."""
+        return self.summaries or bool(self.captions)
 
     @cross_check
     def caption_problems(self) -> Iterator[str]:
@@ -71,11 +82,8 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     from reflectune.retrieval.encoders.encoder import load_encoder
     from reflectune.retrieval.indexes.building import build_index
     from reflectune.retrieval.indexes.captions import CaptionedKnowledge
-    from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, left_out, recall_of
+    from reflectune.retrieval.indexes.entry_index import left_out
     from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
-    from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
-    from reflectune.retrieval.indexes.sections import SectionKnowledge
-    from reflectune.retrieval.indexes.trial import describe_time, try_entries
 
     processes = launch_processes()
     kb = KnowledgeBase(config.knowledge)
@@ -88,36 +96,14 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
     encoder = load_encoder(config.encoder, device=config.device, dtype=config.dtype)
     kb = CaptionedKnowledge(kb, config.captions) if config.captions else kb
-    summaries = config.summaries or bool(config.captions)
     if config.dry_run:
-        if processes.index:
-            return 0
-        if missing := missing_images(kb):
-            problem = (
-                f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
-            )
-            if config.on_error == "stop":
-                raise UserError(f"{problem}; fix them, or leave them out with `on_error: skip`")
-            print(f"{problem}; they would be left out")
-        kb = SectionKnowledge(kb, leave_out) if sections else kb
-        plan = plan_index(kb, encoder, config.store, summaries=summaries)
-        if config.test_images:
-            print(f"without the near-duplicates of the images of {config.test_images}")
-        if leave_out.images:
-            print(f"without {len(leave_out.images):,} near-duplicates of test images, listed in {config.leave_out}")
-        print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
-        check_room(Path(config.output), plan)
-        sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
-        parts = try_entries(kb, encoder, **sizes, summaries=summaries)
-        if time := describe_time(parts, processes):
-            print(f"  {time}")
-        return len(missing)
+        return 0 if processes.index else _describe(config, kb, encoder, leave_out, processes, sections=sections)
     index = build_index(
         kb,
         encoder,
         config.output,
         store=config.store,
-        summaries=summaries,
+        summaries=config.encodes_texts,
         sections=sections,
         leave_out=leave_out,
         batch_size=config.batch_size,
@@ -130,16 +116,56 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     )
     if processes.index:
         return 0
-    counts = index.manifest
+    _print_contents(config, kb.name, index.manifest, sections=sections)
+    return left_out(index.manifest)
+
+
+def _describe(
+    config: EntryIndexSettings,
+    kb: KnowledgeBase,
+    encoder: ImageTextEncoder,
+    leave_out: Omission,
+    processes: Processes,
+    *,
+    sections: bool,
+) -> int:
+    """Print what would be built, and return the number of missing images."""
+    from reflectune.retrieval.indexes.planning import check_room, describe_plan, missing_images, plan_index
+    from reflectune.retrieval.indexes.sections import SectionKnowledge
+    from reflectune.retrieval.indexes.trial import describe_time, try_entries
+
+    if missing := missing_images(kb):
+        problem = f"{len(missing):,} of {sum(kb.image_counts()):,} images are missing, e.g. {'; '.join(missing[:3])}"
+        if config.on_error == "stop":
+            raise UserError(f"{problem}; fix them, or leave them out with `on_error: skip`")
+        print(f"{problem}; they would be left out")
+    kb = SectionKnowledge(kb, leave_out) if sections else kb
+    plan = plan_index(kb, encoder, config.store, summaries=config.encodes_texts)
+    if config.test_images:
+        print(f"without the near-duplicates of the images of {config.test_images}")
+    if leave_out.images:
+        print(f"without {len(leave_out.images):,} near-duplicates of test images, listed in {config.leave_out}")
+    print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
+    check_room(Path(config.output), plan)
+    sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
+    parts = try_entries(kb, encoder, **sizes, summaries=config.encodes_texts)
+    if time := describe_time(parts, processes):
+        print(f"  {time}")
+    return len(missing)
+
+
+def _print_contents(config: EntryIndexSettings, name: str, manifest: Mapping[str, Any], *, sections: bool) -> None:
+    """Print the contents of a finished index, and what it leaves out."""
+    from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, recall_of
+
     if sections:
-        content = f"sections, {counts['images']:,} with an image,"
+        content = f"sections, {manifest['images']:,} with an image,"
     else:
         texts = "captions" if config.captions else "summaries"
-        content = f"titles{f', as many {texts}' if summaries else ''} and {counts['images']:,} images"
-    print(f"{config.output}: {counts['entries']:,} {content} of {kb.name}")
-    print(f"  searched by {counts['store']}{recall_of(counts)}")
+        content = f"titles{f', as many {texts}' if config.encodes_texts else ''} and {manifest['images']:,} images"
+    print(f"{config.output}: {manifest['entries']:,} {content} of {name}")
+    print(f"  searched by {manifest['store']}{recall_of(manifest)}")
     if config.leave_out:
-        print(f"  left out: {counts[NEAR_DUPLICATES]:,} near-duplicates of test images, listed in {config.leave_out}")
-    for reason, count in index.manifest.get("left_out", {}).items():
+        print(f"  left out: {manifest[NEAR_DUPLICATES]:,} near-duplicates of test images, listed in {config.leave_out}")
+    for reason, count in manifest.get("left_out", {}).items():
         print(f"  left out: {count:,} × {reason}, listed in {config.output}/{REJECTED}")
-    return left_out(index.manifest)

@@ -84,7 +84,7 @@ def left_out(manifest: Mapping[str, Any]) -> int:
     return sum(manifest.get("left_out", {}).values())
 
 
-def recall_of(manifest: dict[str, Any]) -> str:
+def recall_of(manifest: Mapping[str, Any]) -> str:
     """Describe the measured recall of an approximate search; "" for an exact one."""
     if not (search := manifest.get("search")):
         return ""
