@@ -124,10 +124,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
     }
-    answered, official = (
-        {name: traces[name] for name in traces if name in metrics["pipelines"]},
-        measure.official(questions),
-    )
+    answered = {name: traces[name] for name in traces if name in metrics["pipelines"]}
+    official = measure.official(questions)
     lost = {name: outcomes(official, made, measure) for name, made in answered.items()}
     metrics["names"] = {name: planned[name].recipe.plain_name(settings[name]) for name in answered}
     metrics["losses"] = {name: counted(keys) for name, keys in lost.items()}

@@ -28,7 +28,7 @@ from reflectune.inference.sweeps.outcomes import GridOutcomes, over_start, point
 from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
-from reflectune.inference.sweeps.stored import decide_row, fit_exponents
+from reflectune.inference.sweeps.stored import FittedExponents, decide_row, fit_exponents
 from reflectune.inference.trace import Trace, by_question, to_row
 from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
@@ -59,28 +59,10 @@ def run(config: SweepConfig) -> dict[str, Any]:
     measure = TraceScorer(config.metric, config.open_bem(config.device))
     fitted, stats = None, CacheStats()
     if config.traces:
-        stored = by_question(read_traces(Path(config.traces)))
-        if others := {it.pipeline for it in stored.values() if find_recipe(it.pipeline).scheme != config.pipeline}:
-            raise UserError(
-                f"{config.traces} holds traces of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged"
-            )
-        questions = [question for question in questions if question.id in stored]
-        if not questions:
-            raise UserError(
-                f"{config.traces} has no trace of these splits' questions; name the splits that were evaluated"
-            )
-        measure.read(questions, [stored])
-        chosen_by = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
-        apart: dict[str, list[tuple[Point, ChoiceSettings]]] = {q.id: [] for q in questions}
-        if config.fit:
-            fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
+        outcomes, fitted = _decide_again(config, dataset, questions, points, measure)
+        questions = list(outcomes.questions)
+        if fitted:
             points.append(Point("fitted"))
-            apart = {q.id: [(points[-1], fitted.apart[q.id])] for q in questions}
-            if state.is_main_process:
-                decided = {q.id: decide_again(stored[q.id], fitted.apart[q.id]) for q in questions}
-                _write_fitted(config, questions, decided, measure, fingerprint([config.traces, repr(fitted)]))
-        rows = {q.id: decide_row(q, stored[q.id], [*chosen_by, *apart[q.id]], measure) for q in questions}
-        outcomes = GridOutcomes(questions, rows, measure, dataset.fingerprint)
     else:
         for point in points:
             calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
@@ -111,6 +93,31 @@ def run(config: SweepConfig) -> dict[str, Any]:
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
     return record
+
+
+def _decide_again(
+    config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point], measure: TraceScorer
+) -> tuple[GridOutcomes, FittedExponents | None]:
+    """Decide stored traces again at every point, and with `fit` at the point `fitted`, whose traces are written."""
+    stored = by_question(read_traces(Path(config.traces)))
+    if others := {it.pipeline for it in stored.values() if find_recipe(it.pipeline).scheme != config.pipeline}:
+        raise UserError(
+            f"{config.traces} holds traces of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged"
+        )
+    questions = [question for question in questions if question.id in stored]
+    if not questions:
+        raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were evaluated")
+    measure.read(questions, [stored])
+    decisions = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
+    fitted, apart = None, dict[str, list[tuple[Point, ChoiceSettings]]]()
+    if config.fit:
+        fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
+        apart = {q.id: [(Point("fitted"), fitted.apart[q.id])] for q in questions}
+        if launch_state().is_main_process:
+            decided = {q.id: decide_again(stored[q.id], fitted.apart[q.id]) for q in questions}
+            _write_fitted(config, questions, decided, measure, fingerprint([config.traces, repr(fitted)]))
+    rows = {q.id: decide_row(q, stored[q.id], [*decisions, *apart.get(q.id, ())], measure) for q in questions}
+    return GridOutcomes(questions, rows, measure, dataset.fingerprint), fitted
 
 
 def _write_fitted(
