@@ -41,7 +41,8 @@ def questions(
     InfoSeek has `answer_eval`, `data_split`, `wikidata_value`, `wikidata_range`, `entity_id`, `entity_text`,
     `question_type` and more.
 
-    - `gold_answer` is the canonical answer and comes first, then `answers` and `answer_eval`.
+    - `gold_answer` is the canonical answer and comes first, then `answers` and `answer_eval`. OK-VQA's ten answers keep
+      their repetitions, which `metric: vqa` counts.
     - InfoSeek's `answer_eval` is a list of texts even for numbers. Their ranges come from `wikidata_range`: two finite
       numbers make a question `numerical`.
     - Entries are passages: `pos_item_ids` are the question's entities and its evidence, for the reader `m2kr` of
@@ -67,9 +68,7 @@ def questions(
 
 def _question(row: SourceRow, *, split: str, images: ImageFolder, gold: Gold) -> Question:
     row.id_field = "question_id"
-    listed = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
-    named = dict.fromkeys((text(row, "gold_answer", default=""), *(answer for several in listed for answer in several)))
-    answers, limits = tuple(filter(None, named)), _range(row)
+    answers, limits = _answers(row), _range(row)
     passages = texts(row, "pos_item_ids", default=(), empty=True) if gold == "passages" else ()
     meta = {name: text(row, name, default="") for name in _CARRIED}
     return Question(
@@ -85,6 +84,14 @@ def _question(row: SourceRow, *, split: str, images: ImageFolder, gold: Gold) ->
         evidence=tuple(Evidence(passage, 0) for passage in passages),
         meta={name: value for name, value in meta.items() if value},
     )
+
+
+def _answers(row: SourceRow) -> tuple[str, ...]:
+    """Return the accepted answers, the canonical one first; `answers` keeps its repetitions."""
+    given, accepted = (texts(row, field, default=(), empty=True) for field in ("answers", "answer_eval"))
+    gold = text(row, "gold_answer", default="")
+    others = (answer for answer in dict.fromkeys((gold, *accepted)) if answer and answer not in given)
+    return tuple(sorted((*given, *others), key=lambda answer: answer != gold))
 
 
 def _range(row: SourceRow) -> tuple[float, float] | None:

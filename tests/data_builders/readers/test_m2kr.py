@@ -8,6 +8,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.rejected import BadRow
 from reflectune.core.types import Evidence, Question
 from reflectune.data_builders.readers.registry import knowledge_reader
+from reflectune.metrics.official.vqa import soft_accuracy
 
 from .conftest import draw, parquet, read_set
 
@@ -109,6 +110,15 @@ def test_evqa_in_a_folder_and_its_passages(folder: Path) -> None:
     (entry,) = knowledge_reader("m2kr").entries(parquet(folder / "passages.parquet", passage))
     assert entry.id == question.entity_ids[0]
     assert entry.sections[question.evidence[0].section].text == "56 m."
+
+
+def test_okvqas_annotators_are_all_counted(folder: Path) -> None:
+    answers = ["ride"] * 2 + ["race"] * 5 + ["motocross"] * 3
+    row = {**TOWER, "question_id": "2971475", "answers": answers, "gold_answer": "race", "question_type": None}
+    (question,) = read(parquet(folder / "a.parquet", row, schema=EVQA), folder)
+    assert question.answers == ("race",) * 5 + ("ride",) * 2 + ("motocross",) * 3
+    scores = [soft_accuracy(answer, question.answers) for answer in ("race", "motocross", "ride")]
+    assert scores == pytest.approx([1.0, 0.9, 0.6])
 
 
 @pytest.mark.parametrize("empty", [None, [], [float("nan"), float("nan")], [None, None]])
