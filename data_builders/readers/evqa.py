@@ -219,7 +219,7 @@ def entry(row: SourceRow, images: ImageFolder) -> Entry:
     field = "image_urls"
     urls = texts(row, field, default=(), empty=True)
     paths = (
-        images.exact(row, field, address_path(row, field, url))
+        images.exact(row, field, address_path(row, field, url), respell=False)
         or images.find_for(row, field, unquote(url).rsplit("/", 1)[-1])
         for url in urls
     )

@@ -85,17 +85,23 @@ class ImageFolder:
             self._refuse_outside(path)
         return path
 
-    def exact(self, row: SourceRow, image_field: str, path: str) -> str | None:
+    def exact(self, row: SourceRow, image_field: str, path: str, *, respell: bool = True) -> str | None:
         """Return the path as the disk spells it if it is a file, else None. Costs one `stat` if they are equal.
 
         Letters may be composed in one and decomposed in the other, and the extension's case may differ.
+
+        Args:
+            row: The row, for the error.
+            image_field: The field of the path, for the error.
+            path: A path below `root`.
+            respell: False if the disk spells it like this, so that no folder is listed for a missing file.
 
         Raises:
             BadRow: A link in the path leads out of the folder.
         """
         if self.root is None or escapes(path):
             return None
-        spelled = path if self._is_file(path) else self._spelled(path)
+        spelled = path if not respell or self._is_file(path) else self._spelled(path)
         if not self._is_file(spelled):
             return None
         direct = os.path.normpath(spelled)

@@ -107,6 +107,18 @@ def test_evqa_keeps_the_places_of_sections(tmp_path: Path) -> None:
     assert [passage.section for passage in split_passages(entry)] == [0, 2]
 
 
+def test_a_folder_of_evqas_images_is_not_listed_for_each_article(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold millions of files."""
+    path = tmp_path / "kb.json"
+    path.write_text(json.dumps(EVQA))
+    (tmp_path / "Some bird.jpg").write_bytes(b"x")
+    monkeypatch.setattr("os.listdir", lambda folder: pytest.fail(f"lists {folder}"))
+    (entry,) = entries_of("evqa", path, images=tmp_path)
+    assert entry.images == ("Some bird.jpg",)
+
+
 def test_an_evqa_article_whose_lists_differ_in_length_is_refused(tmp_path: Path) -> None:
     articles = {URL: {**EVQA[URL], "section_texts": ["one"]}, "u2": {**EVQA[URL], "section_titles": 3}}
     path = tmp_path / "kb.json"
