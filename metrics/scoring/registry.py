@@ -140,14 +140,16 @@ NEEDS_BEM = (
 def exact_match(answer: str, question: Question) -> float:
     """Return 1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
-    A number (`number_agrees`) must lie in the question's range, where it has one. A list
-    (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts lists, or as a
-    list of one. Where normalisation deletes the whole accepted answer (vitamin "A"), it must be given as it is.
+    A number (`number_agrees`) must lie in the question's range, where it has one; a number in words must be an accepted
+    answer. A list (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts
+    lists, or as a list of one. Where normalisation deletes the whole accepted answer (vitamin "A"), it must be given as
+    it is.
 
     Raises:
         UserError: The question has no answers, and no range.
     """
-    if question.answer_type == "numerical" and question.range is not None:
+    in_words = bool(question.answers) and not any(map(str.isnumeric, answer))
+    if question.answer_type == "numerical" and question.range is not None and not in_words:
         return number_agrees(answer, question.range)
     if question.answer_type == "multi_answer":
         readings = [_normalized(items) for items in evqa.answer_readings(answer)]

@@ -119,6 +119,12 @@ def test_an_answer_without_a_number_is_no_zero(answer: str) -> None:
     assert metric_of_one("infoseek")(answer, around_zero) == 1  # officially it reads as [0, 0]
 
 
+def test_a_number_may_be_given_in_an_accepted_spelling() -> None:
+    dozen = Question("q", "i", "How many?", ("12", "twelve"), range=(11.0, 13.0), answer_type="numerical")
+    answers = ("Twelve.", "11.5", "ten", "", "1.2")
+    assert [metric_of_one("exact_match")(answer, dozen) for answer in answers] == [1, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("metric", [metric for metric in METRICS if metric not in ("evqa", "rouge_l")])
 def test_an_answer_in_sentences_is_no_wrong_answer(metric: str) -> None:
     told = Question("q", "i", "What is it?", ("It is an oak.",), answer_type="free_form")
