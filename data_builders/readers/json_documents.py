@@ -19,6 +19,8 @@ from reflectune.data_builders.readers.files import damaged, open_source
 from reflectune.data_builders.readers.json_texts import HALF, has_half, json_reader
 from reflectune.data_builders.readers.rows import SourceRow
 
+_NO_ARRAY = "it is not a JSON array; name a file with an object per line `.jsonl`"
+
 
 def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> Iterator[tuple[int, SourceRow]]:
     """Yield the objects of a JSON array, numbered from 1, without loading the whole file.
@@ -43,10 +45,13 @@ def read_json_array(path: Path, reject: Reject = stop, prefix: str = "item") -> 
                 else:
                     reject(BadRow(path, number, "", "", f"is {type(value).__name__}", "it should be an object"))
         except ijson.JSONError as error:
+            if prefix == "item" and _is_object(path):
+                raise UserError(f"{path}: {_NO_ARRAY}") from error
             raise damaged(path, number, error) from error
     if not number and not _has_array(path, reader, prefix):
-        where = "it is" if prefix == "item" else f"its field `{prefix.removesuffix('.item')}` is"
-        raise UserError(f"{path}: {where} not a JSON array; is it the published file?")
+        field = prefix.removesuffix(".item")
+        problem = f"its field `{field}` is not a JSON array; is it the published file?"
+        raise UserError(f"{path}: {_NO_ARRAY if prefix == 'item' else problem}")
 
 
 def read_json_dict(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow]]:
@@ -93,6 +98,11 @@ def _has_array(path: Path, reader: ModuleType, prefix: str) -> bool:
     with _open_json(path) as file:
         field = prefix.removesuffix("item").removesuffix(".")
         return any(event_prefix == field and event == "start_array" for event_prefix, event, _ in reader.parse(file))
+
+
+def _is_object(path: Path) -> bool:
+    with _open_json(path) as file:
+        return file.read(64).lstrip().startswith(b"{")
 
 
 @contextmanager

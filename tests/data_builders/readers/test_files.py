@@ -171,6 +171,7 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
         ("a.csv", b"id,\xe9t\xe9\n1,a\n", read_csv, "the header is not UTF-8 .*; save the file as UTF-8"),
         ("a.csv", b"id,id\n", read_csv, "`id` twice"),
         ("a.json", b'[{"a": 1}, {"a"', read_json_array, "damaged after record 1"),
+        ("a.json", b'{"a": [1]}\n{"a": [2]}\n', read_json_array, "not a JSON array; .*per line `.jsonl`"),
         ("a.json", b'{"x": {"a": 1}, "y": {', read_json_dict, "damaged after record 1"),
         ("a.parquet", b"PAR1nothing", read_parquet, "damaged"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 999, mtime=0)[:-12], read_jsonl, "can't be unpacked"),
