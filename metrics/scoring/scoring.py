@@ -171,9 +171,10 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
         said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
         if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
             in_several[int(said)] = question
+        asked = _stripped(question.text, question.answers)
         if "row_image" not in question.meta:  # a further image of a row, which isn't scored
-            by_text[question.text, question.answers].append(question)
-        splits_by_text[question.text, question.answers].add(question.split)
+            by_text[asked].append(question)
+        splits_by_text[asked].add(question.split)
 
     def find(prediction: Prediction) -> Question | None:
         for name in prediction.ids:
@@ -186,7 +187,7 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
                 return by_row.get(int(row[1]))
         if prediction.ids:
             return None
-        asked = (prediction.question, prediction.references)
+        asked = _stripped(prediction.question, prediction.references)
         if len(found := splits_by_text.get(asked, set())) > 1:
             named = " and ".join(sorted(found))
             raise UserError(f"{prediction.where}: {prediction.question!r} is in {named}; set `splits` to one of them")
@@ -195,6 +196,11 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
         return same.popleft() if same else None
 
     return find
+
+
+def _stripped(question: str, references: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return question and references without spaces around them, which E-VQA's CSV has and its reader drops."""
+    return question.strip(), tuple(stripped for reference in references if (stripped := reference.strip()))
 
 
 @dataclass(frozen=True)

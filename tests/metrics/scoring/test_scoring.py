@@ -104,6 +104,8 @@ def test_rows_without_ids_are_found_by_text_and_references_each_once() -> None:
     assert [question.id for question, _ in joined.pairs] == ["q0", "q1"]
     assert len(joined.unknown) == 1
     assert [question.id for question in joined.missing] == ["z"]
+    spaced = [dataclasses.replace(row, question="Q? ", references=("a ", " b", "")) for row in rows]
+    assert [question.id for question, _ in join(spaced, questions, "official").pairs] == ["q0", "q1"]
     images = [Question("q0-2", "", "Q?", answers=("a", "b"), meta={"row_image": "2"}), *questions]  # isn't scored
     assert join(rows, images, "official").pairs == joined.pairs
     twin = Question("v", "", "Q?", answers=("a", "b"), split="val")
