@@ -128,7 +128,7 @@ class TraceStore:
             if not reopen(row.get("limit", {})) and (failed or not row.get("error"))
         }
 
-    def _tabled(self, reopen: Reopen, *, failed: bool = True) -> list[str]:
+    def _tabled(self, reopen: Reopen = lambda limit: False, *, failed: bool = True) -> list[str]:
         """Return the questions that have a trace in Parquet; see `_places`."""
         if not self._table.exists():
             return []
@@ -139,11 +139,12 @@ class TraceStore:
         """Merge the processes' logs with the merged file, and delete the logs."""
         logs, lines, table = self._logs, self._lines, self._table
         paths = [*lines, *logs.paths()]
-        places = self._places(paths, reopen) | self._places(paths, reopen, failed=False)  # an answer, if there is one
-        stored = {*places, *self._tabled(reopen)}
+        finished = self._places(paths, reopen) | self._places(paths, reopen, failed=False)  # an answer, if there is one
+        stored = {*finished, *self._tabled(reopen)}
         if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
-        rows = self._merged_rows(sorted(stored), places)
+        places = self._places(paths) | finished  # those to compute again stay until they are
+        rows = self._merged_rows(sorted({*places, *stored, *self._tabled()}), places)
         if self._grows_long(paths):
             write_traces(table, self.fingerprint, rows)
             outdated = lines
