@@ -74,7 +74,7 @@ def say(text: str) -> None:
 
 
 class PackedReader:
-    """Read trees in packed rows of at most `budget` tokens, fewer if the free memory has shrunk.
+    """Read trees in packed rows of at most `budget` tokens, fewer if the free memory has shrunk or `PASS` is reached.
 
     Args:
         forward: The model.
@@ -87,7 +87,7 @@ class PackedReader:
         self, forward: Forward, budget: int, images: ImagePrefixCache[Any], compile_after: int | None = COMPILE_AFTER
     ) -> None:
         self.forward, self._images, self.compile_after = forward, images, compile_after
-        self._budget = min(budget, math.ceil(PASS / (2 * forward.model.num_parameters())))
+        self._budget, self._enough = budget, math.ceil(PASS / (2 * forward.model.num_parameters()))
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
@@ -156,7 +156,7 @@ class PackedReader:
             self._stream.wait_stream(current)  # weights may have been written just now
         groups: list[list[TreePart]] = []
         for part in parts:
-            if groups and sum(map(self._cost, groups[-1])) + self._cost(part) <= limit:
+            if groups and self._fits([*groups[-1], part], limit):
                 groups[-1].append(part)
             else:
                 groups.append([part])
@@ -165,7 +165,7 @@ class PackedReader:
         for number, group in enumerate(groups):
             ends = self._read(group, limit)
             following = groups[number + 1] if number + 1 < len(groups) else []
-            if following and sum(map(self._cost, following)) <= limit:
+            if following and self._fits(following, limit):
                 self._lay_out_ahead(following)
             for row in {id(spot.row): spot.row for prefix, own in ends for spot in (prefix, *own) if spot}.values():
                 kept += row.past + len(row.ids) + len(row.segments) * self.forward.state_tokens
@@ -174,13 +174,15 @@ class PackedReader:
             found += ends
         return found
 
-    def _cost(self, part: TreePart) -> int:
-        """Return a part's tokens; states after a segment count as the tokens whose keys and values are as large."""
-        return part.tokens + part.segments * self.forward.state_tokens
+    def _fits(self, parts: Sequence[TreePart], limit: int) -> bool:
+        """Return True if a pass can read all parts: states take memory as tokens do, but no time."""
+        tokens = sum(part.tokens for part in parts)
+        states = sum(part.segments for part in parts) * self.forward.state_tokens
+        return tokens <= self._enough and tokens + states <= limit
 
     def _read(self, group: list[TreePart], limit: int) -> list[Ends]:
         """Read parts in one pass; in several a part that is too long, or what doesn't fit into the memory."""
-        if len(group) == 1 and self._cost(group[0]) > limit and group[0].is_divisible:
+        if len(group) == 1 and not self._fits(group, limit) and group[0].is_divisible:
             return [self._divided(group[0], limit)]
         try:
             return self._pass(group)

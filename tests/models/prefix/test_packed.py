@@ -147,6 +147,16 @@ def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes
     assert max(passes) <= max(115, *(len(prefix.ids) for prefix in prefixes))
 
 
+@pytest.mark.parametrize("loaded", ["qwen3_5"], indirect=True)
+def test_states_of_linear_attention_make_no_pass_smaller_where_there_is_memory(loaded, make, monkeypatch, passes):
+    prefixes, branches = asked(loaded, make)
+    tokens = sum(len(prefix.ids) for prefix in prefixes[::2]) + sum(len(b) for own in branches for b in own)
+    monkeypatch.setattr(packed, "PASS", 2 * loaded.model.num_parameters() * tokens)
+    engine = engine_of(loaded, budget=10**6)
+    engine.branch(engine.read(prefixes[::2]), branches[::2])
+    assert passes == [tokens]
+
+
 def raises(*_, **__):
     raise RuntimeError("no C compiler\nin the path")
 
