@@ -91,6 +91,7 @@ class PackedReader:
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
         self._compiled: list[Any] = []
+        self._is_compared = False  # a first pass may run out of memory
         self._full = next(n for n, layer in enumerate(self._layers) if not hasattr(layer, "linear_attn"))
         self._ahead: dict[int, LaidOut] = {}
 
@@ -305,8 +306,8 @@ class PackedReader:
 
     def _compute_compiled(self, laid_out: LaidOut, past: KeysValues) -> bool:
         """Compute a row by compiled layers; returns False, with a printed line, if they fail or differ at first."""
-        row, is_first = laid_out.row, not self._compiled
-        if is_first:
+        row = laid_out.row
+        if not self._compiled:
             say("the layers are compiled now, which takes up to a minute")
             # linear attention goes on in Python loops or in kernels of its own
             self._compiled = [
@@ -321,11 +322,12 @@ class PackedReader:
             problem = f"{type(error).__name__}: {error}".splitlines()[0][:300]
         else:
             found = row.states[: len(row.ids)].float()
-            if not is_first:
+            if self._is_compared:
                 return True
             self.compute(self._plain, laid_out, past)
             expected = row.states[: len(row.ids)].float()
-            if not bool((found - expected).norm() > 0.1 * expected.norm()):  # NaN is refused elsewhere
+            self._is_compared = not bool((found - expected).norm() > 0.1 * expected.norm())  # NaN is refused elsewhere
+            if self._is_compared:
                 return True
             problem = "they give other numbers"
         say(f"layers are not compiled: {problem}")

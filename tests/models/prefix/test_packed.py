@@ -181,6 +181,27 @@ def test_a_compiler_that_fails_is_named_and_done_without(loaded, make, monkeypat
     assert engine.packed.compile_after is None
 
 
+def test_compiled_layers_are_compared_after_a_first_pass_without_memory(loaded, make, monkeypatch, printed):
+    prefixes, branches = asked(loaded, make)
+    compiled, calls = torch.compile, []
+
+    def broken(call):
+        def layer(*given, **more):
+            calls.append(call)
+            if len(calls) == 1:
+                raise torch.OutOfMemoryError("out of memory")
+            return call(*given, **more).flip(-1)
+
+        return layer
+
+    monkeypatch.setattr(
+        torch, "compile", lambda call, **how: broken(call) if "dynamic" in how else compiled(call, **how)
+    )
+    engine = engine_of(loaded, compile_after=0)
+    assert_same(said(engine, prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
+    assert printed[-1] == "layers are not compiled: they give other numbers"
+
+
 @pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)  # with positions of three dimensions
 def test_compiled_layers_are_few_graphs_for_all_lengths(loaded, make, monkeypatch):
     graphs: list[int] = []
