@@ -73,14 +73,18 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
             f"`evaluations`: {without[0]} has no traces of promsa; run teach_agent, or evaluate with promsa"
         )
     questions = {question.id: question for question in dataset.questions(split)}
-    leaked = evaluated([*questions.values()], dataset.image_roots, dict.fromkeys(config.held_out, dataset))
     chosen = choose(
         (trace for path in files if path for trace in read_traces(path)),
-        {name: question for name, question in questions.items() if name not in leaked},
+        questions,
         find_recipe("promsa").settings_of(config),
         find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
         config.max_calls,
     )
+    asked = [trajectory.question for trajectory in chosen.kept.values()]
+    leaked = evaluated(asked, dataset.image_roots, dict.fromkeys(config.held_out, dataset))
+    for name in leaked:
+        del chosen.kept[name]
+    chosen.left_out.update(["question held out"] * len(leaked))
     numbers = {**chosen.statistics(), "renamed": config.renamed, "also_evaluated": leaked}
     print(
         f"{numbers['traces']:,} trajectories, {numbers['examples']:,} kept, by calls {numbers['by_calls']}; "

@@ -187,17 +187,16 @@ def evaluated(training: Sequence[Question], roots: Roots, held_out: Mapping[str,
         roots: Folders of their images.
         held_out: The data set of each split that is evaluated.
     """
-    same, by_words = dict[str, str](), dict[str, list[Question]]()
+    same, alike = dict[str, str](), dict[tuple[str, str], list[str]]()
     for question in training:
-        by_words.setdefault(_words(question), []).append(question)
-    ids = {question.id for question in training}
+        alike.setdefault((_words(question), _image(question, roots)), []).append(question.id)
+    ids, known = {question.id for question in training}, {words for words, _ in alike}
     for split, dataset in held_out.items():
         for question in dataset.stream(split):
             if question.id in ids:
                 same[question.id] = split
-            for alike in by_words.get(_words(question), ()):
-                if _image(alike, roots) == _image(question, dataset.image_roots):
-                    same[alike.id] = split
+            if (words := _words(question)) in known:
+                same |= dict.fromkeys(alike.get((words, _image(question, dataset.image_roots)), ()), split)
     return same
 
 

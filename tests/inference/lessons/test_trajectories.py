@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import sha256_of
 from reflectune.core.types import FollowUp, Question
+from reflectune.examples.lessons import trajectories
 from reflectune.examples.lessons.keep_trajectories import TrajectoriesConfig, keep_trajectories
 from reflectune.examples.lessons.trajectories import choose, evaluated, replay
 from reflectune.formats.dataset import Dataset
@@ -103,13 +105,18 @@ def test_traces_of_other_settings_are_refused(scripting: type[Any]) -> None:
         replay(asked(0), written, PromsaSettings(image_calls=0))
 
 
-def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: Path, make) -> None:
+def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: Path, make, monkeypatch) -> None:
+    """No image is read for each pair of questions: those of InfoSeek have few words, and there are a million."""
+    read: list[Path] = []
+    monkeypatch.setattr(trajectories, "sha256_of", lambda path: read.append(path) or sha256_of(path))
     for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
     held_out = [asked(0, "Other?", split="val"), asked(7, "what is it  made of?", "b.png", split="val")]
+    held_out += [asked(number, image="c.png", split="val") for number in (8, 9)]
     make.data_set(tmp_path, [make.entry(1, "a.png")], held_out, image_root=".")
     training = [asked(0, "Who?"), asked(1), asked(2, image="c.png"), asked(3, "Who made it?")]
-    assert evaluated(training, (tmp_path,), {"val": Dataset(tmp_path)}) == {"q0": "val", "q1": "val"}
+    assert evaluated(training, (tmp_path,), {"val": Dataset(tmp_path)}) == dict.fromkeys(["q0", "q1", "q2"], "val")
+    assert len(read) <= len(training) + len(held_out)
 
 
 def test_kept_trajectories_are_training_data(tmp_path: Path, make, scripting: type[Any], capsys) -> None:
