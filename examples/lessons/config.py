@@ -19,6 +19,14 @@ from reflectune.retrieval.config import RetrieverConfig
 
 TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 """Pipelines that the teacher can reply to."""
+_UNTAUGHT: Final = {
+    "gate_filter": 0,
+    "gate_stop": 0,
+    "pair_images": 0,
+    "extract_answer": False,
+    "answer_form": "paper",
+}
+"""Keys of these pipelines that lessons are written without, with their defaults."""
 
 
 # Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
@@ -118,10 +126,10 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
         yield from [f"`{name}` is needed" for name, value in values.items() if not value]
 
     @cross_check
-    def gate_problems(self) -> Iterator[str]:
-        """Yield the problem of a relevance gate, which a teacher doesn't have."""
-        if getattr(self, "gate_filter", 0) or getattr(self, "gate_stop", 0):
-            yield "`gate_filter` and `gate_stop` are for evaluate: lessons are written without a relevance gate"
+    def untaught_problems(self) -> Iterator[str]:
+        """Yield the keys of steps that a teacher doesn't do, and of prompts that a lesson doesn't hold."""
+        given = [name for name, usual in _UNTAUGHT.items() if getattr(self, name, usual) != usual]
+        yield from (f"`{name}` is for evaluate: no lesson is written with it; leave it out" for name in given)
 
     def decisive_settings(self) -> dict[str, Any]:
         """Return the settings that decide the lessons; data set, indexes and model are hashed in addition."""

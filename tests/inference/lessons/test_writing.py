@@ -184,7 +184,10 @@ NONSENSE: list[tuple[dict[str, Any], str]] = [
     ({"query_forms": ["{title}"]}, "are two texts; found 1"),
     ({"base_model": ""}, "`base_model` is needed"),
     ({"text_index": "nowhere"}, "nowhere has no manifest.json"),
-    ({"gate_stop": 0.5}, "lessons are written without a relevance gate"),
+    ({"gate_stop": 0.5}, "`gate_stop` is for evaluate"),
+    ({"pair_images": 2}, "`pair_images` is for evaluate"),
+    ({"detailed_answer": True, "extract_answer": True}, "`extract_answer` is for evaluate"),
+    ({"answer_form": "reflectiva"}, "`answer_form` is for evaluate"),
 ]
 
 
