@@ -42,7 +42,7 @@ from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REM
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import JointSearch
-from reflectune.retrieval.retrievers.queries import Target, modality_weights
+from reflectune.retrieval.retrievers.queries import Target, Weights, modality_weights
 
 QueryModality = Literal["I", "IQ", "IC", "C"]
 
@@ -108,6 +108,13 @@ class MragSettings(DocumentStageSettings):
 
 GoldDocuments = Callable[[Question], tuple[Passage, ...]]
 Stages = TypeVar("Stages", bound=DocumentStageSettings)
+
+
+def entry_weights(settings: DocumentStageSettings) -> Weights:
+    """Return the weights of an entry's score. A caption alone is one vector already, without the image."""
+    weights = modality_weights(settings.query_modality, settings.entry_modality)
+    fusion = "scores" if settings.query_modality == "C" else settings.fusion
+    return weights.with_summaries(settings.summary_share).fused(fusion)
 
 
 def ranked_documents(
@@ -194,8 +201,7 @@ def mrag_recipe(
     """
 
     def build(name: str, settings: Stages, parts: PipelineParts) -> TrajectoryPipeline:
-        weights = modality_weights(settings.query_modality, settings.entry_modality)
-        weights = weights.with_summaries(settings.summary_share).fused(settings.fusion)
+        weights = entry_weights(settings)
         reranker = needed(parts.reranker)
         retriever = entry_retriever(name, parts)
         retriever.check(weights, captions="C" in settings.entry_modality)

@@ -15,7 +15,7 @@ from reflectune.inference.operators.requests import SearchRequest
 from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
-from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown
+from reflectune.inference.pipelines.mrag import Mrag, MragSettings, documents_shown, entry_weights
 from reflectune.inference.pipelines.mrag_agent import FAILS, MragAgent, MragAgentSettings
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
@@ -153,6 +153,11 @@ def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -
         if "C" in modality
         else []
     )
+
+
+@pytest.mark.parametrize(("modality", "fusion"), [("C", "scores"), ("IC", "features")])
+def test_a_caption_alone_is_not_read_together_with_the_image(modality: Any, fusion: str) -> None:
+    assert entry_weights(MragSettings(query_modality=modality, fusion="features")).fusion == fusion
 
 
 def test_without_a_caption_the_question_is_searched_with(scripting: type[Any]) -> None:
