@@ -32,6 +32,7 @@ from reflectune.train.answer_rewards.agent import (
     with_less_gradient,
 )
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
+from reflectune.train.answer_rewards.prompts import PromptProcessor
 from reflectune.train.runs.skeleton import run
 
 IMAGE = '<thinking>Which one?</thinking>\n<tool_call>{"name": "image_search", "arguments": {}}</tool_call>'
@@ -112,7 +113,7 @@ def test_rewards_are_accuracy_format_and_the_share_of_calls() -> None:
 
 def test_a_step_of_several_turns_has_a_gradient(config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies are sampled by TRL in every turn, and exchanged for readable ones: a random model writes none."""
-    settings = config("qwen2_vl")
+    settings = config("qwen2_vl", per_device_train_batch_size=2, gradient_accumulation_steps=2)
     dataset, replies = Dataset(Path(settings.dataset)), itertools.cycle([IMAGE, RIGHT, WRONG, IMAGE, RIGHT])
     sample, say = AgentTrainer.sample, scripted(load(settings.model).renderer, replies)
 
@@ -120,12 +121,20 @@ def test_a_step_of_several_turns_has_a_gradient(config, monkeypatch: pytest.Monk
         assert len(sample(trainer, rows, prompts)) == len(rows)
         return say(rows, prompts)
 
+    read, fields = list[int](), PromptProcessor.fields
+
+    def counted(processor: PromptProcessor, prompts: Any, rows: Any) -> Any:
+        read.append(len(rows))
+        return fields(processor, prompts, rows)
+
     monkeypatch.setattr(AgentTrainer, "sample", sampled)
+    monkeypatch.setattr(PromptProcessor, "fields", counted)
     worth = lambda answer, question: float(answer in question.answers)  # noqa: E731
     run(settings, AgentTraining(settings, dataset, {}, worth, SETTINGS, lambda: (search, "pairs")))
     log = read_json(Path(settings.output_dir, "checkpoint-1/trainer_state.json"), "log")["log_history"]
     assert any(math.isfinite(row["grad_norm"]) and row["grad_norm"] > 0 for row in log if "grad_norm" in row)
     assert any(row.get("rewards/calls_used/mean", 0) > 0 for row in log)
+    assert max(read) == 2  # of 4 trajectories
 
 
 def test_questions_without_one_image_are_left_out_or_refused_before_training(config, world: Path) -> None:
