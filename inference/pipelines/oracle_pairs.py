@@ -46,8 +46,8 @@ class OraclePairs:
         found = SearchReply()
         if self.settings.pair_passages:
             found = yield from search(0, [question.text], {"pairs": [self.settings.pair_passages]})
-        known = {passage.id for passage in sections}
-        pairs = [passage for passage in merge(found) if passage.id not in known]
+        known = {(section.entry_id, section.section) for section in sections}
+        pairs = [passage for passage in merge(found) if (passage.entry_id, passage.section) not in known]
         images = images_of(found, pairs, self.settings.pair_images)
         reply = yield from write(
             "answer",

@@ -1,17 +1,23 @@
 """The gold section is read first and whole, then the pairs that were found; other questions are left out."""
 
+import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from reflectune.core.types import Entry, Evidence, Question, Section
+from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.oracle_pairs import OraclePairs, OraclePairsSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.retrievers.joint import JointSearch
+from reflectune.retrieval.retrievers.two_stage import SectionPairs
 
 ASKED = Question("q", "image.png", "Who built it?", entity_ids=("e1",), evidence=(Evidence("e1", 1),))
 
@@ -43,6 +49,18 @@ def test_pairs_stand_behind_the_gold_section(scripting: type[Any], knowledge: Kn
         "Based on the information, provide a detailed answer to the question."
     )
     assert trace.passages[0].passage.text == "Ann built it. In 1872."
+
+
+def test_a_pair_of_the_gold_section_is_left_out(scripting: type[Any], knowledge: KnowledgeBase) -> None:
+    found = [(Hit("e1", 0.9 - section, rank, "", "kb"), section) for rank, section in enumerate((1, 0), start=1)]
+    sections = SimpleNamespace(search_sections=lambda queries, top, weights: [found for _ in queries])
+    pairs = JointSearch([SectionPairs("pairs", sections, knowledge, is_summary=True)])
+    script = scripting(say=lambda prompt: "Ann")
+    tools = dataclasses.replace(script.tools, search=KnowledgeBases(pairs, script.tools.embed).search)
+    steps = OraclePairs(OraclePairsSettings(pair_passages=2, max_new_tokens=8), knowledge)
+    (trace,) = TrajectoryPipeline("oracle_pairs", steps, tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    assert [read.passage.section for read in trace.passages] == [1, 0]
+    assert trace.ended == "with 1 pairs"
 
 
 def test_without_pairs_nothing_is_searched(scripting: type[Any], knowledge: KnowledgeBase) -> None:
