@@ -184,8 +184,8 @@ class ExampleBuilder:
             )
         return built
 
-    def build_visual(self, questions: Sequence[Question], count: int) -> BuiltExamples:
-        """Build the examples of the first `count` valid visual-dependent questions."""
+    def build_visual(self, questions: Sequence[Question], count: int | None = None) -> BuiltExamples:
+        """Build the examples of visual-dependent questions, of the first `count` valid ones if it is given."""
         built = BuiltExamples()
         for question in map(self._with_image, questions):
             if len(built.examples) == count:

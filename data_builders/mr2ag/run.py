@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +105,15 @@ def build_split(
             requests.describe(config.endpoint()) if requests.requests else "every reply is cached: no request is sent"
         )
     sharing = ALONE if config.annotator == "llm" else processes
-    built = _build_logged(builder, knowledge, Logs(output, f".{split}.{key}.examples.*.jsonl", key), sharing)
+    logs = Logs(output, f".{split}.{key}.examples.*.jsonl", key)
+    built = _build_logged(builder.build_knowledge, knowledge, logs, sharing)
     if not is_first:
         return
     visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(len(built.examples))
-    built.extend(builder.build_visual(visual, visual_count))
+    logs = Logs(output, f".{split}.{key}.visual.*.jsonl", key)
+    looked_at = _build_logged(builder.build_visual, visual[:visual_count], logs, desc="visual questions")
+    built.extend(looked_at)
+    built.extend(builder.build_visual(visual[visual_count:], visual_count - len(looked_at.examples)))  # for bad rows
     numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
     if not built.examples:
         raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
@@ -179,15 +183,15 @@ def _search_logged(builder: ExampleBuilder, questions: Sequence[Question], logs:
 
 
 def _build_logged(
-    builder: ExampleBuilder, questions: Sequence[Question], logs: Logs, processes: Processes
+    build: Callable[[Sequence[Question]], BuiltExamples],
+    questions: Sequence[Question],
+    logs: Logs,
+    processes: Processes = ALONE,
+    desc: str = "questions",
 ) -> BuiltExamples:
     """Build in chunks, each one row of a log. The first process returns all examples, the others none."""
-
-    def build(chunk: Sequence[Question]) -> Row:
-        return to_row(builder.build_knowledge(chunk))
-
     built = BuiltExamples()
-    rows = run_chunks(questions, CHUNK, build, logs, processes=processes)
+    rows = run_chunks(questions, CHUNK, lambda chunk: to_row(build(chunk)), logs, processes=processes, desc=desc)
     for row in rows if processes.index == 0 else ():
         built.extend(from_row(BuiltExamples, row))
     processes.wait()  # the first process deletes the logs, which the others still scan

@@ -69,24 +69,26 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
         assert alike <= {f"e{i}" for i in range(5)}  # four deep, after the question's own entry is taken out
 
 
-def test_an_interrupted_build_ends_with_the_same_file(config, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(reflection_run, "CHUNK", 7)
+@pytest.mark.parametrize(("half", "chunk"), [("build_knowledge", 7), ("build_visual", 3)])
+def test_an_interrupted_build_ends_with_the_same_file(half: str, chunk: int, config, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(reflection_run, "CHUNK", chunk)
     straight, resumed = config(), config("resumed")
     build(straight)
-    original = reflection_run.ExampleBuilder.build_knowledge
+    original = getattr(reflection_run.ExampleBuilder, half)
     built = []
 
-    def stop_at_third(self: Any, questions: Sequence[Question]) -> Any:
+    def stop_at_third(self: Any, questions: Sequence[Question], *count: int) -> Any:
         built.append(questions[0].id)
         if len(built) == 3:
             raise KeyboardInterrupt
-        return original(self, questions)
+        return original(self, questions, *count)
 
-    monkeypatch.setattr(reflection_run.ExampleBuilder, "build_knowledge", stop_at_third)
+    monkeypatch.setattr(reflection_run.ExampleBuilder, half, stop_at_third)
     with pytest.raises(KeyboardInterrupt):
         build(resumed)
     build(resumed)
-    assert built == ["k0", "k7", "k14", "k14", "k21", "k28"]
+    assert built[2] == built[3]
+    assert len(built) == len({*built}) + 1  # the third chunk is built again alone
     for name in ("train.parquet", STATISTICS, "proofread_train.html"):
         assert Path(resumed.output, name).read_bytes() == Path(straight.output, name).read_bytes()
 
