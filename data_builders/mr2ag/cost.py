@@ -11,6 +11,7 @@ from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import conversation
+from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mr2ag.builder import ExampleBuilder
 from reflectune.models.remote.client import request_key
 from reflectune.models.remote.endpoint import Endpoint
@@ -82,6 +83,8 @@ def estimate(
     """
     rows = read_rows(cache) if cache.is_file() else ()
     cached = {row["id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in rows}
+    # Questions that differ in their images alone share their requests: InfoSeek asks each with many.
+    questions = list({(q.text, canonical_answer(q), q.entity_ids, q.evidence): q for q in questions}.values())
     count = min(len(questions), SAMPLE)
     sample = [questions[position * len(questions) // count] for position in range(count)]
     prompts: dict[str, str] = {}

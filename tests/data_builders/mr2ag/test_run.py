@@ -376,6 +376,12 @@ def test_a_pilots_replies_give_the_cost_of_the_rest(llm, stub_server, capsys) ->
     assert "cost: about " in shown
 
 
+def test_questions_that_differ_in_their_images_alone_are_estimated_once(llm, folder: Path, capsys) -> None:
+    write_questions(folder, "train", [knowledge_question(i) for i in range(300)])
+    reflection_run.run(llm("http://localhost:1/v1", dry_run=True))
+    assert "would be asked about 36 paragraphs: " in capsys.readouterr().out
+
+
 def test_an_estimate_needs_no_key(llm: Callable[..., BuildConfig], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     url = "https://api.example.com/v1"
