@@ -87,8 +87,8 @@ class KnownBranches(Branches):
 class CachingEngine(PrefixEngine):
     """A `PrefixEngine`, with the same arguments, that caches prefixes, branches and answers until `forget`.
 
-    All keys and values stay in memory. So pass one batch of questions to all grid points in turn, then call `forget`.
-    It doesn't `score`.
+    Keys and values stay in memory until then. So pass one batch of questions to all grid points in turn, then call
+    `forget`. It doesn't `score`.
     """
 
     def __init__(
@@ -105,6 +105,13 @@ class CachingEngine(PrefixEngine):
         self._prefixes.clear()
         self._probabilities_of_state.clear()
         self.renderer.forget()
+
+    def release(self) -> None:
+        """Drop the keys and values of packed prefixes; their answers stay, and others read them again."""
+        for node in self._prefixes.values():
+            assert isinstance(node.state, Prefixes)
+            if node.state.trees is not None:
+                node.state.trees.spots.clear()
 
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
         """Read the prefixes that are not cached."""

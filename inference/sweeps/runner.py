@@ -66,6 +66,8 @@ class GridRunner:
         role = self._recipe(point).model
         if not find_recipe(self._pipeline).may_use_base and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
+        elif "base_model" in self._engines:
+            self.engine("base_model").release()  # each point answers from contexts of its own
         return {trace.question_id: trace for trace in traces}
 
     def _has_entries(self, question: Question, point: Point) -> bool:

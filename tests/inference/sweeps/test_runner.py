@@ -21,6 +21,8 @@ from reflectune.inference.sweeps.points import START, GridSettings, Point
 from reflectune.inference.sweeps.runner import GridRunner
 from reflectune.inference.trace import Trace
 from reflectune.models.prefix.interface import Engine
+from reflectune.models.prefix.packed import PackedReader
+from reflectune.models.prefix.packed_rows import OpenedTrees
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
@@ -188,6 +190,29 @@ def test_gold_retrieval_leaves_out_a_question_whose_entry_the_base_lacks(setting
 def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
     with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
         setting(plain_model=checkpoints.base).run("tuned", pipeline="closed_book_tuned")
+
+
+def test_the_contexts_that_the_base_model_answers_from_are_not_kept(setting, monkeypatch) -> None:
+    """As on a GPU, on packed rows; those of all points together would fill the memory."""
+    opened: list[tuple[PackedReader, OpenedTrees]] = []
+
+    class Reader(PackedReader):
+        def open(self, prefixes):
+            opened.append((self, super().open(prefixes)))
+            return opened[-1][1]
+
+    monkeypatch.setattr("reflectune.models.prefix.engine.packed_for", lambda *known, **_: Reader(*known, None))
+    case, point = setting("mmkb_rag"), MMKB[0]
+    answers = []
+    for most in (2, 2, 4):
+        answers.append([trace.answer for trace in case.run("", **point.settings, max_new_tokens=most).values()])
+        answering = case.runner.engine("base_model").packed
+        assert {bool(trees.spots) for reader, trees in opened if reader is answering} == {False}
+        assert {bool(trees.spots) for reader, trees in opened if reader is not answering} == {True}
+    assert answers[0] == answers[1]
+    case.runner.forget()
+    again = case.run("", **point.settings, max_new_tokens=4)
+    assert [trace.answer for trace in again.values()] == answers[2]
 
 
 def test_a_baselines_contexts_are_not_kept(setting) -> None:
