@@ -20,6 +20,7 @@ from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
 from reflectune.metrics.scoring.registry import has_truth
 from reflectune.models.remote.client import is_many
+from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 
 TrajectoryType = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
 """PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in
@@ -232,7 +233,8 @@ def answers_right(
     """Return the score of the latest answer by question and iteration; {} unless each iteration was answered."""
     right: dict[str, list[float]] = {}
     for question in questions:
-        answers = {step.iteration: step.text for step in traces[question.id].steps if step.operator == "answer"}
+        answered = [step for step in traces[question.id].steps if step.operator == "answer"]
+        answers = {step.iteration: REFLECTIVA.strip(step.text) for step in answered}  # for `answer_form: reflectiva`
         shortened = {it.iteration: extracted(it.text) for it in traces[question.id].steps if it.operator == "extract"}
         answers |= {iteration: short for iteration, short in shortened.items() if short is not None}
         recorded = {step.iteration for step in traces[question.id].steps if step.operator == "reason"}

@@ -1,5 +1,6 @@
 """MI-RAG's algorithm 1, replayed: a scripting model and two knowledge bases, and every prompt and search in order."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from reflectune.inference.operators.course import AGAIN
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.running.config import PipelinesConfig
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.scoring.trajectories import answers_right
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -101,12 +104,14 @@ def test_what_is_found_again_is_read_again_but_listed_once(script: Any) -> None:
 def test_reflectivas_checkpoint_is_asked_as_it_was_tuned(scripting: type[Any]) -> None:
     """The token of relevance before its answer is left out."""
     script = scripting(say=lambda prompt: "[Relevant] Ann Kirk" if "Give a short" in prompt else say(prompt), find=find)
-    trace = run(script, answer_form="reflectiva")
+    trace = run(script, answer_form="reflectiva", answer_each=True)
     assert script.asked[-1][1] == (
         "Consider this paragraph: <paragraph>It is Kirk Bridge.\nAnn Kirk built Kirk Bridge.</paragraph>. "
         "Give a short answer."
     )
     assert trace.answer == "Ann Kirk"
+    truth = dataclasses.replace(ASKED, answers=("Ann Kirk",))
+    assert answers_right([truth], {ASKED.id: trace}, 1, TraceScorer("exact_match")) == {ASKED.id: [1.0, 1.0]}
     problem = "`answer_form: reflectiva` asks for a short answer: leave out `detailed_answer`"
     for kind in (MiRagSettings, PipelinesConfig):
         assert problem in kind(answer_form="reflectiva", detailed_answer=True).problems()
