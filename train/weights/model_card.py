@@ -22,10 +22,10 @@ from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.weights.checkpoints import RECORD
 
 _SHOWN = (
-    "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler warmup "
-    "weight_decay epochs max_steps global_batch dtype seed".split()
+    "train_towers freeze_vision lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler "
+    "warmup weight_decay epochs max_steps global_batch dtype seed".split()
 )
-"""Settings that the card shows; all are in reflectune.json."""
+"""Settings that the card shows, if the run used them; all are in reflectune.json."""
 _OWN = (RECORD, TRAINER_STATE_NAME, "training_args.bin")
 """Files of the run that are not part of the model."""
 
@@ -69,7 +69,7 @@ def write_card(
         f"Answers questions about an image{_SAYS if scheme.tokens else ''}: {scheme.title}, fine-tuned by reflectune.",
         "",
         *_table(("made from", ""), _origin(loaded, data, settings, step, publishing.licence)),
-        *_table(("setting", ""), {name: settings[name] for name in _SHOWN if settings.get(name) is not None}),
+        *_table(("setting", ""), _used(settings)),
         *_table(("reflection token", "its row began as the mean of"), tokens),
         *_metrics(history, step),
         "## How to load it",
@@ -96,6 +96,13 @@ def _origin(loaded: Loaded, data: str, settings: Mapping[str, Any], step: int, l
         "steps": f"{step:,}",
         "licence": licence or "not given: those of the base model and the data hold",
     }
+
+
+def _used(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings to show: without adapters' of a full fine-tuning, and `epochs` if steps are given."""
+    unused = {"epochs"} if settings.get("max_steps") else set()
+    unused |= {"lora_r", "lora_alpha", "lora_dropout"} if settings["method"] == "full" else {"freeze_vision"}
+    return {name: settings[name] for name in _SHOWN if name not in unused and settings.get(name) not in (None, [])}
 
 
 def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
