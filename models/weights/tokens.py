@@ -44,7 +44,7 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
     for number, matrix in enumerate(_matrices(model)):
-        with _whole(matrix):
+        with gathered(matrix):
             _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
     model.config.reflection_scheme = scheme.fingerprint
     return ids
@@ -98,7 +98,7 @@ def _initialise_rows(matrix: Tensor, ids: Mapping[str, int], words: Mapping[str,
         matrix[ids[role]] = (mean + noise.to(mean.device)).to(matrix.dtype)
 
 
-def _whole(matrix: Tensor) -> AbstractContextManager[None]:
+def gathered(matrix: Tensor) -> AbstractContextManager[None]:
     """Gather a matrix that ZeRO-3 has sharded; after the block every process has its part of the first one's."""
     if not hasattr(matrix, "ds_shape"):
         return nullcontext()

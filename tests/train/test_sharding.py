@@ -9,6 +9,7 @@ import fcntl
 import json
 import math
 import random
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -98,17 +99,18 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, data_folder: Path, start_launch) -> Callable[..., None]:
-    """Does runs, one after the other, on two processes."""
+def launch(tmp_path: Path, data_folder: Path, start_launch) -> Callable[..., str]:
+    """Does runs, one after the other, on two processes; returns what they print."""
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
     write_examples(data_folder / "val.parquet", [*examples[:6], *examples[18:23]])  # odd: one process reads more
 
-    def start(name: str, *runs: Run) -> None:
+    def start(name: str, *runs: Run) -> str:
         for run in runs:
             run.notes.mkdir(exist_ok=True)
         (tmp_path / "runs.json").write_text(json.dumps([run.settings(data_folder) for run in runs]))
         program = start_launch(WORKER, [str(tmp_path / "runs.json")], launch_config(name, tmp_path))
         assert program.wait() == 0, program.stderr[-9000:]
+        return program.stdout
 
     return start
 
@@ -170,8 +172,10 @@ def test_divided_among_processes_it_trains_as_ddp_does_and_resumes(
     """Qwen2-VL's batches are divided by a budget of tokens, and DDP's are not."""
     model, output, expected = models(family), tmp_path / name, ddp[family]
     more = (*BEST, "--tokens_per_device", "700") if family == "qwen2_vl" else BEST
-    launch(name, Run(output, model, more, fault="cut"), Run(output, model, more))
+    dry = Run(output, model, (*more, "--dry_run"))
+    printed = launch(name, dry, Run(output, model, more, fault="cut"), Run(output, model, more))
 
+    assert re.search(r"the standard deviation of its table is 0\.\d", printed)
     actual, requested = measured(output), measured(expected)
     assert actual.keys() == requested.keys()
     assert len(actual["eval_loss"]) == 2

@@ -21,6 +21,7 @@ from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
+from reflectune.models.weights.tokens import gathered
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
 from reflectune.train.data.micro_batches import questions_within, tokens_of
 from reflectune.train.estimates.architecture import Architecture
@@ -179,8 +180,9 @@ def longest_travel(optimisation: OptimisationConfig, steps: int) -> float:
 
 def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool) -> str:
     """Compare the farthest that new rows can move with the spread of the embedding table."""
-    rows = inner_model(model).get_input_embeddings().weight[:_SAMPLE_ROWS]
-    spread, travel = float(rows.detach().to(torch.float32).std()), longest_travel(optimisation, steps)
+    table, travel = inner_model(model).get_input_embeddings().weight, longest_travel(optimisation, steps)
+    with gathered(table):
+        spread = float(table[:_SAMPLE_ROWS].detach().to(torch.float32).std())
     far = (
         f"a new token's row can move by {travel:.2g} (the sum of the learning rates); the standard deviation of its "
         f"table is {spread:.2g}"
