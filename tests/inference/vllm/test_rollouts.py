@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from reflectune.core.launching import ALONE
 from reflectune.models.loading import load
@@ -21,20 +22,29 @@ QUESTION = "What is the height of the instrument?"
 
 @pytest.mark.slow
 def test_a_real_vllm_samples_with_the_weights_in_training(served, draw_image, tmp_path: Path) -> None:
-    """Log-probabilities of its samples are those of the model whose adapters were trained meanwhile."""
-    started = served("qwen2_vl", use="rollouts")
+    started = served("qwen2_vl")
+    with started.alone():
+        samples = sample_while_weights_change(started, draw_image(1), tmp_path / "weights")
+    assert samples[0] != samples[1]  # of so many, some differ
+
+
+def sample_while_weights_change(started: Any, image: Image.Image, folder: Path) -> list[list[list[int]]]:
+    """Log-probabilities of its samples are those of the model whose adapters were trained meanwhile.
+
+    At the end the server has the exported weights again, as other tests expect.
+    """
     loaded = load(str(started.export))
     server = TokenServer(Endpoint(started.url, "", url_key="server"))
     server.find(str(started.export))
     ends = end_tokens(loaded)
     keys: Any = {"temperature": 1.0, "reply_tokens": 12}
-    rollouts = RolloutServer(server, tmp_path / "weights", loaded.renderer, ends, **keys)
-    prompt = loaded.renderer.prefix(QUESTION, draw_image(1))
+    rollouts = RolloutServer(server, folder, loaded.renderer, ends, **keys)
+    prompt = loaded.renderer.prefix(QUESTION, image)
     adapted = add_adapters(loaded.model, (), rank=4, alpha=8, dropout=0.0, targets=SftConfig().lora_targets)
     engine = PrefixEngine(loaded)  # adapters lie inside the model
     row = [*prompt.ids, *prompt.ids[-2:]]
     samples, urls = [], ImageUrls(lossless=True)
-    for _ in range(2):
+    for std in (0.1, 0.0):  # of the adapters after each turn
         rollouts.load(adapted, ALONE)
         torch.manual_seed(0)
         samples.append(rollouts.sample([row] * 24, [prompt] * 24))
@@ -49,5 +59,6 @@ def test_a_real_vllm_samples_with_the_weights_in_training(served, draw_image, tm
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if "lora_B" in name:
-                    parameter.normal_(std=0.1)
-    assert samples[0] != samples[1]  # of so many, some differ
+                    parameter.normal_(std=std)
+    rollouts.load(adapted, ALONE)
+    return samples
