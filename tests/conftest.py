@@ -580,7 +580,8 @@ def pocket_part(needing_registry: Callable[[], AbstractContextManager[None]]) ->
 def pocket(pocket_part: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of an mR²AG checkpoint of pocket's real weights, in float32, with 49 image tokens.
 
-    CLIP ViT-B/16, an untrained projector, and the first 6 of SmolLM2's 30 layers; the tokens' rows are untrained.
+    The first 4 of CLIP ViT-B/16's 12 layers, an untrained projector, and the first 6 of SmolLM2's 30 layers; the
+    tokens' rows are untrained.
     """
     from reflectune.models.loading import save_checkpoint  # slow to import
     from reflectune.models.schemes.registry import find_scheme
@@ -589,9 +590,9 @@ def pocket(pocket_part: Callable[[str], Path], tmp_path_factory: pytest.TempPath
 
     parts = Parts(str(pocket_part("language")), str(pocket_part("vision")), None, image_size=112)
     model, processor = assemble(parts)
-    text = model.model.language_model
-    text.layers = text.layers[:6]
-    text.config.num_hidden_layers = 6
+    text, tower = model.model.language_model, model.model.vision_tower
+    text.layers, tower.encoder.layers = text.layers[:6], tower.encoder.layers[:4]
+    text.config.num_hidden_layers, tower.config.num_hidden_layers = 6, 4
     scheme, folder = find_scheme("mr2ag"), tmp_path_factory.mktemp("pocket")
     add_reflection_tokens(model, processor, scheme)
     save_checkpoint(folder, model, processor, scheme, {})
