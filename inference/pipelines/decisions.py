@@ -90,8 +90,6 @@ def opened_settings(settings: Settings, entries: int) -> Settings:
         entries: Minimum number of entries to retrieve.
     """
     update: dict[str, Any] = {"gamma": -1.0, "top_n": max(entries, DepthSettings.of(settings).top_n)}
-    if isinstance(settings, ChoiceSettings):  # `decide` applies them
-        update |= {"relevant_shift": 0.0, "s_ret_temperature": 0.0}
     return settings.model_copy(update=update)
 
 

@@ -66,6 +66,8 @@ def test_a_decision_is_the_pipelines(ask, alternatives, controls, settings) -> N
     asked, found = ask(settings=made), decide(alternatives(made), Controls(**controls), made)
     passages = {p.passage.id: p for p in asked.passages}
     opened = alternatives(made).opened
+    judged = {p.passage.id: (p.s_rel, p.s_irr) for p in opened.passages}
+    assert all(judged[name] == (read.s_rel, read.s_irr) for name, read in passages.items())
     assert (found.answer, found.retrieved, found.hits) == (asked.answer, asked.retrieved, asked.hits)
     if asked.chosen is not None:
         assert [opened.passages[k].passage.id for k in found.used] == [asked.passages[asked.chosen].passage.id]
