@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import gradio as gr
 from fastapi import FastAPI
+from gradio.processing_utils import save_bytes_to_cache
+from gradio.utils import get_upload_folder
 from gradio_client.utils import is_http_url_like
 
 from reflectune.core.errors import UserError
 from reflectune.core.html import read_asset
-from reflectune.core.images import load_image
+from reflectune.core.images import encode_image, load_image
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset, splits
 from reflectune.inference.pipelines.decisions import Controls
@@ -178,10 +180,11 @@ class PageEvents:
         asked = str(request.query_params.get("trace", ""))
         return self.decide(asked, (), *values) if asked else [gr.skip()] * 6
 
-    def pick(self, event: gr.EventData) -> tuple[Any, str]:
-        """Return the image and the text of an example."""
+    def pick(self, event: gr.EventData) -> tuple[str, str]:
+        """Return the path of the image and the text of an example. Of pixels gradio would make a lossy WebP."""
         example = self._examples[event.index % len(self._examples)]
-        return self._image(example), example.text
+        kind, content = encode_image(self._image(example))
+        return save_bytes_to_cache(content, kind.replace("/", "."), get_upload_folder()), example.text
 
     def shown_examples(self) -> list[dict[str, str]]:
         """Return the examples for their template."""

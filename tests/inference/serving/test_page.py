@@ -89,6 +89,8 @@ def slide(page, label: str, value: float) -> None:
 def test_an_example_is_asked_and_decided_again_without_the_model(site, page) -> None:
     page.get_by_role("button", name="to retrieve for").first.click()
     opened = answered(page)
+    asked = page.request.get(page.locator("img[src*='/file=']").first.get_attribute("src")).body()
+    assert asked in [file.read_bytes() for file in (site.world / "images").iterdir()]
     gate = page.get_by_role("img", name="retrieve")
     value = float(gate.get_attribute("aria-label").split()[1].strip(","))
     assert gate.get_attribute("aria-label").endswith("threshold 0.00")
