@@ -102,4 +102,7 @@ form.addEventListener("submit", (event) => event.preventDefault());
 refresh();
 if (data.again) startSliders();
 window.addEventListener("hashchange", follow);
+document.addEventListener("click", (event) => {  // a second click on a link doesn't change the address
+  if (event.target.closest("a")?.getAttribute("href") === location.hash) follow();
+});
 follow();

@@ -167,8 +167,10 @@ def test_a_slider_takes_less_than_100_ms_and_ends_where_no_answer_is_stored(page
 
 def test_a_part_of_a_chart_leads_to_its_questions_and_a_question_has_an_address(page, run) -> None:
     lost = run.metrics["losses"]["mr2ag"]["outranked"]
-    page.locator("svg a[href='#pipeline=mr2ag&outcome=outranked']").click()
-    assert page.locator("#count").inner_text() == f"{lost} of {QUESTIONS} questions"
+    for _ in range(2):  # a second click leads there again
+        page.get_by_label("Outcome").select_option("all")
+        page.locator("svg a[href='#pipeline=mr2ag&outcome=outranked']").click()
+        assert page.locator("#count").inner_text() == f"{lost} of {QUESTIONS} questions"
     first = page.locator("details.question").first
     assert "other passage preferred" in first.inner_text()
     first.locator("summary").click()
