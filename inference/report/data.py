@@ -22,7 +22,7 @@ from reflectune.data_builders.probing.labels import Rule
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.inference.reading.ranking import product
+from reflectune.inference.reading.ranking import PLAIN, product
 from reflectune.inference.report.trajectories import browsed
 from reflectune.inference.scoring.losses import OUTCOMES, outcome
 from reflectune.inference.scoring.scores import Traces, TraceScorer
@@ -72,7 +72,7 @@ def browser_data(
     for question in questions:
         before = tables.lengths()
         asked = {name: traces[name][question.id] for name in ordered if question.id in traces[name]}
-        row = _question(question, asked, tables, measure)
+        row = _question(question, asked, tables, measure, choice.exponents if choice else PLAIN)
         if question.id in parts:
             row["part"] = parts[question.id]
             for name, shown in row["traces"].items():
@@ -178,7 +178,13 @@ def data_uri(image: Image.Image, side: int) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
+def _question(
+    question: Question,
+    traces: Mapping[str, Trace],
+    tables: _Tables,
+    measure: TraceScorer,
+    exponents: Sequence[float],
+) -> dict[str, Any]:
     return {
         "id": question.id,
         "split": question.split,
@@ -192,7 +198,7 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {
             name: {
-                **_trace(question, trace, tables, measure),
+                **_trace(question, trace, tables, measure, exponents),
                 "lookup": _should_look_up(name, question, traces, measure),
             }
             for name, trace in traces.items()
@@ -200,7 +206,9 @@ def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, 
     }
 
 
-def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
+def _trace(
+    question: Question, trace: Trace, tables: _Tables, measure: TraceScorer, exponents: Sequence[float]
+) -> dict[str, Any]:
     bases = {hit.entry_id: hit.kb for hit in trace.hits}
     titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
     return _without_empty(
@@ -213,7 +221,9 @@ def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScor
                 [tables.entry(hit.entry_id, hit.kb, titles.get(hit.entry_id, "")), _round(hit.score)]
                 for hit in trace.hits
             ],
-            "passages": [_passage(read, tables, bases.get(read.passage.entry_id, "")) for read in trace.passages],
+            "passages": [
+                _passage(read, tables, bases.get(read.passage.entry_id, ""), exponents) for read in trace.passages
+            ],
             "chosen": trace.chosen,
             "confidence": _round(trace.confidence),
             "kept": list(trace.kept),
@@ -274,7 +284,7 @@ def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], 
     )
 
 
-def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any] | int:
+def _passage(read: PassageTrace, tables: _Tables, kb: str, exponents: Sequence[float]) -> dict[str, Any] | int:
     """Return a passage's position and scores, or its position alone."""
     scores, position = read.scores, tables.passage(read.passage, kb)
     row = {
@@ -282,7 +292,7 @@ def _passage(read: PassageTrace, tables: _Tables, kb: str) -> dict[str, Any] | i
         "rel": _round(read.s_rel),
         "relevant": read.relevant,
         "ans": _round(read.s_ans),
-        "product": None if scores is None else _round(product(scores)),
+        "product": None if scores is None else _round(product(scores, exponents=exponents)),
     }
     shown = _without_empty(row) | ({} if read.answer is None else {"answer": read.answer})
     return {"passage": position, **shown} if shown else position

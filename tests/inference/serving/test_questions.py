@@ -8,6 +8,7 @@ import pytest
 from reflectune.core.config import make_config
 from reflectune.core.errors import UserError
 from reflectune.inference.pipelines.decisions import Controls, decide
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.serving import questions
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.questions import PageQuestions
@@ -50,6 +51,11 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
         hits = later.alternatives.opened.hits
         assert [hit.score for hit in hits] == pytest.approx([hit.parts["title"] for hit in hits])
         assert [hit.score for hit in hits] != [hit.score for hit in asked.alternatives.opened.hits]
+        powers = asking.settings.model_copy(update={"exponents": [2.0, 1.0, 0.5]})
+        chosen = decide(asked.alternatives, controls, powers)
+        shown = view(asked, controls, powers).evidence
+        assert "S_ret^2 · S_rel · S_ans^0.5 of each candidate" in shown
+        assert f"<td>{product(chosen.scores[chosen.used[0]], exponents=powers.exponents):.3f}</td>" in shown
     else:
         assert decide(asked.alternatives, again, asking.settings).answer is None
         assert decide(later.alternatives, again, asking.settings).answer == later.alternatives.opened.answer
