@@ -98,7 +98,7 @@ class ContextPipeline:
             )
             for i, question in enumerate(questions)
         ]
-        publish(traces)
+        publish(dataclasses.replace(trace, passages=()) for trace in traces)  # some may not fit the context
         with clock.step("answer"):
             answers = self._reader.answer_plainly(questions, images, passages)
         return [

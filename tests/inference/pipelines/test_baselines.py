@@ -11,6 +11,7 @@ from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.config import EvaluateConfig
+from reflectune.inference.trace import Trace, observed_by
 from reflectune.retrieval.contexts import ContextBuilder, ContextForm
 from reflectune.retrieval.rerankers.words import WordReranker
 
@@ -122,7 +123,11 @@ def test_the_filter_with_oracle_entries_reads_the_best_passage_of_the_gold_one(m
 
 def test_what_does_not_fit_is_left_out_and_counted(make, scripted, knowledge) -> None:
     reader, retriever = scripted.reader(room=1), scripted.retriever({"a": 0.6})
-    (trace,) = naive(reader, retriever, knowledge, "article").run([make.question(0)], scripted.images(1))
+    shown: list[Trace] = []
+    with observed_by(shown.append):
+        (trace,) = naive(reader, retriever, knowledge, "article").run([make.question(0)], scripted.images(1))
+    assert [[*partial.hits] for partial in shown] == [[*trace.hits]]
+    assert set(shown[0].passages) <= {*trace.passages}
     assert reader.contexts == [["a#0.0"]]
     assert len(trace.passages) == trace.tokens["passages_read"] == trace.tokens["passages_left_out"] == 1
 
