@@ -38,11 +38,10 @@ _WORDS: Final = (
     "thresholds of the gate and of S_rel, documents to keep (0: all above the threshold)",
 )
 _STATUS_JS: Final = "element.setAttribute('role', 'status'); element.setAttribute('aria-live', 'polite');"
-_LINK_JS: Final = """() => {
+_SHOW_JS: Final = """() => {
     const link = document.getElementById("rt-link");
-    if (!link) return;
-    history.replaceState(null, "", link.getAttribute("href"));
-    document.getElementById("rt-answer").scrollIntoView({ block: "nearest" });
+    if (link) history.replaceState(null, "", link.getAttribute("href"));
+    document.querySelector("#rt-status .rt-note, #rt-answer")?.scrollIntoView({ block: "nearest" });
 }"""
 
 
@@ -128,12 +127,12 @@ def build_page(questions: PageQuestions) -> gr.Blocks:
         }
         picked = buttons.example(events.pick, None, [image, question])
         for trigger in (ask.click, question.submit, picked.then):
-            trigger(**asking, show_progress="minimal").then(None, js=_LINK_JS)
+            trigger(**asking, show_progress="minimal").then(None, js=_SHOW_JS)
         again: dict[str, Any] = {"inputs": [asked, without, *values], "outputs": shown, "queue": False}
         for slider in values:
             slider.input(events.decide, **again, show_progress="hidden", trigger_mode="always_last")
         evidence.tick(events.tick, **again, show_progress="hidden")
-        page.load(events.follow, values, shown, show_progress="hidden")
+        page.load(events.follow, values, shown, show_progress="hidden").then(None, js=_SHOW_JS)
     allow_uploads_alone(page)
     return page.queue(max_size=questions.service.config.max_requests)
 

@@ -128,6 +128,7 @@ def test_a_passage_is_unticked_by_keyboard_and_a_link_opens_the_trace(site, page
     assert not chosen.startswith(f"{int(name.split('-')[-1]) + 1}. ")
     page.goto(link)
     assert (answered(page), len(site.batches)) == (opened, asked)
+    playwright.expect(page.locator("#rt-answer")).to_be_in_viewport()
     assert page.get_by_role("checkbox", checked=False).count() == 0
     page.goto(f"{site.url}?trace=../../etc/passwd")
     page.get_by_text("not kept any more").wait_for()
@@ -144,11 +145,13 @@ def test_hostile_text_is_shown_and_never_run(site, page) -> None:
 def test_bad_input_gets_a_sentence(page, tmp_path) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(b"no image")
+    page.set_viewport_size({"width": 400, "height": 600})
     with page.expect_response(lambda response: "/upload" in response.url):
         page.locator("input[type=file]").first.set_input_files(image)
     page.get_by_label("Question").fill("What does it eat?")
     page.get_by_role("button", name="Ask", exact=True).click()
-    page.locator("#rt-status").get_by_text("in no format that is read").wait_for()
+    problem = page.locator("#rt-status").get_by_text("in no format that is read")
+    playwright.expect(problem).to_be_in_viewport()
 
 
 def test_the_page_fits_a_phone_and_names_every_control(page) -> None:
