@@ -60,7 +60,7 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     _add_chat(app, service, settings, load)
     _add_search(app, service, settings, load)
 
-    @app.get("/healthz")
+    @app.api_route("/healthz", methods=["GET", "HEAD"])  # some load balancers send HEAD
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 

@@ -187,9 +187,9 @@ class PageEvents:
 
     def shown_examples(self) -> list[dict[str, str]]:
         """Return the examples for their template."""
-        kinds = {True: "to retrieve for", False: "to answer from the image"}
+        kinds = {True: "to retrieve for", False: "to answer from the image", None: ""}
         return [
-            {"image": data_uri(self._image(it), SIDE), "kind": kinds[bool(it.is_knowledge_based)], "text": it.text}
+            {"image": data_uri(self._image(it), SIDE), "kind": kinds[it.is_knowledge_based], "text": it.text}
             for it in self._examples
         ]
 

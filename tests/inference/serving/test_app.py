@@ -122,6 +122,7 @@ def test_metrics_count_requests_questions_and_batches(client) -> None:
     ):
         assert line in text
     assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.head("/healthz").status_code == 200
     assert [model["id"] for model in client.get("/v1/models").json()["data"]][:2] == ["mr2ag", "closed_book"]
 
 
