@@ -20,7 +20,7 @@ from reflectune.formats.dataset import LOOK_ALIKES, Dataset
 from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.inference.running.config import EvaluateConfig
 
-LIMIT = 4
+LIMIT = 2
 """Questions of each split that the shipped models are evaluated on."""
 
 
@@ -58,7 +58,7 @@ def test_every_context_of_a_tuned_baseline_has_a_reader() -> None:
 def test_the_shipped_models_answer_from_real_images_and_articles(
     pocket_part, needing_registry, forked_python, tmp_path
 ) -> None:
-    """The commands of `--quick`, on a few entities of each kind and four questions of each split.
+    """The commands of `--quick`, on a few entities of each kind and two questions of each split.
 
     A base model, the tuned reader and mR²AG answer, each in one way, from two entries, and in float32: a CPU without
     AVX512-BF16 takes several times as long in bfloat16. Few of the encyclopedia's entries stay: encoding an image takes
