@@ -131,6 +131,7 @@ class Trace:
         hits: The retrieved entries, best first.
         passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
         relevant_shift: mR²AG: added to the log-odds of [Relevant] in `passages`.
+        exponents: mR²AG: of S_ret, S_rel and S_ans in the product that chose.
         chosen: Position in `passages` of the source of the answer; None unless it is a single one.
         kept: MMKB-RAG: positions in `passages` of the documents that SRT kept (or the first k), best first.
         used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading. Iterative pipelines:
@@ -155,6 +156,7 @@ class Trace:
     hits: tuple[Hit, ...] = ()
     passages: tuple[PassageTrace, ...] = ()
     relevant_shift: float = 0.0
+    exponents: tuple[float, ...] = (1.0, 1.0, 1.0)
     chosen: int | None = None
     kept: tuple[int, ...] = ()
     used: tuple[int, ...] = ()

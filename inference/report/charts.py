@@ -45,7 +45,7 @@ def confidence(trace: Trace) -> float | None:
     if trace.chosen is not None:
         scores = trace.passages[trace.chosen].scores
         if scores is not None:
-            return product(scores)
+            return product(scores, exponents=trace.exponents)
     return trace.confidence
 
 

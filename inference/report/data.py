@@ -22,7 +22,7 @@ from reflectune.data_builders.probing.labels import Rule
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
-from reflectune.inference.reading.ranking import PLAIN, product
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.report.trajectories import browsed
 from reflectune.inference.scoring.losses import OUTCOMES, outcome
 from reflectune.inference.scoring.scores import Traces, TraceScorer
@@ -72,7 +72,7 @@ def browser_data(
     for question in questions:
         before = tables.lengths()
         asked = {name: traces[name][question.id] for name in ordered if question.id in traces[name]}
-        row = _question(question, asked, tables, measure, choice.exponents if choice else PLAIN)
+        row = _question(question, asked, tables, measure)
         if question.id in parts:
             row["part"] = parts[question.id]
             for name, shown in row["traces"].items():
@@ -178,13 +178,7 @@ def data_uri(image: Image.Image, side: int) -> str:
     return "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def _question(
-    question: Question,
-    traces: Mapping[str, Trace],
-    tables: _Tables,
-    measure: TraceScorer,
-    exponents: Sequence[float],
-) -> dict[str, Any]:
+def _question(question: Question, traces: Mapping[str, Trace], tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     return {
         "id": question.id,
         "split": question.split,
@@ -198,7 +192,7 @@ def _question(
         "evidence": [f"{evidence.entry_id}#{evidence.section}" for evidence in question.evidence],
         "traces": {
             name: {
-                **_trace(question, trace, tables, measure, exponents),
+                **_trace(question, trace, tables, measure),
                 "lookup": _should_look_up(name, question, traces, measure),
             }
             for name, trace in traces.items()
@@ -206,9 +200,7 @@ def _question(
     }
 
 
-def _trace(
-    question: Question, trace: Trace, tables: _Tables, measure: TraceScorer, exponents: Sequence[float]
-) -> dict[str, Any]:
+def _trace(question: Question, trace: Trace, tables: _Tables, measure: TraceScorer) -> dict[str, Any]:
     bases = {hit.entry_id: hit.kb for hit in trace.hits}
     titles = {read.passage.entry_id: read.passage.title for read in trace.passages}
     return _without_empty(
@@ -222,7 +214,7 @@ def _trace(
                 for hit in trace.hits
             ],
             "passages": [
-                _passage(read, tables, bases.get(read.passage.entry_id, ""), exponents) for read in trace.passages
+                _passage(read, tables, bases.get(read.passage.entry_id, ""), trace.exponents) for read in trace.passages
             ],
             "chosen": trace.chosen,
             "confidence": _round(trace.confidence),

@@ -19,8 +19,11 @@ def explain(trace: Trace) -> str:
         lines += ["entries:", *(f"  {hit.rank}. {hit.entry_id}  S_ret {hit.score:.3f}" for hit in trace.hits)]
     if trace.passages:
         lines.append("passages:")
-        order = sorted(range(len(trace.passages)), key=lambda i: (i != trace.chosen, *_order(trace.passages[i])))
-        lines += [line for i in order for line in _passage(trace.passages[i], chosen=i == trace.chosen)]
+        scores = [passage.scores for passage in trace.passages]
+        products = [None if it is None else product(it, exponents=trace.exponents) for it in scores]
+        order = sorted(range(len(products)), key=lambda i: (i != trace.chosen, *_order(trace.passages[i], products[i])))
+        for i in order:
+            lines += _passage(trace.passages[i], products[i], chosen=i == trace.chosen)
     if trace.steps:
         lines += ["steps:", *map(_step, trace.steps), f"ended: {trace.ended}"]
     if trace.fallback:
@@ -58,15 +61,13 @@ def _documents(trace: Trace) -> list[str]:
     return lines
 
 
-def _order(passage: PassageTrace) -> tuple[float, float]:
+def _order(passage: PassageTrace, product: float | None) -> tuple[float, float]:
     """Return a sort key: highest product first, then highest S_rel."""
-    scores = passage.scores
-    return (-product(scores) if scores else 1.0, -(passage.s_rel or 0.0))
+    return (1.0 if product is None else -product, -(passage.s_rel or 0.0))
 
 
-def _passage(passage: PassageTrace, chosen: bool) -> list[str]:
-    scores = passage.scores
-    total = f"  product {product(scores):.3f}" if scores else ""
+def _passage(passage: PassageTrace, product: float | None, *, chosen: bool) -> list[str]:
+    total = "" if product is None else f"  product {product:.3f}"
     verdict = "not judged" if passage.s_rel is None else "relevant" if passage.relevant else "irrelevant"
     answer = f" → {passage.answer}" if passage.answer is not None else ""
     return [

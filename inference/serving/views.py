@@ -9,8 +9,7 @@ from typing import Any, Final
 from reflectune.core.config import Settings
 from reflectune.core.html import render
 from reflectune.inference.pipelines.decisions import Alternatives, Controls, Decision, can_weigh, decide
-from reflectune.inference.pipelines.mr2ag import ChoiceSettings
-from reflectune.inference.reading.ranking import PLAIN, product
+from reflectune.inference.reading.ranking import product
 from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
 
@@ -78,7 +77,7 @@ def view(asked: AskedQuestion, controls: Controls, settings: Settings) -> PageVi
     )
     spoken = "unknown without the model" if decision.answer is None else decision.answer or "no answer"
     status = f"Answer: {spoken}. {why}" + (f" Gate: {gate['label']}." if gate else "")
-    return PageView(answer, _evidence(asked, decision, controls, settings), status)
+    return PageView(answer, _evidence(asked, decision, controls), status)
 
 
 def partial_view(asked: AskedQuestion, controls: Controls) -> PageView:
@@ -96,7 +95,7 @@ def part(template: str, **values: Any) -> str:
     return str(render(f"inference/serving/templates/{template}.html", **values))
 
 
-def _evidence(asked: AskedQuestion, decision: Decision, controls: Controls, settings: Settings | None = None) -> str:
+def _evidence(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:
     """Return entries, the table of candidates, and passages: relevant or used ones first, then the others, folded."""
     opened, used = asked.alternatives.opened, decision.used
     hits = decision.hits or opened.hits[: controls.entries]
@@ -108,10 +107,9 @@ def _evidence(asked: AskedQuestion, decision: Decision, controls: Controls, sett
     }
     order = sorted(shares, key=lambda k: (k not in used, -shares[k]))
     first = [k for k in order if shares[k] > controls.threshold or k in used or k in controls.without] or order[:1]
-    exponents = settings.exponents if isinstance(settings, ChoiceSettings) else PLAIN
-    products = {k: product(scores, exponents=exponents) for k, scores in decision.scores.items()}
+    products = {k: product(scores, exponents=opened.exponents) for k, scores in decision.scores.items()}
     by_product = sorted(products, key=lambda k: (k not in used, -products[k]))
-    factors = zip(("S_ret", "S_rel", "S_ans"), exponents, strict=True)
+    factors = zip(("S_ret", "S_rel", "S_ans"), opened.exponents, strict=True)
     return part(
         "evidence",
         notes=_notes(asked.alternatives, decision, controls),

@@ -6,9 +6,9 @@ from PIL import Image
 
 from reflectune.core.types import Entry, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.report.data import browser_data, script_json
+from reflectune.inference.report.words import explain
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import PassageTrace
 
@@ -79,12 +79,14 @@ def test_fields_without_a_value_are_left_out_and_zeros_are_not(make, dataset) ->
     assert shown["passages"][0] == {"passage": 0, "ret": 0.5, "rel": 0.0}
 
 
-@pytest.mark.parametrize(("choice", "product"), [(None, 0.1), (ChoiceSettings(exponents=[1.0, 2.0, 0.0]), 0.08)])
-def test_products_are_those_that_the_run_chose_by(make, dataset, choice, product) -> None:
+@pytest.mark.parametrize(("exponents", "product"), [((1.0, 1.0, 1.0), 0.1), ((1.0, 2.0, 0.0), 0.08)])
+def test_products_are_those_that_the_run_chose_by(make, dataset, exponents, product) -> None:
     read = make.read(ret=0.5, rel=0.4, answer="fir", ans=0.5)
     trace = make.trace(0, "mr2ag", "fir", hits=(make.hit("e1", 1),), passages=(read,), chosen=0)
-    data = browsed(dataset, [make.question(0)], {"mr2ag": {"q000": trace}}, choice=choice)
+    trace = dataclasses.replace(trace, exponents=exponents)
+    data = browsed(dataset, [make.question(0)], {"mr2ag": {"q000": trace}})
     assert data["questions"][0]["traces"]["mr2ag"]["passages"][0]["product"] == product
+    assert f"product {product:.3f}" in explain(trace)
 
 
 def test_as_many_questions_are_listed_as_fit_in_the_page(make, dataset) -> None:

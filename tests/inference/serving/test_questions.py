@@ -1,5 +1,6 @@
 """The page decides as the pipeline does, for each scheme, and keeps the questions that were asked last."""
 
+import dataclasses
 import io
 from collections.abc import Iterator
 
@@ -53,7 +54,9 @@ def test_the_page_decides_as_the_pipeline_and_forgets_old_questions(asking, phot
         assert [hit.score for hit in hits] != [hit.score for hit in asked.alternatives.opened.hits]
         powers = asking.settings.model_copy(update={"exponents": [2.0, 1.0, 0.5]})
         chosen = decide(asked.alternatives, controls, powers)
-        shown = view(asked, controls, powers).evidence
+        opened = dataclasses.replace(asked.alternatives.opened, exponents=tuple(powers.exponents))
+        weighed = dataclasses.replace(asked, alternatives=dataclasses.replace(asked.alternatives, opened=opened))
+        shown = view(weighed, controls, powers).evidence
         assert "S_ret^2 · S_rel · S_ans^0.5 of each candidate" in shown
         assert f"<td>{product(chosen.scores[chosen.used[0]], exponents=powers.exponents):.3f}</td>" in shown
     else:
