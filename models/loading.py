@@ -25,7 +25,7 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.calibration import GateScaling
 from reflectune.models.schemes.decision import write_decision
 from reflectune.models.schemes.registry import find_scheme, load_scheme
-from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, settle
+from reflectune.models.weights.pretrained import as_dtype, dtype_of, load_pretrained, load_processor, settle
 from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
 from reflectune.models.weights.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.weights.spreading import Places, spread
@@ -232,7 +232,7 @@ def stored_dtype(model: str) -> Any:
         UserError: The model is missing, or its config is damaged.
     """
     try:
-        return AutoConfig.from_pretrained(shapes_file(model).parent, trust_remote_code=False).dtype
+        return dtype_of(AutoConfig.from_pretrained(shapes_file(model).parent, trust_remote_code=False))
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
 

@@ -67,7 +67,7 @@ def load_pretrained(
         if getattr(config, "quantization_config", None) is not None:
             raise UserError(f"{source} is stored quantised; take the plain weights, and train them by `method: qlora`")
         _check_size(source, config)
-        stored = None if cast or quantization else config.dtype
+        stored = None if cast or quantization else dtype_of(config)
         with without_load_report():
             kind: Any = AutoModelForImageTextToText  # with its report it returns a pair, which its types don't say
             network, report = kind.from_pretrained(
@@ -153,6 +153,15 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
 def try_image_processor(image_processor: Any) -> None:
     """Process an image, to find errors in the config that loading doesn't check."""
     image_processor(images=[Image.new("RGB", (64, 64))], return_tensors="pt")
+
+
+def dtype_of(config: Any) -> torch.dtype | None:
+    """Return the dtype of a model's weights by its config; that of its text part if the config names none.
+
+    Published Qwen3-VL names it there alone.
+    """
+    dtype: torch.dtype | None = config.dtype or config.get_text_config().dtype
+    return dtype
 
 
 def set_config_dtype(network: Any, dtype: torch.dtype) -> None:

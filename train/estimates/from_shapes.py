@@ -13,6 +13,7 @@ from reflectune.core.durable import read_json
 from reflectune.models.features.tower import refuse_features
 from reflectune.models.rendering.image_fitting import refuse_other_family
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.models.weights.pretrained import dtype_of
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
 from reflectune.train.estimates.forecast import Forecast, forecast, recomputation_line
@@ -53,7 +54,9 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
 def model_config(shapes: Path) -> PreTrainedConfig:
     """Read a model's config from a file of `configs/architectures`, or from its own."""
     facts: dict[str, Any] = read_json(shapes, "the model's shapes")
-    return AutoConfig.for_model(**(facts.get("config", facts)))
+    config = AutoConfig.for_model(**(facts.get("config", facts)))
+    config.dtype = dtype_of(config)
+    return config
 
 
 def feature_bytes(config: EstimateConfig, model: PreTrainedConfig, frozen_bytes: int) -> int:
