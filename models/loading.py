@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,6 +81,7 @@ def load(
     images: ImageSettings = AS_IN_PROCESSOR,
     cast: bool = True,
     device_map: str | Places | None = None,
+    may_lack: Sequence[str] = (),
 ) -> Loaded:
     """Load a base model or a checkpoint.
 
@@ -100,6 +101,7 @@ def load(
         cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
             matrices are cast to `dtype`; sharding casts the other parts.
         device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is ignored.
+        may_lack: Prefixes of a base model's unused weights that may be missing.
 
     Raises:
         UserError: The model is missing; a tensor is missing, unknown, not finite or of a different shape; a
@@ -129,7 +131,9 @@ def load(
             # float16 weights are checked for overflow below
             elsewhere = bool(device_map) or target.type != "cpu"
             is_uncast = not cast or (elsewhere and as_dtype(dtype) != torch.float16)
-            network, processor = load_pretrained(str(source), as_dtype(dtype), quantization, target, cast=not is_uncast)
+            network, processor = load_pretrained(
+                str(source), as_dtype(dtype), quantization, target, cast=not is_uncast, may_lack=may_lack
+            )
             stack.enter_context(_checking_finite(source, network))
             base = ""
             if tuned_scheme is None and wanted is not None and is_released(network, processor, wanted):

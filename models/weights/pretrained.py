@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,7 +45,13 @@ _AGREE = {
 
 
 def load_pretrained(
-    source: str, dtype: torch.dtype, quantization: Quantization | None, device: torch.device, *, cast: bool = True
+    source: str,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    device: torch.device,
+    *,
+    cast: bool = True,
+    may_lack: Sequence[str] = (),
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a model and its processor with transformers.
 
@@ -58,6 +64,7 @@ def load_pretrained(
         device: Device of 4-bit weights; plain weights are left on the CPU.
         cast: False keeps the stored dtype, except of the vocabulary's matrices; the config's `dtype` is set for
             `settle`.
+        may_lack: Prefixes of unused weights that may be missing.
 
     Raises:
         UserError: The model is missing, damaged or stored quantized, or a tensor is missing, unknown or misshaped.
@@ -81,7 +88,7 @@ def load_pretrained(
                 ignore_mismatched_sizes=True,
                 **(quantization.arguments(device) if quantization else {}),
             )
-        check_names(f"the model {source}", report, fix="copy or download its files again")
+        check_names(f"the model {source}", report, may_lack=may_lack, fix="copy or download its files again")
         _check_end_tokens(source, network)
         processor = load_processor(source, config.model_type)
     except UNLOADABLE as error:

@@ -145,7 +145,8 @@ class LvlmEncoder:
 
     def __init__(self, name: str, way: str, model: str, device: torch.device, dtype: torch.dtype) -> None:
         self._way = WAYS[way]
-        loaded = load(model, dtype=dtype, device=str(device))
+        # nothing reads the head, and Qwen3-VL-Embedding-8B has none
+        loaded = load(model, dtype=dtype, device=str(device), may_lack=("lm_head.",))
         _check_tokens(loaded, name, way, self._way)
         fit_images(loaded.processor, loaded.model.config.model_type, self._way.images)
         self.name, self.revision, self.precision = name, "", dtype_name(dtype)

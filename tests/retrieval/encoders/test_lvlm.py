@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from reflectune.core.errors import UserError
@@ -136,6 +137,18 @@ def test_a_narrow_model_of_the_published_layout_is_read_by_its_prompts(narrow, d
     for vector, prompt, image_of in zip(found, prompts, (shown, None, shown), strict=True):
         expected = last_state(str(folder), prompt, image_of, images=images)
         np.testing.assert_allclose(vector, expected, atol=1e-4, err_msg=prompt)
+
+
+def test_the_head_of_a_language_model_may_be_missing(narrow, draw_image) -> None:
+    folder, image = narrow("qwen3_vl"), draw_image(3).resize((96, 64))
+    expected = load_encoder(f"qwen3_vl:{folder}").encode_images([image])
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]  # as published Qwen3-VL-Embedding-8B
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    np.testing.assert_array_equal(load_encoder(f"qwen3_vl:{folder}").encode_images([image]), expected)
+    with pytest.raises(UserError, match=r"lacks 1 of its weights, e.g. lm_head.weight"):
+        load(str(folder))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
