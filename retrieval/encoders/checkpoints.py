@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.weights import UNLOADABLE, check_finite, check_names
@@ -168,18 +169,26 @@ def load_config(checkpoint: Checkpoint) -> PretrainedConfig:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """Load a model's tokenizer.
+    """Load a model's tokenizer, which ends texts with the end token if its `tokenizer_config.json` says so.
 
     Raises:
         UserError: Its files are damaged or missing.
     """
     try:
-        return AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint.folder, trust_remote_code=False)
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(
             f"the tokenizer of {checkpoint.name} cannot be loaded from {checkpoint.folder}: {_short(error)}; check or "
             "replace its files"
         ) from error
+    path = checkpoint.folder / "tokenizer_config.json"
+    declared = read_json(path, "the tokenizer's config") if path.is_file() else {}
+    ids = tokenizer("a")["input_ids"]
+    if declared.get("add_eos_token") is True and ids[-1] != tokenizer.eos_token_id:
+        # transformers 5 ignores it next to a tokenizer.json, unlike 4: E5-mistral is read at this token
+        tokenizer.add_bos_token = declared.get("add_bos_token", ids[0] == tokenizer.bos_token_id)
+        tokenizer.add_eos_token = True
+    return tokenizer
 
 
 def _checked(name: str, folder: Path, revision: str) -> Checkpoint:

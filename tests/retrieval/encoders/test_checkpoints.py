@@ -14,11 +14,22 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModel
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModel, PreTrainedTokenizerFast
 
 from reflectune.core.errors import UserError
 from reflectune.models.names import find_collection
-from reflectune.retrieval.encoders.checkpoints import OWN_CODE, PICKLED, find_checkpoint, load_weights
+from reflectune.retrieval.encoders.checkpoints import (
+    OWN_CODE,
+    PICKLED,
+    Checkpoint,
+    find_checkpoint,
+    load_tokenizer,
+    load_weights,
+)
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import load_index
@@ -55,6 +66,21 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 # A folder.
+
+
+def test_a_tokenizer_ends_texts_as_its_config_says(tmp_path) -> None:
+    made = Tokenizer(WordLevel({"<s>": 0, "</s>": 1, "owl": 2, "a": 3}))
+    made.pre_tokenizer = Whitespace()
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    PreTrainedTokenizerFast(tokenizer_object=made, bos_token="<s>", eos_token="</s>").save_pretrained(tmp_path)
+    checkpoint = Checkpoint("e5-mistral", tmp_path, "", False, "")
+    path = tmp_path / "tokenizer_config.json"
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    for ends, expected in ((False, [0, 2, 3, 3]), (True, [0, 2, 3, 1])):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "add_bos_token": True, "add_eos_token": ends}))
+        ids = load_tokenizer(checkpoint)("owl a a a", truncation=True, max_length=4)["input_ids"]
+        assert ids == expected
 
 
 def test_a_folder_with_a_pickle_alone_gives_the_vectors_of_its_safetensors(bin_folder, encoder, draw_image) -> None:
