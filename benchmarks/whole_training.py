@@ -94,7 +94,7 @@ def padded_rows(model: PreTrainedModel, rows: Sequence[Tree]) -> dict[str, Tenso
     labels = torch.stack([filled(row.prefix.labels, IGNORE) for row in rows])
     vision = {name: torch.cat([row.vision[name] for row in rows]) for name in rows[0].vision}
     batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, **vision}
-    if model.config.model_type == "qwen2_vl":
+    if model.config.model_type != "llava":
         batch["mm_token_type_ids"] = (ids == model.config.image_token_id).int()
     return batch
 
@@ -144,6 +144,8 @@ def stock_side(
     model: Any, examples: Sequence[EncodedExample], arguments: argparse.Namespace, folder: str, kind: str
 ) -> Trainer:
     """Build SFTTrainer on flat rows: as it comes, with compiled layers, without padding too, or with Liger."""
+    if "no padding" in kind and model.config.model_type != "llava":
+        raise ValueError("rows without padding have no 3D positions")
     rows = [row for example in examples for row in independent_rows(example.trees[0])]
     at_once = AT_ONCE * arguments.branches
     config = arguments_of(

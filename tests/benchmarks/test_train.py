@@ -2,9 +2,14 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+
+from reflectune.models.attention.tree import independent_rows
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/train.py"
 TINY = "--device cpu --size tiny --rank 4 --branches 2 --tokens 20 --step 2 --questions 10 --tokens_per_device 700"
@@ -25,3 +30,14 @@ def test_all_sides_have_one_loss(forked_python: str, tmp_path: Path) -> None:
     assert all(found["questions/s"] > 0 for found in sides.values())
     assert [row["claim"] for row in record["claims"]] == ["llava: a whole LoRA training, questions/s"]
     assert "| trees, budget of tokens |" in printed
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl", "qwen3_5"])
+def test_stock_rows_are_those_that_a_tree_stands_for(script: Callable[[str], ModuleType], family: str) -> None:
+    whole, workload = script("whole_training"), script("workload")
+    model = workload.build(family, "tiny")
+    tree = workload.tree_of(model, 2, 20)
+    found, expected = whole.padded_rows(model, independent_rows(tree)), workload.flat_rows(model, tree)
+
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
