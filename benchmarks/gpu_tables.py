@@ -48,7 +48,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
         lines += [*table(("LoRA step", "tokens", "seconds", "tokens/s", "TFLOP/s", "GiB"), rows), ""]
     if losses := trained.get("loss"):
         pairs = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
-        lines.append(f"- Losses without dropout: {pairs}.")
+        lines += [f"- Losses without dropout: {pairs}.", ""]
     lines += weights_tables(figures)
     exactly = []
     for name in (*FAMILIES, "qwen2_5_vl"):

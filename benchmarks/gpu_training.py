@@ -258,7 +258,8 @@ def weights_tables(figures: dict[str, Any]) -> list[str]:
         "wanted",
         "GiB",
     )
-    lines = [*table(head, rows), ""] if found else []
-    for name, spent in (found.get("profile, ms") or {}).items():
-        lines.append(f"- {name}: " + ", ".join(f"{kernel} {ms:g} ms" for kernel, ms in spent.items()) + ".")
-    return lines
+    notes = [
+        f"- {name}: " + ", ".join(f"{kernel} {ms:g} ms" for kernel, ms in spent.items()) + "."
+        for name, spent in found.get("profile, ms", {}).items()
+    ]
+    return [*table(head, rows), "", *notes, *([""] if notes else [])] if found else []

@@ -59,3 +59,16 @@ def test_a_section_that_fails_is_recorded_with_its_error(script: Callable[[str],
     options = {"device": "cpu", "size": "tiny", "dtype": "float32", "packed": False}
     figures = script("gpu").run_section("training", 0.1, argparse.Namespace(results=tmp_path, **options))
     assert figures["errors"] == {"training": "cut off after 0.1 s"}
+
+
+def test_a_list_ends_before_the_next_table(script: Callable[[str], ModuleType]) -> None:
+    case = script("gpu_training").CASES[0].name
+    figures = {
+        "training": {"step": {"trees": 1.0}, "loss": {"trees": 2.0}},
+        "weights": {"pass": {f"{case}, trees": 1.0}, "profile, ms": {case: {"gemm": 3.0}}},
+        "gradients": {"relative difference of a gradient": {"llava": 1e-6}},
+    }
+    lines = ["", *script("gpu_tables").tables(figures)]
+    heads = [number for number, line in enumerate(lines) if line.startswith("| --- ")]
+    assert len(heads) == 4
+    assert {lines[number - 2] for number in heads} == {""}
