@@ -62,7 +62,10 @@ CASES = (
 
 
 def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
-    """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, each as it is and with compiled layers."""
+    """Time a LoRA step of LLaVA-1.5-7B's recipe on flat rows and on trees, as it is and with compiled layers.
+
+    `train/sft.py` compiles no layers under dense masks.
+    """
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     base: Any = w.build("llava", arguments.size, dtype=dtype, device=device)
     model = _with_lora(base, 128 if arguments.size == "7b" else 4)
@@ -89,8 +92,8 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
         optimizer.zero_grad()
         return loss.item()
 
-    def measure(name: str, tokens: int, loss_of: Callable[[], Any]) -> None:
-        for suffix in ("", ", layers compiled") if device == "cuda" else ("",):
+    def measure(name: str, tokens: int, loss_of: Callable[[], Any], *, compiles: bool = True) -> None:
+        for suffix in ("", ", layers compiled") if compiles and device == "cuda" else ("",):
             with compiled(base, on=bool(suffix)):
                 found = figures.time("step", name + suffix, lambda: step(loss_of))
             if found is not None:
@@ -101,7 +104,7 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
 
     measure("flat rows", rows["input_ids"].numel(), flat_loss)
     dense = trees_on(base, trees, device, packed=False)  # from here on the model's attention reads trees
-    measure("trees, dense masks", read, lambda: tree_loss(dense))
+    measure("trees, dense masks", read, lambda: tree_loss(dense), compiles=False)
     packed = trees_on(base, trees, device)
     measure("trees", read, lambda: tree_loss(packed))
     model.eval()  # without dropout both sides have one loss
