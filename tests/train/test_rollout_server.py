@@ -73,6 +73,7 @@ def test_a_server_samples_with_the_weights_of_each_step_and_a_seed_for_each_requ
     assert {len(body["content_parts"]) for body in stub.requests} == {1}
     assert {each["temperature"] for each in sampling} == {0.7}
     assert {each["max_tokens"] for each in sampling} == {160}
+    assert all(each["logit_bias"] == {str(image): -100.0} for each in sampling)
     assert len({each["seed"] for each in sampling}) == len(sampling)
     assert len({body["cache_salt"] for body in stub.requests}) == len(stub.weights) == 2
 

@@ -65,6 +65,8 @@ class RolloutServer:
             "logprobs": 0,
             "ignore_eos": True,  # of the server's own config
             "stop_token_ids": [*ends],
+            # an image's token in a reply would need an image of its own; TRL suppresses it as well
+            "logit_bias": {str(token): -100.0 for token in {renderer.image_token_id, renderer.expansion.token}},
         }
 
     def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
