@@ -260,6 +260,31 @@ def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weigh
     assert not {name for name, tensor in weights(settings.model).items() if not torch.equal(first[name], tensor)}
 
 
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({}, "`per_device_train_batch_size` 8 → 4 with"),
+        (
+            {
+                "method": "lora",
+                "gradient_checkpointing": True,
+                "per_device_train_batch_size": 1,
+                "gradient_accumulation_steps": 8,
+            },
+            "none: use a device with more memory",
+        ),
+    ],
+    ids=["full", "least"],
+)
+def test_out_of_memory_names_the_questions_and_what_to_change(config, monkeypatch, changes, advice: str) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(AnswerTrainer, "compute_loss", full)
+    with pytest.raises(UserError, match=rf"out of memory at step 1, on the examples q\d, q\d\.(.|\n)*{advice}"):
+        learn(config(**changes))
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_the_straight_one(config, assert_equal_weights, monkeypatch) -> None:
     """Kill the run in the second epoch, before its last step: an epoch is three steps, of two prompts each."""

@@ -16,6 +16,7 @@ from reflectune.train.answer_rewards.rewards import Reward
 from reflectune.train.answer_rewards.rollout_server import RolloutServer
 from reflectune.train.data.order import FollowEpochs
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
+from reflectune.train.runs.failures import FailingBatch, naming
 from reflectune.train.runs.logs import LogFile
 
 
@@ -107,6 +108,13 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         rendered = [self._processor.rendered(prompt_id(prompt)) for prompt in prompts]
         rows = [prompt.ids for prompt in rendered]
         return {"prompt_ids": rows, "completion_ids": self.server.sample(rows, rendered), "logprobs": None}
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """Sample a step's replies if it begins, and add the gradients of a batch. Errors name the questions."""
+        questions = list(dict.fromkeys(str(row["question_id"]) for row in inputs))
+        with naming(FailingBatch(self.state.global_step + 1, questions)):
+            loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        return loss
 
     def compute_loss(
         self,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import TrainingArguments
 
@@ -25,17 +24,19 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class FailingBatch:
-    """A batch of the collator, at the step that failed on it."""
+    """A batch, at the step that failed on it."""
 
     step: int
-    inputs: Mapping[str, Any]
+    sample_ids: Sequence[str]
+    tokens: int = 0
+    """Its tokens with padding; 0 if they are not known."""
     budget: int | None = None
     """Maximum tokens of a micro-batch; None if batches have a fixed number of questions."""
 
     @property
     def words(self) -> str:
         """The step and its examples, for a message."""
-        return f"step {self.step}{_on(self.inputs['sample_ids'])} ({self.inputs['input_ids'].numel():,} tokens)"
+        return f"step {self.step}{_on(self.sample_ids)}" + (f" ({self.tokens:,} tokens)" if self.tokens else "")
 
 
 def _on(examples: Sequence[str]) -> str:
@@ -125,7 +126,7 @@ def advising(
             raise
         batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
         where = f"at {batch.words}" if batch else "between batches (moving the model, or stepping its weights)"
-        changes = "\n  ".join(_changes(adapters, compute, args, batch, less))
+        changes = "\n  ".join(_changes(adapters, compute, args, batch, less)) or "none: use a device with more memory"
         resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
         alone = (
             "`tokens_per_device` or `gradient_checkpointing`" if batch and batch.budget else "`gradient_checkpointing`"
@@ -147,8 +148,8 @@ def _changes(
 ) -> Iterator[str]:
     """Yield the changes of settings that need less memory."""
     size, steps = args.train_batch_size, args.gradient_accumulation_steps
-    if batch and batch.budget and len(batch.inputs["sample_ids"]) > 1:
-        yield f"`tokens_per_device` {max(batch.inputs['input_ids'].numel() // 2, 1)}, which trains the same"
+    if batch and batch.budget and len(batch.sample_ids) > 1:
+        yield f"`tokens_per_device` {max(batch.tokens // 2, 1)}, which trains the same"
     elif batch and not batch.budget and size > 1:
         smaller = next(divisor for divisor in range(size // 2, 0, -1) if size % divisor == 0)
         yield (

@@ -133,7 +133,8 @@ class ReflectionTrainer(CheckpointedTrainer):
         if "examples" in inputs:
             return self._whole_step(model, inputs["examples"], inputs["at_least"], num_items_in_batch)
         casting = under_autocast(self._adapters) if self.accelerator.native_amp else nullcontext()
-        with naming(FailingBatch(self.state.global_step + 1, dict(inputs), self.budget)), casting:
+        step, tokens = self.state.global_step + 1, inputs["input_ids"].numel()
+        with naming(FailingBatch(step, inputs["sample_ids"], tokens, self.budget)), casting:
             return super().training_step(model, inputs, num_items_in_batch)
 
     def _whole_step(
