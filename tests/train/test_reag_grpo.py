@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from reflectune.train.answer_rewards.run import (
     steps_of,
 )
 from reflectune.train.answer_rewards.trainer import AnswerTrainer, PromptOrder
+from reflectune.train.promsa_grpo import promsa_grpo
 from reflectune.train.reag_grpo import reag_grpo
 from reflectune.train.runs.arguments import common_arguments
 from reflectune.train.runs.skeleton import run
@@ -384,6 +386,16 @@ def test_rows_that_are_no_prompts_of_the_data_set_are_refused(
     write_manifest(tmp_path / "rows", Manifest("plain", world, {"train": "0"}))
     with pytest.raises(UserError, match=message):
         learn(config(train_data=str(tmp_path / "rows")))
+
+
+def test_the_help_leaves_out_the_keys_of_other_trainings(capsys) -> None:
+    """Nothing compiles here, and rows are not encoded by a loader's workers."""
+    for command in (reag_grpo, promsa_grpo):
+        command.main(["--help"])
+        shown = capsys.readouterr().out
+        assert "--gradient_checkpointing" in shown
+        assert not re.search("--(compile|dataloader_workers|prompts|lora_dropout|double_quantization) ", shown)
+        assert re.search(r"--per_device_train_batch_size N\n +replies", shown)
 
 
 def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(config, capsys) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import SplitName
@@ -14,7 +14,7 @@ from reflectune.train.settings.training import RewardConfig
 
 
 class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
-    """Settings of TRL's GRPO, without a KL term. `per_device_train_batch_size` counts replies."""
+    """Settings of TRL's GRPO, without a KL term."""
 
     model: ModelName = setting(
         "",
@@ -25,6 +25,7 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
     scheme: Literal["plain"] = setting("plain", "always plain: replies have no tokens of their own")
     limit: int | None = setting(None, "maximum number of prompts, drawn by seed; all if unset", ge=1)
     generations: int = setting(8, "replies per prompt: the group size of GRPO", ge=2)
+    per_device_train_batch_size: int = setting(8, "replies, of one or several prompts", ge=1, hashed=False)
     max_new_tokens: int = setting(256, "maximum tokens per reply, thoughts included", ge=1)
     temperature: float = setting(1.0, "temperature of sampling replies", gt=0)
     accuracy_reward: float = setting(1.0, "reward of an answer that is right by the metric", ge=0)
@@ -36,6 +37,12 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         secret=True,
         hashed=False,
     )
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys of trainings that read trees, of quantisation, and of schemes with tokens."""
+        tree = {"compile", "dataloader_workers", "lora_dropout", "projector_learning_rate"}
+        return tree | {"double_quantization", "prompts"}
 
     @cross_check
     def method_problems(self) -> Iterator[str]:
