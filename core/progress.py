@@ -39,11 +39,12 @@ class _LogBar(tqdm):
 
 
 def quiet_libraries() -> None:
-    """Hide the bars of transformers and the Hub in a log, and four notices of libraries that no user can act on."""
+    """Hide the bars of transformers and the Hub in a log, and five notices of libraries that no user can act on."""
     # PEFT 0.21 reads a property that transformers 5.23 has renamed; can go with a PEFT that reads the new one
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     # accelerate 1.15 gives DDP the name of before torch 2.13; can go with one that gives `forward_sync_buffers`
     warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "You are using 'rollout_func'", UserWarning)  # TRL: experimental
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     logging.getLogger("DeepSpeed").addFilter(_says_more_than_cpu)
     if sys.stderr.isatty():

@@ -138,7 +138,9 @@ def test_trl_is_given_the_tokens_that_the_pipeline_reads(family: Family, world, 
     )
     asked = [[{"role": "user", "content": [{"type": "text", "text": item.id}]}] for item in PROMPTS]
 
-    sampled = processor.apply_chat_template(asked, tokenize=True, return_dict=True)
+    kept = [prompts.rendered(item.id) for item in PROMPTS]
+    sampled = {"input_ids": [prompt.ids for prompt in kept]}
+    sampled |= processor.fields(kept, sampled["input_ids"])
     keys = [processor.apply_chat_template(item, tokenize=False) for item in asked]
     scored = processor(images=None, text=keys, padding=True, return_tensors="pt")
 
@@ -249,6 +251,18 @@ def test_the_image_of_each_prompt_reaches_the_model_that_trains(config, world, m
         read = ids[: -settings.max_new_tokens].tolist()
         (own,) = [item for item in asked if read[-item["input_ids"].shape[1] :] == item["input_ids"][0].tolist()]
         assert torch.equal(image, own["pixel_values"][0])
+
+
+def test_replies_are_sampled_a_batch_at_a_time(config, monkeypatch) -> None:
+    read, fields = list[int](), PromptProcessor.fields
+
+    def counted(processor: PromptProcessor, prompts: Any, rows: Any) -> Any:
+        read.append(len(rows))
+        return fields(processor, prompts, rows)
+
+    monkeypatch.setattr(PromptProcessor, "fields", counted)
+    learn(config(per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=1))
+    assert read == [4, 4]
 
 
 def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weights, vllm_stub) -> None:

@@ -209,26 +209,6 @@ class AgentTrainer(AnswerTrainer):
         self._loss_inputs: dict[str, Any] | None = None
         super().__init__(*args, **kwargs)
 
-    def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Sample a reply after each row of ids, with its end token unless it is cut off.
-
-        Transformers reads no more rows at a time than a step of training: a long trajectory's keys and values take GBs.
-
-        Args:
-            rows: Token ids.
-            prompts: The prompt, with its image, that each row begins with.
-        """
-        if self.server is not None:
-            return self.server.sample(rows, prompts)
-        processor = self.processing_class
-        assert isinstance(processor, PromptProcessor)  # from the constructor
-        sampled: list[list[int]] = []
-        for start in range(0, len(rows), size := self.args.per_device_train_batch_size):
-            some = rows[start : start + size]
-            fields = processor.fields(prompts[start : start + size], some)
-            sampled += self._generate_single_turn(some, None, fields, 1)[0]
-        return sampled
-
     def _compute_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         self._loss_inputs = inputs = dict(inputs)
         try:

@@ -86,12 +86,8 @@ class PromptProcessor(ProcessorMixin):
         self._renderer, self.rendered, self._types_key = renderer, rendered, types_key
 
     def apply_chat_template(self, conversation: Any, chat_template: str | None = None, **options: Any) -> Any:  # type: ignore[override]  # TRL's call
-        """Return the token ids and tensors of several prompts, or the id of one if `tokenize` is off."""
-        if not options.get("tokenize"):
-            return prompt_id(conversation)
-        prompts = [self.rendered(prompt_id(row)) for row in conversation]
-        rows = {"input_ids": [prompt.ids for prompt in prompts]}
-        return rows | self.fields(prompts, rows["input_ids"])
+        """Return the id of a prompt."""
+        return prompt_id(conversation)
 
     def fields(self, prompts: Sequence[Rendered], rows: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Return what a model reads next to token ids that begin with these prompts."""

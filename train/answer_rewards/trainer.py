@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from trl import GRPOTrainer
 
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.train.answer_rewards.prompts import PromptProcessor, prompt_id
 from reflectune.train.answer_rewards.rewards import Reward
 from reflectune.train.answer_rewards.rollout_server import RolloutServer
@@ -81,7 +82,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
             Dataset.from_list([dict(row) for row in rows]),
             processing_class=processor,
             callbacks=[LogFile()],
-            rollout_func=self._served_replies if server and not rollout else rollout,
+            rollout_func=rollout or self._replies,
         )
         self._order = PromptOrder(GRPOTrainer._get_train_sampler(self))
         self.add_callback(FollowEpochs(self._order))
@@ -101,13 +102,30 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
             self.server.load(self._bare_model, self.processes)
             self._served_step = self.state.global_step
 
-    def _served_replies(self, prompts: Sequence[Any], _: Any) -> dict[str, Any]:
-        """Return TRL's keys of one reply to each prompt, sampled by the server."""
-        assert self.server is not None
+    def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
+        """Sample a reply after each row of ids, with its end token unless it is cut off.
+
+        Transformers reads no more rows at a time than a step of training: the keys and values of long rows take GBs.
+
+        Args:
+            rows: Token ids.
+            prompts: The prompt, with its image, that each row begins with.
+        """
+        if self.server is not None:
+            return self.server.sample(rows, prompts)
+        sampled: list[list[int]] = []
+        for start in range(0, len(rows), size := self.args.per_device_train_batch_size):
+            some = rows[start : start + size]
+            fields = self._processor.fields(prompts[start : start + size], some)
+            sampled += self._generate_single_turn(some, None, fields, 1)[0]
+        return sampled
+
+    def _replies(self, prompts: Sequence[Any], _: Any) -> dict[str, Any]:
+        """Return TRL's keys of one reply to each prompt."""
         self.begin_rollouts()
         rendered = [self._processor.rendered(prompt_id(prompt)) for prompt in prompts]
         rows = [prompt.ids for prompt in rendered]
-        return {"prompt_ids": rows, "completion_ids": self.server.sample(rows, rendered), "logprobs": None}
+        return {"prompt_ids": rows, "completion_ids": self.sample(rows, rendered), "logprobs": None}
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         """Sample a step's replies if it begins, and add the gradients of a batch. Errors name the questions."""
