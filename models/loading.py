@@ -295,7 +295,7 @@ def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     if scheme.tokens:
         raise UserError(
             f"{folder} was trained with scheme {scheme.name}, and {wanted.name} is needed; choose a checkpoint of "
-            f"{wanted.name}; to train from, a base model does as well"
+            f"{wanted.name}; sft also starts from a base model"
         )
     if (folder / ADAPTER_FILE).is_file():
         raise UserError(
