@@ -88,6 +88,11 @@ def is_hybrid(config: Any) -> bool:
     return LINEAR in (getattr(config, "layer_types", None) or ())
 
 
+def layers_per_cache(config: Any) -> float:
+    """Return the number of layers for each one with keys and values: 4 in Qwen3.5, 1 without linear attention."""
+    return len(config.layer_types) / max(1, config.layer_types.count(FULL)) if is_hybrid(config) else 1
+
+
 def state_tokens(config: Any, dtype: torch.dtype) -> int:
     """Return the number of tokens whose keys and values take as many bytes as the states of one row; 0 without any."""
     if not is_hybrid(config):

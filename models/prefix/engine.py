@@ -19,7 +19,7 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.positions import longest_sequence, sliding_window
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.decoding import StaticDecoder
-from reflectune.models.prefix.forward import KEPT, Forward, find_budget, image_bytes, within_budget
+from reflectune.models.prefix.forward import Forward, find_budget, image_bytes, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.packed import packed_for
 from reflectune.models.prefix.packed_rows import Spot, TreePart
@@ -54,7 +54,7 @@ class PrefixEngine:
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)
-        self._max_kept = KEPT * self.token_budget
+        self._max_kept = self._forward.kept_budgets * self.token_budget
         self._model = loaded.model
         self.max_length = longest_sequence(self._model)
         self._slides = bool(sliding_window(self._model.config.get_text_config()))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
-from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, state_tokens
+from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, layers_per_cache, state_tokens
 from reflectune.models.attention.shared import KeysValues, Shared, SharedContext, share_prefixes
 from reflectune.models.attention.windows import read_windows_at_once
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
@@ -28,7 +28,7 @@ CPU_BUDGET = 2_048
 LARGEST = 65_536
 """More tokens gain nothing on an accelerator."""
 KEPT = 4
-"""Budgets of tokens whose keys and values may be kept."""
+"""Budgets of tokens whose keys and values may be kept; more where few layers have any, see `Forward.kept_budgets`."""
 _TRIAL = 1_024
 _SHARE = 0.7
 """Share of the free memory to use; the rest is for images and fragmentation."""
@@ -47,6 +47,7 @@ class Forward:
         tokens_read: Prompt tokens read so far, without padding and decoded tokens.
         token_bytes: Bytes of a token in a forward pass, from a trial on a GPU; 0 without one.
         state_tokens: Tokens whose keys and values take as many bytes as the states of a row; see `recurrence`.
+        kept_budgets: `KEPT`, for as many bytes as in a model whose layers all have keys and values.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -60,7 +61,8 @@ class Forward:
         self.positions = Positions(model)
         self.tokens_read = 0
         self.token_bytes = 0.0
-        self.state_tokens = state_tokens(model.config.get_text_config(), model.dtype)
+        text = model.config.get_text_config()
+        self.state_tokens, self.kept_budgets = state_tokens(text, model.dtype), int(KEPT * layers_per_cache(text))
 
     def prefill(self, prefixes: Sequence[Rendered]) -> Rows:
         """Read the images and the prefixes of one batch, into key-value caches of their own."""
@@ -217,7 +219,7 @@ def find_budget(forward: Forward) -> int:
     del read
     torch.cuda.empty_cache()
     return min(
-        fitting_budget(torch.cuda.mem_get_info(gpu)[0], (peak - own) / _TRIAL, own / _TRIAL)
+        fitting_budget(torch.cuda.mem_get_info(gpu)[0], (peak - own) / _TRIAL, own / _TRIAL, forward.kept_budgets)
         for gpu, peak, own in zip(gpus, peaks, kept, strict=True)
     )
 
@@ -242,13 +244,14 @@ def within_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def fitting_budget(free: float, passing: float, kept: float) -> int:
+def fitting_budget(free: float, passing: float, kept: float, budgets: int = KEPT) -> int:
     """Return the largest power of two up to `LARGEST` that fits.
 
     Args:
         free: Bytes of memory.
         passing: Bytes of one token during a pass.
-        kept: Bytes of one token's keys and values. `KEPT` budgets of branches and as many of prefixes are kept.
+        kept: Bytes of one token's keys and values.
+        budgets: Budgets of branches that are kept, and as many of prefixes.
     """
-    tokens = _SHARE * free / max(passing + 2 * KEPT * kept, 1)
+    tokens = _SHARE * free / max(passing + 2 * budgets * kept, 1)
     return max(1, min(LARGEST, 2 ** int(max(tokens, 1)).bit_length() // 2))

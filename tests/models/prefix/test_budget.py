@@ -29,3 +29,11 @@ def test_a_cpu_reads_little_at_a_time_unless_told_otherwise() -> None:
     assert find_budget(Forward(loaded.model)) == CPU_BUDGET
     assert PrefixEngine(loaded).token_budget == CPU_BUDGET
     assert PrefixEngine(loaded, 77).token_budget == 77
+
+
+def test_as_many_bytes_are_kept_where_few_layers_have_keys_and_values() -> None:
+    """Of Qwen3.5's layers every fourth has; states of branches that are dropped are read again to be continued."""
+    of_all, of_some = Forward(load("miniature/llava").model), Forward(load("miniature/qwen3_5").model)
+    layers = of_some.model.config.get_text_config().layer_types
+    assert of_all.kept_budgets == KEPT
+    assert of_some.kept_budgets == KEPT * len(layers) // layers.count("full_attention") > KEPT
