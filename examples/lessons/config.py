@@ -19,14 +19,8 @@ from reflectune.retrieval.config import RetrieverConfig
 
 TAUGHT: Final = ("mi_rag", "pmsr", REAG)
 """Pipelines that the teacher can reply to."""
-_UNTAUGHT: Final = {
-    "gate_filter": 0,
-    "gate_stop": 0,
-    "pair_images": 0,
-    "extract_answer": False,
-    "answer_form": "paper",
-}
-"""Keys of these pipelines that lessons are written without, with their defaults."""
+_UNTAUGHT: Final = ("gate_filter", "gate_stop", "pair_images", "extract_answer", "answer_form")
+"""Keys of these pipelines that lessons are written without."""
 
 
 # Type checkers see no keys of pipelines here: only the pipelines' own files may read them.
@@ -128,7 +122,7 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
     @cross_check
     def untaught_problems(self) -> Iterator[str]:
         """Yield the keys of steps that a teacher doesn't do, and of prompts that a lesson doesn't hold."""
-        given = [name for name, usual in _UNTAUGHT.items() if getattr(self, name, usual) != usual]
+        given = [name for name in _UNTAUGHT if getattr(self, name) != type(self).model_fields[name].default]
         yield from (f"`{name}` is for evaluate: no lesson is written with it; leave it out" for name in given)
 
     def decisive_settings(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from reflectune.core.config import Settings
 from reflectune.formats.hits import Hit
@@ -89,8 +88,7 @@ def opened_settings(settings: Settings, entries: int) -> Settings:
         settings: The pipeline's own settings.
         entries: Minimum number of entries to retrieve.
     """
-    update: dict[str, Any] = {"gamma": -1.0, "top_n": max(entries, DepthSettings.of(settings).top_n)}
-    return settings.model_copy(update=update)
+    return settings.model_copy(update={"gamma": -1.0, "top_n": max(entries, DepthSettings.of(settings).top_n)})
 
 
 def closed_settings(settings: Settings) -> Settings:

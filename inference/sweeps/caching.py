@@ -87,8 +87,8 @@ class KnownBranches(Branches):
 class CachingEngine(PrefixEngine):
     """A `PrefixEngine`, with the same arguments, that caches prefixes, branches and answers until `forget`.
 
-    Keys and values stay in memory until then. So pass one batch of questions to all grid points in turn, then call
-    `forget`. It doesn't `score`.
+    Keys and values stay in memory until then, or until `release`. So pass one batch of questions to all grid points in
+    turn, then call `forget`. It doesn't `score`.
     """
 
     def __init__(

@@ -128,6 +128,19 @@ class TraceStore:
             if not reopen(row.get("limit", {})) and (failed or not row.get("error"))
         }
 
+    def _ranked_places(self, paths: Iterable[Path], reopen: Reopen) -> dict[str, tuple[int, Place]]:
+        """Return the best row's rank and place: 2 for an answer, 1 for a failure, 0 for one that `reopen` selects.
+
+        Of equal ranks the last row counts.
+        """
+        ranked: dict[str, tuple[int, Place]] = {}
+        for path in paths:
+            for begin, _, row in scan_rows(path, self.fingerprint):
+                rank = 0 if reopen(row.get("limit", {})) else 1 if row.get("error") else 2
+                if rank >= ranked.get(row["id"], (0, None))[0]:
+                    ranked[row["id"]] = (rank, (path, begin))
+        return ranked
+
     def _tabled(self, reopen: Reopen = lambda limit: False, *, failed: bool = True) -> list[str]:
         """Return the questions that have a trace in Parquet; see `_places`."""
         if not self._table.exists():
@@ -139,12 +152,15 @@ class TraceStore:
         """Merge the processes' logs with the merged file, and delete the logs."""
         logs, lines, table = self._logs, self._lines, self._table
         paths = [*lines, *logs.paths()]
-        finished = self._places(paths, reopen) | self._places(paths, reopen, failed=False)  # an answer, if there is one
-        stored = {*finished, *self._tabled(reopen)}
+        ranked = self._ranked_places(paths, reopen)
+        tabled = {*self._tabled(reopen)}
+        stored = tabled.union(key for key, (rank, _) in ranked.items() if rank)
         if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
-        places = self._places(paths) | finished  # those to compute again stay until they are
-        rows = self._merged_rows(sorted({*places, *stored, *self._tabled()}), places)
+        places = {key: place for key, (rank, place) in ranked.items() if rank or key not in tabled}
+        rows = self._merged_rows(
+            sorted({*places, *self._tabled()}), places
+        )  # those to compute again stay until they are
         if self._grows_long(paths):
             write_traces(table, self.fingerprint, rows)
             outdated = lines

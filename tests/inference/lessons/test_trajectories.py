@@ -109,12 +109,12 @@ def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: 
     """No image is read for each pair of questions: those of InfoSeek have few words, and there are a million."""
     read: list[Path] = []
     monkeypatch.setattr(trajectories, "sha256_of", lambda path: read.append(path) or sha256_of(path))
-    for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):
+    for name, colour in (("a", "red"), ("b", "red"), ("c", "blue"), ("d", "green")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
     held_out = [asked(0, "Other?", split="val"), asked(7, "what is it  made of?", "b.png", split="val")]
     held_out += [asked(number, image="c.png", split="val") for number in (8, 9)]
     make.data_set(tmp_path, [make.entry(1, "a.png")], held_out, image_root=".")
-    training = [asked(0, "Who?"), asked(1), asked(2, image="c.png"), asked(3, "Who made it?")]
+    training = [asked(0, "Who?"), asked(1), asked(2, image="c.png"), asked(3, "Who made it?"), asked(4, image="d.png")]
     assert evaluated(training, (tmp_path,), {"val": Dataset(tmp_path)}) == dict.fromkeys(["q0", "q1", "q2"], "val")
     assert len(read) <= len(training) + len(held_out)
 
