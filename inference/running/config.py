@@ -56,12 +56,15 @@ else:
 class PipelinesConfig(ModelSettings, AllPipelines):
     """Pipelines that are run together, and their models."""
 
-    pipelines: list[str] = setting(["closed_book", "naive_rag", "oracle", "mr2ag"], f"of {', '.join(all_forms())}")
+    pipelines: list[str] = setting(
+        ["closed_book", "naive_rag", "oracle", "mr2ag"],
+        f"of {', '.join(all_forms())}; `--pipelines NAME --help` lists the keys of NAME alone",
+    )
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
-        """Return the settings of pipelines that are not named."""
-        given = values.get("pipelines")
+        """Return the settings of pipelines that are not named, or by default not run."""
+        given = values.get("pipelines", cls.model_fields["pipelines"].default)
         names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
         chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
         if not chosen:

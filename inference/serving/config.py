@@ -52,7 +52,10 @@ class ServerSettings(Settings):
 class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
     """Serve answers, their traces and searches over HTTP."""
 
-    pipelines: list[str] = setting(["mr2ag"], "pipelines to offer; the first answers requests that name none")
+    pipelines: list[str] = setting(
+        ["mr2ag"],
+        "pipelines to offer; the first answers requests that name none; `--help` lists the keys of those named",
+    )
     batch_questions: int = setting(16, "maximum number of questions per batch", ge=1)
 
     @cross_check

@@ -1,3 +1,5 @@
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -181,18 +183,28 @@ def test_a_pipelines_help_has_its_own_keys_and_shared_ones(name: str) -> None:
     assert len(unread) > 50
 
 
-def test_help_reads_the_pipelines_of_flags_and_files(tmp_path, capsys) -> None:
-    def shown(*words: str) -> str:
+def evaluate_help(*words: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
         evaluate.main([*words, "--help"], "reflectune evaluate")
-        return capsys.readouterr().out
+    return shown.getvalue()
 
+
+def test_help_reads_the_pipelines_of_flags_and_files(tmp_path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("pipelines: [mr2ag]\nrows: 3\n")
-    by_flag = shown("--pipelines", "mr2ag", "--gamma", "none")
-    assert by_flag == shown("--config", str(path))
+    by_flag = evaluate_help("--pipelines", "mr2ag", "--gamma", "none")
+    assert by_flag == evaluate_help("--config", str(path))
     assert "--gamma" in by_flag
     assert "--saturation" not in by_flag
-    whole = shown()
+    whole = evaluate_help("--pipelines", "mr3ag")
     assert "--saturation" in whole
-    assert whole == shown("--pipelines", "mr3ag") == shown("--config", str(tmp_path / "none.yaml"))
     assert whole.count("\n  --") - by_flag.count("\n  --") == int(by_flag.splitlines()[-1].split()[0])
+
+
+def test_help_without_pipelines_has_the_keys_of_those_that_run_by_default(tmp_path) -> None:
+    shown = evaluate_help()
+    default = EvaluateConfig.model_fields["pipelines"].default
+    assert shown == evaluate_help("--pipelines", *default)
+    assert shown == evaluate_help("--config", str(tmp_path / "none.yaml"))
+    assert "--gamma" in shown
+    assert "--saturation" not in shown
