@@ -10,7 +10,7 @@ from typing import Annotated
 
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import OutputFolder, Seed, Share, output_of
+from reflectune.core.values import Seed, Share, output_of
 from reflectune.examples.pocket.gallery.sources.packages import SOURCES
 from reflectune.examples.pocket.models.cache import user_cache
 
@@ -25,13 +25,8 @@ class GalleryConfig(Settings):
         "",
         "data set folder for what stage 1 learns from: captions and visual questions; empty: none",
     )
-    cache: OutputFolder = setting("", "folder that the packages are unpacked in; empty: the user's cache")
     sources: list[str] = setting(list(SOURCES), f"packages to build from, of {', '.join(SOURCES)}")
     seed: Seed = setting(0, "seed of every draw")
-    facts: int = setting(12, "maximum number of facts per entity that questions ask about", ge=1)
-    repeats: int = setting(4, "how often training asks for the same fact; for a country's, once", ge=1)
-    visual: int = setting(3, "questions that looking answers, of each entity of training", ge=0)
-    two_hop: int = setting(2, "maximum number of two-hop questions per entity", ge=0)
     flags: Share = setting(
         1.0, "most share of flags among the knowledge questions of each split; the rest is drawn out"
     )
@@ -54,18 +49,16 @@ def build_gallery(config: GalleryConfig) -> None:
     from reflectune.examples.pocket.gallery.build import GallerySettings, build_gallery
     from reflectune.examples.pocket.gallery.caption_set import build_captions
     from reflectune.examples.pocket.gallery.collecting import collect_sources
-    from reflectune.examples.pocket.gallery.questions import Amounts
 
-    cache = Path(config.cache).expanduser() if config.cache else user_cache("gallery")
+    cache = user_cache("gallery")
     if config.dry_run:
         captions = f", captions in {config.captions}" if config.captions else ""
         print(f"a gallery in {config.output}{captions}, of packages unpacked in {cache}:")
         for name in config.sources:
             print(f"  {SOURCES[name].package}: {SOURCES[name].holds} ({SOURCES[name].package.licence})")
         return
-    amounts = Amounts(config.facts, config.repeats, config.visual, config.two_hop)
     sources = collect_sources(config.sources, cache)
-    settings = GallerySettings(config.seed, amounts, config.limit)
+    settings = GallerySettings(config.seed, config.limit)
     manifest = build_gallery(Path(config.output), sources, settings, flags=config.flags)
     entities = ", ".join(f"{count} {role}" for role, count in manifest["entities"].items())
     print(f"{manifest['name']} in {config.output}: {manifest['entries']:,} entries, entities: {entities}; questions:")

@@ -26,7 +26,7 @@ from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, mak
 from reflectune.examples.pocket.gallery.facts import entry_of
 from reflectune.examples.pocket.gallery.linking import Links, link_images, read_reviewed
 from reflectune.examples.pocket.gallery.pages import write_link_page
-from reflectune.examples.pocket.gallery.questions import Amounts, GalleryInterviewer, image_path
+from reflectune.examples.pocket.gallery.questions import GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
 from reflectune.examples.pocket.gallery.sources.images import SourceImage, Unusable, read_image
 from reflectune.examples.pocket.gallery.two_hop import Chains
@@ -46,12 +46,10 @@ class GallerySettings:
 
     Attributes:
         seed: Seed of every draw.
-        amounts: Numbers of questions.
         limit: Maximum entities of each kind of thing; 0: all.
     """
 
     seed: int = 0
-    amounts: Amounts = dataclasses.field(default_factory=Amounts)
     limit: int = 0
 
 
@@ -122,7 +120,7 @@ def _write(
     two_hop = {
         entity.article.title: chains.of(entity.article.title, CATEGORIES[entity.category].noun) for entity in entities
     }
-    interviewer = GalleryInterviewer(entities, facts, entries, visual, two_hop, settings.amounts, settings.seed)
+    interviewer = GalleryInterviewer(entities, facts, entries, visual, two_hop, settings.seed)
     splits = {split: thin_flags(asked, flags, settings.seed) for split, asked in interviewer.ask_all().items()}
     for split, questions in splits.items():
         write_questions(folder, split, questions)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from reflectune.core.types import Entry, Evidence, Question
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
@@ -27,22 +26,14 @@ SPLITS = (
 )
 
 
-@dataclass(frozen=True)
-class Amounts:
-    """Numbers of questions of an entity.
-
-    Attributes:
-        facts: Maximum facts that are asked about; a country has about twenty.
-        repeats: Questions of training for the same fact, in other words or with a different image; one for a
-            country's.
-        visual: Visual questions of each entity of training.
-        two_hop: Maximum two-hop questions of an entity.
-    """
-
-    facts: int = 12
-    repeats: int = 4
-    visual: int = 3
-    two_hop: int = 2
+FACTS = 12
+"""Maximum facts of an entity that are asked about; a country has about twenty."""
+REPEATS = 4
+"""Questions of training for the same fact, in other words or with a different image; one for a country's."""
+VISUAL = 3
+"""Visual questions of each entity of training."""
+TWO_HOP = 2
+"""Maximum two-hop questions of an entity."""
 
 
 class GalleryInterviewer:
@@ -54,7 +45,6 @@ class GalleryInterviewer:
         entries: Entries of the knowledge base, by title.
         visual: Visual questions of each entity, by title.
         chains: Two-hop questions, by the title of the depicted entity.
-        amounts: Numbers of questions.
         seed: Seed of phrasings, images and draws; each entity has its own generator.
     """
 
@@ -65,11 +55,10 @@ class GalleryInterviewer:
         entries: Mapping[str, Entry],
         visual: Mapping[str, Sequence[Visual]],
         chains: Mapping[str, Sequence[TwoHop]],
-        amounts: Amounts,
         seed: int,
     ) -> None:
         self._entities, self._facts, self._entries = entities, facts, entries
-        self._visual, self._chains, self._amounts, self._seed = visual, chains, amounts, seed
+        self._visual, self._chains, self._seed = visual, chains, seed
         self._numbers = Counter[str]()
         self.unstated = Counter[str]()
         """Facts left out because no passage of the article states them, by relation."""
@@ -94,11 +83,11 @@ class GalleryInterviewer:
         for fact, evidence in facts[len(held_out) :]:
             yield from self._repeated(entity, fact, evidence, rng)
         visual = rng.sample(list(self._visual[entity.article.title]), len(self._visual[entity.article.title]))
-        for visual_fact in visual[: self._amounts.visual]:
+        for visual_fact in visual[:VISUAL]:
             yield self._looking(entity, visual_fact, "train", rng)
-        if len(visual) > self._amounts.visual:
+        if len(visual) > VISUAL:
             split = "test_unseen_question" if number % 2 else "val_unseen_question"
-            yield self._looking(entity, visual[self._amounts.visual], split, rng)
+            yield self._looking(entity, visual[VISUAL], split, rng)
         yield from self._two_hop(entity, "two_hop_train", rng)
 
     def _repeated(
@@ -106,7 +95,7 @@ class GalleryInterviewer:
     ) -> Iterator[Question]:
         """Return several questions for one fact, each in other words or with a different image."""
         seen = set[tuple[str, str]]()
-        for _ in range(1 if entity.category == "flag" else self._amounts.repeats):
+        for _ in range(1 if entity.category == "flag" else REPEATS):
             question = self._knowledge(entity, fact, evidence, "train", rng)
             if (question.text, question.image) not in seen:
                 seen.add((question.text, question.image))
@@ -114,7 +103,7 @@ class GalleryInterviewer:
 
     def _unseen(self, entity: GalleryEntity, rng: random.Random) -> Iterator[Question]:
         split = f"{entity.role}_unseen_entity"
-        for fact, evidence in self._stated(entity, rng)[: self._amounts.facts // 2]:
+        for fact, evidence in self._stated(entity, rng)[: FACTS // 2]:
             yield self._knowledge(entity, fact, evidence, split, rng)
         visual = list(self._visual[entity.article.title])
         for visual_fact in rng.sample(visual, min(2, len(visual))):
@@ -130,7 +119,7 @@ class GalleryInterviewer:
             else:
                 self.unstated[fact.relation] += 1
         rng.shuffle(stated)
-        return stated[: self._amounts.facts]
+        return stated[:FACTS]
 
     def _knowledge(
         self, entity: GalleryEntity, fact: Fact, evidence: tuple[Evidence, ...], split: str, rng: random.Random
@@ -169,7 +158,7 @@ class GalleryInterviewer:
         bridges: dict[str, list[TwoHop]] = {}
         for chain in self._chains.get(entity.article.title, ()):
             bridges.setdefault(chain.first.relation, []).append(chain)
-        for bridge in rng.sample(list(bridges), min(self._amounts.two_hop, len(bridges))):
+        for bridge in rng.sample(list(bridges), min(TWO_HOP, len(bridges))):
             chain = rng.choice(bridges[bridge])
             image = rng.choice(entity.asked)
             yield Question(

@@ -10,27 +10,29 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import stated_answer
-from reflectune.examples.pocket.gallery import entities
+from reflectune.examples.pocket.gallery import entities, questions
 from reflectune.examples.pocket.gallery.build import IMAGES, GallerySettings, build_gallery
 from reflectune.examples.pocket.gallery.collecting import Collection
-from reflectune.examples.pocket.gallery.questions import SPLITS, Amounts
+from reflectune.examples.pocket.gallery.questions import SPLITS
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.passages import split_passages
 
 from .conftest import ARTICLES, write, write_sources
 
-MANY = GallerySettings(seed=3, amounts=Amounts(facts=99, repeats=2, visual=2, two_hop=9))
+SETTINGS = GallerySettings(seed=3)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def half_unseen() -> Iterator[None]:
-    """So few entities that a fifth of each kind would be none."""
+    """So few entities that a fifth of each kind would be none, and few facts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entities, "SHARES", {"val": 0.5})
+        for name, number in {"FACTS": 99, "REPEATS": 2, "VISUAL": 2, "TWO_HOP": 9}.items():
+            patch.setattr(questions, name, number)
         yield
 
 
-def build(folder: Path, sources: Collection, settings: GallerySettings = MANY) -> Dataset:
+def build(folder: Path, sources: Collection, settings: GallerySettings = SETTINGS) -> Dataset:
     build_gallery(folder, sources, settings)
     return Dataset(folder)
 
@@ -123,7 +125,7 @@ def test_what_looking_answers_needs_no_retrieval(dataset) -> None:
 
 def test_the_same_seed_gives_the_same_gallery(dataset, tmp_path: Path, sources: Collection) -> None:
     assert build(tmp_path / "other", sources).fingerprint == dataset.fingerprint
-    assert build(tmp_path / "third", sources, GallerySettings(4, MANY.amounts)).fingerprint != dataset.fingerprint
+    assert build(tmp_path / "third", sources, GallerySettings(4)).fingerprint != dataset.fingerprint
 
 
 def test_a_build_that_was_cut_off_goes_on(tmp_path: Path, sources: Collection) -> None:
@@ -159,7 +161,7 @@ def test_a_copy_of_the_shown_image_is_no_question(tmp_path: Path, sources: Colle
 
 
 def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
-    dataset = build(tmp_path / "out", sources, GallerySettings(3, MANY.amounts, limit=1))
+    dataset = build(tmp_path / "out", sources, GallerySettings(3, limit=1))
     kinds: dict[str, set[Any]] = {}
     for question in every(dataset):
         kinds.setdefault(question.meta["kind"], set()).add(question.entity_ids[0])
@@ -167,7 +169,7 @@ def test_a_limit_is_of_each_kind(tmp_path: Path, sources: Collection) -> None:
 
 
 def test_flags_are_drawn_out_of_each_split_to_their_share(dataset, tmp_path: Path) -> None:
-    build_gallery(tmp_path / "out", write_sources(tmp_path / "cache"), MANY, flags=0.25)
+    build_gallery(tmp_path / "out", write_sources(tmp_path / "cache"), SETTINGS, flags=0.25)
     thinned, lost = Dataset(tmp_path / "out"), 0
     for split in SPLITS:
         before, after = dataset.questions(split), thinned.questions(split)
