@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Annotated
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import Device, Dtype, Seed, SplitName, one_of, output_of
@@ -18,6 +16,10 @@ from reflectune.metrics.config import MetricKeys
 from reflectune.models.names import EncoderName, ModelName
 from reflectune.retrieval.rerankers.config import RerankerConfig
 
+SIZES = (1.0, 0.5, 0.25, 0.1, 0.02)
+"""Shares of the model's own SRT labels in MMKB-RAG's Table 5."""
+DOCUMENTS = 20
+"""Passages of the entries that MMKB-RAG takes."""
 REFLECTION = "reflection/reflection.json"
 """The manifest of a quick start's mR²AG-IT."""
 
@@ -27,7 +29,6 @@ class TablesConfig(MetricKeys, RerankerConfig):
 
     paper: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "whose tables")
     base_model: ModelName = setting("miniature/llava", "the model to fine-tune")
-    method: Literal["full", "lora"] = setting("full", "train all weights, or adapters")
     epochs: float | None = setting(
         None, "of training with reflection tokens; the recipe's if unset. Baselines keep theirs", gt=0
     )
@@ -43,28 +44,14 @@ class TablesConfig(MetricKeys, RerankerConfig):
         "and so is a plain_checkpoint that one lacks",
     )
     probe_limit: int | None = setting(None, "MMKB-RAG: training questions to probe", ge=1)
-    srt_balance: float | None = setting(3.0, "MMKB-RAG: maximum ratio of [NoRel] to [Rel]", gt=0)
-    sizes: list[Annotated[float, Field(gt=0, le=1)]] = setting(
-        [1.0, 0.5, 0.25, 0.1, 0.02], "MMKB-RAG: shares of the SRT labels in Table 5, 1.0 first"
-    )
-    equal_at: float = setting(
-        1.0, "MMKB-RAG: of `sizes`, the one at which the external labeller is compared", gt=0, le=1
-    )
+    equal_at: float = setting(1.0, f"MMKB-RAG: of {SIZES}, the share at which the external labeller is compared")
     min_steps: int = setting(150, "MMKB-RAG: minimum number of steps of a training on few labels", ge=1)
     splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
     encoder: EncoderName = setting("miniature/clip", "the index's encoder")
     top_n: int = setting(5, "entries to retrieve for a question", ge=1)
     passages: int = setting(5, "mR²AG: of their passages, those that the reranker picks", ge=1)
-    documents: int = setting(20, "MMKB-RAG: passages of the entries to take", ge=1)
-    k: list[Annotated[int, Field(ge=1)]] = setting(
-        [1, 5, 10, 15, 20], "MMKB-RAG: documents to keep, in addition to `auto`"
-    )
-    mct: Literal["filter", "merge", "rerank"] = setting(
-        "merge", "MMKB-RAG: what MCT does in Table 2; the paper's best on InfoSeek is merge"
-    )
     max_new_tokens: int = setting(16, "maximum number of tokens of an answer", ge=1)
-    max_reply_tokens: int = setting(64, "MMKB-RAG: maximum tokens of MCT's reply", ge=1)
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
     dtype: Dtype = setting("float32", "of answering and probing: float32, bfloat16 or float16")
     device: Device = setting("cpu", "cpu, cuda, or auto: each process's own")
@@ -101,16 +88,9 @@ class TablesConfig(MetricKeys, RerankerConfig):
 
     @cross_check
     def size_problems(self) -> Iterator[str]:
-        """Yield the problems of MMKB-RAG's sizes and k."""
-        if not self.sizes or self.sizes[0] != 1.0:
-            yield f"`sizes` should be shares above 0 and at most 1, 1.0 first; found {self.sizes}"
-        elif self.equal_at not in self.sizes:
-            yield f"`equal_at` should be one of `sizes`, found {self.equal_at}"
-        for name, values in (("sizes", self.sizes), ("k", self.k)):
-            if len({*values}) < len(values):
-                yield f"`{name}` should name each number once; found {values}"
-        if any(k > self.documents for k in self.k):
-            yield f"`k` should be numbers from 1 to `documents`, {self.documents}; found {self.k}"
+        """Yield the problem of a share that Table 5 doesn't have."""
+        if self.equal_at not in SIZES:
+            yield f"`equal_at` should be one of {SIZES}, found {self.equal_at}"
 
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> GridSettings:
         """The settings that points start from."""
@@ -124,9 +104,9 @@ class TablesConfig(MetricKeys, RerankerConfig):
             "scheme": self.paper,
             "top_n": self.top_n,
             "passages": self.passages,
-            "documents": self.documents,
+            "documents": DOCUMENTS,
             "max_new_tokens": self.max_new_tokens,
-            "max_reply_tokens": self.max_reply_tokens,
+            "max_reply_tokens": 64,
             "dtype": self.dtype,
             "device": self.device,
             **{name: getattr(self, name) for name in RerankerConfig.model_fields},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
-from reflectune.examples.miniature.tables.config import TablesConfig
+from reflectune.examples.miniature.tables.config import DOCUMENTS, SIZES, TablesConfig
 from reflectune.examples.miniature.tables.mmkb_stages import MODEL, STRING, labels, own_labels, preparation, training
 from reflectune.examples.miniature.tables.stages import Answering, TablesPlan
 from reflectune.inference.sweeps.points import Point
@@ -22,7 +22,10 @@ TOKENS = {
 """RET, SRT and MCT of each row of Table 2."""
 
 MCT = ("merge", "rerank", "filter")
-"""Kinds of MCT in Table 4."""
+"""Kinds of MCT in Table 4. Table 2 has the first, the paper's best on InfoSeek."""
+KS = ("auto", "1", "5", "10", "15", str(DOCUMENTS))
+"""Numbers of documents in Table 3. Table 4 has no 1, which leaves nothing for MCT to do."""
+SEVERAL = tuple(k for k in KS if k != "1")
 
 SRT_ALONE = Point("SRT", {"ret": False, "srt": True, "k": "auto", "mct": "none"})
 
@@ -31,30 +34,30 @@ def plan(config: TablesConfig) -> TablesPlan:
     """Return one set of probes, its labels in several sizes, and a training of each per seed."""
     stages = preparation(config)
     answering: list[Answering] = []
-    names = [MODEL, *(own_labels(size) for size in config.sizes), STRING]
+    names = [MODEL, *map(own_labels, SIZES), STRING]
     stages += [labels(config, name) for name in names]
     world, index = Path(config.output, "world"), Path(config.output, "index")
     for seed in config.seeds:
         for name in names:
             stage = training(config, name, seed)
             stages.append(stage)
-            points = _points(config) if name == MODEL else [SRT_ALONE]
+            points = _points() if name == MODEL else [SRT_ALONE]
             answering.append(Answering(name, seed, world, index, stage.folder, points))
     return TablesPlan("MMKB-RAG's ablations in miniature", stages, answering, tables(config))
 
 
 def tables(config: TablesConfig) -> list[PaperTable]:
     """Return the tables, and the paper's claims about them."""
-    return [_tokens(config), _by_k(config), _by_mct(config), _by_labels(config)]
+    return [_tokens(), _by_k(), _by_mct(), _by_labels(config)]
 
 
-def _points(config: TablesConfig) -> list[Point]:
+def _points() -> list[Point]:
     """Return every setting of Tables 2 to 4 once."""
     points = [Point("closed book", {"pipeline": "closed_book"})]
     for name, (ret, srt, mct) in TOKENS.items():
-        settings: dict[str, Any] = {"ret": ret, "srt": srt, "k": "auto", "mct": config.mct if mct else "none"}
+        settings: dict[str, Any] = {"ret": ret, "srt": srt, "k": "auto", "mct": MCT[0] if mct else "none"}
         points.append(Point(name, settings))
-    for k in _ks(config):
+    for k in KS:
         points += [_at(how, k) for how in ("none", *MCT)]
     return points
 
@@ -63,11 +66,7 @@ def _at(mct: str, k: str) -> Point:
     return Point(f"{mct} k={k}", {"ret": False, "srt": True, "k": k, "mct": mct})
 
 
-def _ks(config: TablesConfig) -> list[str]:
-    return ["auto", *map(str, config.k)]
-
-
-def _tokens(config: TablesConfig) -> PaperTable:
+def _tokens() -> PaperTable:
     cells: dict[str, MeasuredCell] = {name: (MODEL, name) for name in TOKENS}
     every = "RET + SRT + MCT"
     return PaperTable(
@@ -92,49 +91,43 @@ def _tokens(config: TablesConfig) -> PaperTable:
             ),
             Claim("All three together are the best", ahead(cells[every], *cells.values())),
         ],
-        f"MCT is `{config.mct}`. Without SRT the first 5 documents are read, with it `k: auto`.",
+        f"MCT is `{MCT[0]}`. Without SRT the first 5 documents are read, with it `k: auto`.",
         visual=True,
     )
 
 
-def _by_k(config: TablesConfig) -> PaperTable:
-    cells: dict[str, MeasuredCell] = {k: (MODEL, f"none k={k}") for k in _ks(config)}
-    claims = []
-    if "5" in cells:
-        claims.append(Claim("k = 5 is the best", ahead(cells["5"], *cells.values())))
-        claims += [Claim("k = 20 is far behind", ahead(cells["5"], cells["20"]))] if "20" in cells else []
-    if "1" in cells:
-        claims.append(Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])))
+def _by_k() -> PaperTable:
+    cells: dict[str, MeasuredCell] = {k: (MODEL, f"none k={k}") for k in KS}
     return PaperTable(
         "Table 3: number of documents after SRT",
         [TableRow(f"k = {k}", cell, paper_column("mmkb_rag", "3").get(k)) for k, cell in cells.items()],
-        claims,
+        [
+            Claim("k = 5 is the best", ahead(cells["5"], *cells.values())),
+            Claim("k = 20 is far behind", ahead(cells["5"], cells["20"])),
+            Claim("One document is not enough: auto is ahead of k = 1", ahead(cells["auto"], cells["1"])),
+        ],
         "RET and MCT off.",
     )
 
 
-def _by_mct(config: TablesConfig) -> PaperTable:
-    cells: dict[tuple[str, str], MeasuredCell] = {(how, k): (MODEL, f"{how} k={k}") for k in _ks(config) for how in MCT}
-    several = [k for k in _ks(config) if k != "1"]  # MCT needs two documents
+def _by_mct() -> PaperTable:
+    cells: dict[tuple[str, str], MeasuredCell] = {(how, k): (MODEL, f"{how} k={k}") for k in SEVERAL for how in MCT}
+    most = SEVERAL[-1]
     return PaperTable(
         "Table 4: kind of MCT and number of documents",
         [
             TableRow(f"{how}, k = {k}", cells[how, k], paper_column("mmkb_rag", "4").get(f"{how}, {k}"))
-            for k in several
+            for k in SEVERAL
             for how in MCT
         ],
         [
             Claim(
                 "merge is the best at every k (InfoSeek)",
-                [s for k in several for s in ahead(cells["merge", k], cells["rerank", k], cells["filter", k])],
+                [s for k in SEVERAL for s in ahead(cells["merge", k], cells["rerank", k], cells["filter", k])],
             ),
-            *(
-                Claim(
-                    f"With many documents (k = {k}) rerank falls behind filter",
-                    ahead(cells["filter", k], cells["rerank", k]),
-                )
-                for k in several[-1:]
-                if k != "auto"
+            Claim(
+                f"With many documents (k = {most}) rerank falls behind filter",
+                ahead(cells["filter", most], cells["rerank", most]),
             ),
             Claim("rerank is the best on E-VQA under BEM: no BEM in the miniature"),
         ],
@@ -143,26 +136,22 @@ def _by_mct(config: TablesConfig) -> PaperTable:
 
 
 def _by_labels(config: TablesConfig) -> PaperTable:
-    cells: dict[float, MeasuredCell] = {size: (own_labels(size), SRT_ALONE.name) for size in config.sizes}
-    smallest, paper = min(config.sizes), paper_column("mmkb_rag", "5")
+    cells: dict[float, MeasuredCell] = {size: (own_labels(size), SRT_ALONE.name) for size in SIZES}
+    smallest, paper = min(SIZES), paper_column("mmkb_rag", "5")
     string: MeasuredCell = (STRING, SRT_ALONE.name)
-    claims = [
-        Claim(
-            "The model's own labels are better than an external labeller's at equal size",
-            ahead(cells[config.equal_at], string),
-        )
-    ]
-    if smallest < 1.0:
-        claims.append(
-            Claim(f"{smallest:.0%} of the labels is better than all of them", ahead(cells[smallest], cells[1.0]))
-        )
     return PaperTable(
         "Table 5: who labels SRT's documents, and how many labels there are",
         [
             TableRow(f"string search, as many as {own_labels(config.equal_at)}", string, paper["GPT-4o, 2,000 labels"]),
-            *(TableRow(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in config.sizes),
+            *(TableRow(own_labels(size), cells[size], paper.get(f"own, {100 * size:g} %")) for size in SIZES),
         ],
-        claims,
+        [
+            Claim(
+                "The model's own labels are better than an external labeller's at equal size",
+                ahead(cells[config.equal_at], string),
+            ),
+            Claim(f"{smallest:.0%} of the labels is better than all of them", ahead(cells[smallest], cells[1.0])),
+        ],
         "Trained on SRT alone; RET and MCT off, `k: auto`. The paper's external labeller is GPT-4o with 2,000 labels; "
         f"here it is a search for an accepted answer. A training takes at least {config.min_steps} steps.",
     )

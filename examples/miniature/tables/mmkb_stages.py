@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from reflectune.core.durable import read_json
-from reflectune.examples.miniature.tables.config import TablesConfig
+from reflectune.examples.miniature.tables.config import SIZES, TablesConfig
 from reflectune.examples.miniature.tables.stages import BuildStage
-from reflectune.examples.staging import CONFIGS, METHODS, MMKB
+from reflectune.examples.staging import CONFIGS, MMKB
 
 MODEL = "all three tasks"
 STRING = "string labels"
@@ -52,7 +52,7 @@ def labels(config: TablesConfig, name: str) -> BuildStage:
         "probes": Path(config.output, "probes"),
         "dataset": Path(config.output, "world"),
         "output": folder,
-        "srt_balance": config.srt_balance,
+        "srt_balance": 3.0,
         "seed": config.seed,
         "proofread": 0,
     }
@@ -69,7 +69,6 @@ def training(config: TablesConfig, name: str, seed: int) -> BuildStage:
     """Return the stage that trains on a model's labels."""
     folder = _folder(config, name) / f"checkpoint-{seed}"
     settings: dict[str, Any] = {
-        **METHODS[config.method],
         **MMKB,
         "model": config.base_model,
         "train_data": _folder(config, name) / "labels",
@@ -107,4 +106,4 @@ def _folder(config: TablesConfig, name: str) -> Path:
 
 
 def _size(config: TablesConfig, name: str) -> float:
-    return next(size for size in config.sizes if own_labels(size) == name)
+    return next(size for size in SIZES if own_labels(size) == name)

@@ -10,7 +10,7 @@ from reflectune.core.durable import read_json
 from reflectune.examples.miniature.tables.claims import Claim, MeasuredCell, PaperTable, TableRow, ahead, paper_column
 from reflectune.examples.miniature.tables.config import TablesConfig
 from reflectune.examples.miniature.tables.stages import Answering, BuildStage, TablesPlan
-from reflectune.examples.staging import METHODS, PLAIN
+from reflectune.examples.staging import PLAIN
 from reflectune.inference.reading.ranking import FULL, RANKINGS
 from reflectune.inference.sweeps.points import START, Point
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -228,7 +228,6 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
     indexed = {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index}
     built = {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed}
     trained = {
-        **METHODS[config.method],
         "model": config.base_model,
         "train_data": data,
         "output_dir": checkpoint,
@@ -267,7 +266,6 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         **{name: getattr(config, name) for name in RerankerConfig.model_fields},
     }
     trained = {
-        **METHODS[config.method],
         **PLAIN,
         "model": config.base_model,
         "train_data": plain,

@@ -123,7 +123,7 @@ def _record(config: TablesConfig, plan: TablesPlan, outcomes: Mapping[str, Seque
         "title": plan.title,
         "command": command_line(sys.argv[1:]),
         "lead": f"{seeds} seed{'s' if seeds > 1 else ''}, mean ± standard deviation in per cent; {config.base_model}, "
-        f"{config.method} fine-tuning. Miniature numbers: read their order. The paper's is a column of ranks; its "
+        "full fine-tuning. Miniature numbers: read their order. The paper's is a column of ranks; its "
         "numbers, of other models and questions, are in docs/paper_numbers.md. A claim holds if the 95 % interval of "
         "every lead it rests on, over seeds and entities, is above 0; it does not hold if one is below 0; else it is "
         "within noise, and a tie is not a lead.",

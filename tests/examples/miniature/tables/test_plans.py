@@ -33,7 +33,7 @@ KINDS = {
     "data_builders.derive_labels": DeriveConfig,
     "train.sft": SftConfig,
 }
-MMKB = TablesConfig(paper="mmkb_rag", output="out", sizes=[1.0, 0.1])
+MMKB = TablesConfig(paper="mmkb_rag", output="out")
 PLANS = [tables_mr2ag.plan(TablesConfig(output="out")), tables_mmkb.plan(MMKB)]
 each_plan = pytest.mark.parametrize("plan", PLANS)
 
@@ -178,9 +178,7 @@ def test_sizes_are_shares_of_the_own_labels(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"sizes": [0.5, 1.0]}, "`sizes`"),
         ({"equal_at": 0.3}, "`equal_at`"),
-        ({"k": [50]}, "`k`"),
         ({"seeds": [1, 1]}, "`seeds`"),
         ({"output": ""}, "`output`"),
         ({"splits": ["val"]}, "`splits`: a world has no split val"),
