@@ -64,14 +64,13 @@ class Examiner:
     def __init__(self, engine: PrefixEngine, dataset: Dataset) -> None:
         self._engine, self._dataset = engine, dataset
 
-    def choices(self, captions: Sequence[Question], seed: int) -> list[CaptionChoice]:
+    def choices(self, captions: Sequence[Question]) -> list[CaptionChoice]:
         """Compute the losses under each caption's image; the other captions are of different things.
 
         Args:
             captions: Captioned images of at least two different things.
-            seed: Seed of the draws.
         """
-        rng = random.Random(seed)
+        rng = random.Random(0)
         things: dict[str, set[str]] = {}
         for question in captions:
             things.setdefault(question.answers[0], set()).add(question.meta["thing"])
@@ -115,12 +114,12 @@ class Examiner:
         return self._engine.branch(prefixes, prompts)
 
 
-def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice], things: int, seed: int) -> list[str]:
+def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice], things: int) -> list[str]:
     """Return the table of the caption choice."""
     count = len(choices[0].others) + 1
     right = sum(choice.right for choice in choices) / len(choices)
     strange = sum(choice.strange for choice in choices) / len(choices)
-    share = _with_interval(captioned, [choice.is_right for choice in choices], seed)
+    share = _with_interval(captioned, [choice.is_right for choice in choices])
     return [
         f"{len(choices)} images of {things} things whose captions training never showed.",
         "",
@@ -132,7 +131,7 @@ def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice
     ]
 
 
-def visual_lines(results: Sequence[tuple[Question, bool]], seed: int) -> list[str]:
+def visual_lines(results: Sequence[tuple[Question, bool]]) -> list[str]:
     """Return the table of visual questions: a row for each attribute, a column for each split."""
     splits = sorted({question.split for question, _ in results})
     lines = [f"| exact match | {' | '.join(splits)} |", "|---" * (len(splits) + 1) + "|"]
@@ -142,15 +141,13 @@ def visual_lines(results: Sequence[tuple[Question, bool]], seed: int) -> list[st
         for split in splits:
             asked = [row for row in results if row[0].split == split and row[0].meta["attribute"] in members]
             right = [ok for _, ok in asked]
-            cells.append(
-                _with_interval([q for q, _ in asked], right, seed) if name == "all" and right else _share(right)
-            )
+            cells.append(_with_interval([q for q, _ in asked], right) if name == "all" and right else _share(right))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
-def _with_interval(questions: Sequence[Question], right: Sequence[bool], seed: int) -> str:
-    score = mean(questions, [float(value) for value in right], seed)
+def _with_interval(questions: Sequence[Question], right: Sequence[bool]) -> str:
+    score = mean(questions, [float(value) for value in right], 0)
     assert score is not None
     return f"{100 * score['value']:.1f} % [{100 * score['low']:.1f}, {100 * score['high']:.1f}] of {score['n']}"
 
@@ -165,17 +162,16 @@ def _cell(text: str) -> str:
 
 def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     """Return the lines of the report, and the scores `caption` and `visual` as in metrics.json."""
-    loaded = load(arguments.model, scheme="plain", dtype=arguments.dtype, device=arguments.device)
+    loaded = load(arguments.model, scheme="plain")
     engine = PrefixEngine(loaded)
-    captions, rng = Dataset(arguments.captions), random.Random(arguments.seed)
+    captions, rng = Dataset(arguments.captions), random.Random(0)
     captioned = [question for question in captions.questions("val") if question.answer_style == "free"]
     rng.shuffle(captioned)
-    captioned = captioned[: arguments.limit or None]
     examiner = Examiner(engine, captions)
     things = len({question.meta["thing"] for question in captioned})
-    choices = examiner.choices(captioned, arguments.seed)
-    scores = {"caption": mean(captioned, [float(choice.is_right) for choice in choices], arguments.seed)}
-    lines = ["## Captions", "", *caption_lines(captioned, choices, things, arguments.seed), ""]
+    choices = examiner.choices(captioned)
+    scores = {"caption": mean(captioned, [float(choice.is_right) for choice in choices], 0)}
+    lines = ["## Captions", "", *caption_lines(captioned, choices, things), ""]
     lines += ["| the image's caption | the model's caption |", "|---|---|"]
     some = captioned[:SHOWN]
     for question, reply in zip(some, examiner.answers(some), strict=True):
@@ -183,12 +179,11 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     gallery = Dataset(arguments.gallery)
     visual = [q for split in SPLITS for q in gallery.questions(split) if q.requires_retrieval is False]
     rng.shuffle(visual)
-    visual = visual[: arguments.limit or None]
     if visual:
         replies = list(Examiner(engine, gallery).answers(visual))
         results = [(q, bool(exact_match(text, q.answers))) for q, text in zip(visual, replies, strict=True)]
-        scores["visual"] = mean(visual, [float(right) for _, right in results], arguments.seed)
-        lines += ["", "## Visual questions", "", *visual_lines(results, arguments.seed)]
+        scores["visual"] = mean(visual, [float(right) for _, right in results], 0)
+        lines += ["", "## Visual questions", "", *visual_lines(results)]
         lines += ["", "| question | answer | the model's answer |", "|---|---|---|"]
         for question, reply in zip(visual[:SHOWN], replies, strict=False):
             lines.append(f"| {question.text} | {question.answers[0]} | {_cell(reply)} |")
@@ -202,15 +197,10 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="checkpoint of stage 1 or 2")
     parser.add_argument("--captions", type=Path, default=Path("runs/pocket/captions"))
     parser.add_argument("--gallery", type=Path, default=Path("runs/pocket/gallery"))
-    parser.add_argument("--limit", type=int, default=0, help="maximum captions, and visual questions; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the captions chosen against, and of intervals")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, help="Markdown file of the report")
     parser.add_argument("--json", type=Path, help="JSON file of the two scores")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     lines, scores = examine(arguments)
     print("\n".join(lines))
     if arguments.output:
