@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from PIL import Image
 
+from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 
 
@@ -44,10 +46,26 @@ class Reranker(Protocol):
         ...
 
 
-@runtime_checkable
-class ImageReranker(Reranker, Protocol):
-    """Ranks each question's passages by the question and its image."""
+class ImageReranker(ABC):
+    """Ranks each question's passages by the question and its image; see `Reranker`."""
 
+    name: str
+    fingerprint: str
+
+    def rank(
+        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
+    ) -> list[list[ScoredPassage]]:
+        """Refuse questions without their images.
+
+        Raises:
+            UserError: Always.
+        """
+        raise UserError(
+            f"the reranker {self.name} reads a question with its image, which is not given here: it picks the passages "
+            "of naive_rag and build_plain, and orders those of mrag (`rerank: reranker`); take `words` or `embedding`"
+        )
+
+    @abstractmethod
     def rank_with_images(
         self,
         questions: Sequence[str],
@@ -56,8 +74,7 @@ class ImageReranker(Reranker, Protocol):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """Rank as `rank` does, with an image of each question, and its entries' retrieval scores by entry id."""
-        ...
+        """Rank as `Reranker.rank`, with an image of each question, and its entries' retrieval scores by entry id."""
 
 
 def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int | None) -> list[ScoredPassage]:

@@ -18,7 +18,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.base import DecoupledEncoder, PairEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
+from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, places_of
 from reflectune.retrieval.stores.base import inner
 
 WORDS: Final = 512
@@ -27,7 +27,7 @@ _BLOCK: Final = 64
 """Passages encoded at once."""
 
 
-class EncoderReranker:
+class EncoderReranker(ImageReranker):
     """Image-text encoder whose vector of a question and its image is compared with the passages' vectors.
 
     A multimodal language model reads the question and the image together. Of a CLIP the vector is the sum of both.
@@ -50,18 +50,6 @@ class EncoderReranker:
                 "take an encoder of one space"
             )
         self.fingerprint = fingerprint(["encoder", self._encoder.fingerprint])
-
-    def rank(
-        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
-    ) -> list[list[ScoredPassage]]:
-        """Refuse: a text encoder does this better.
-
-        Raises:
-            UserError: Always.
-        """
-        raise UserError(
-            "`reranker: encoder` reads a question with its image, which is not given here; take `embedding` for texts"
-        )
 
     def rank_with_images(
         self,

@@ -29,7 +29,7 @@ from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.texts import scatter, token_batches
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
+from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, places_of
 
 ENTRY_SHARE: Final = 0.5
 """Share of the entry's similarity in a passage's score, the rest is the Q-Former's: α of EchoSight's evaluation."""
@@ -59,7 +59,7 @@ _UNUSED: Final = re.compile(r"^Qformer\.cls\.|\.position_ids$|^temp$|^prompt_tok
 _BIAS: Final = re.compile(r"(.+)\.([qv])_bias$")
 
 
-class QFormerReranker:
+class QFormerReranker(ImageReranker):
     """EchoSight's multimodal reranker.
 
     Args:
@@ -87,19 +87,6 @@ class QFormerReranker:
         self._budget = settings.token_budget
         qformer: Any = self._model.config.qformer_config
         self._longest = min(qformer.max_position_embeddings, self._tokenizer.model_max_length)
-
-    def rank(
-        self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
-    ) -> list[list[ScoredPassage]]:
-        """Refuse: a question without its image can't be compared.
-
-        Raises:
-            UserError: Always.
-        """
-        raise UserError(
-            "`reranker: q_former` reads a question with its image, which is not given here: it picks the passages of "
-            "naive_rag and build_plain, and orders those of mrag (`rerank: reranker`); take `words` otherwise"
-        )
 
     def rank_with_images(
         self,
