@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reflectune.core.errors import UserError
@@ -68,17 +70,25 @@ def launch_state() -> PartialState:
     return state
 
 
-def launch_processes() -> Processes:
+def launch_processes(shared: str | Path = "") -> Processes:
     """Return the processes of this process's launch.
 
     They wait on a group of their own (gloo, 30 days): accelerate's waits end with the timeout of the group that it
     joined, or that a trainer joined before it.
+
+    Args:
+        shared: The folder that they write together, which is made; "" if they write none. All must name the same.
+
+    Raises:
+        UserError: A process doesn't find what the first one writes into `shared`.
     """
     from torch import distributed  # slow to import
 
     state = launch_state()
     if state.num_processes == 1:
         return ALONE
+    if shared:
+        _check_shared(Path(shared), state.process_index)
     return Processes(
         state.process_index, state.num_processes, lambda: distributed.barrier(_waiting(distributed.group.WORLD))
     )
@@ -93,6 +103,24 @@ def any_process(*flags: bool) -> list[bool]:
     counts = torch.tensor(flags, dtype=torch.int32)
     torch.distributed.all_reduce(counts, group=_waiting(torch.distributed.group.WORLD))
     return [count > 0 for count in counts.tolist()]
+
+
+def _check_shared(folder: Path, index: int) -> None:
+    from torch import distributed  # slow to import
+
+    folder.mkdir(parents=True, exist_ok=True)  # in each: NFS may keep that a name, even the folder's, was missing
+    names = [f".{secrets.token_hex(8)}.partial"]
+    if index == 0:
+        Path(folder, names[0]).touch()
+    distributed.broadcast_object_list(names, group=_waiting(distributed.group.WORLD))
+    (is_missing,) = any_process(not Path(folder, names[0]).exists())
+    if index == 0:
+        Path(folder, names[0]).unlink()
+    if is_missing:
+        raise UserError(
+            f"{folder} is not the same folder for all processes; it must lie on a file system that all machines of the "
+            "launch share"
+        )
 
 
 @functools.cache

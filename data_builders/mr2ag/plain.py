@@ -64,7 +64,7 @@ def run(config: PlainConfig) -> None:
     if config.evidence != ["none"]:  # else the data set may have no knowledge base
         contexts = ContextBuilder(dataset.knowledge, reranker, config.top_n, config.passages, config.lead)
     builder = PlainBuilder(retriever, contexts, EvidenceSettings.of(config), image_roots(config.reflection, source))
-    processes = launch_processes()
+    processes = launch_processes("" if config.dry_run else config.output)
     if config.dry_run:
         if processes.index:
             return

@@ -47,7 +47,7 @@ def run(config: BuildConfig) -> None:
 
     The processes of a launch share images to search for and questions to annotate. Only the first one asks a server.
     """
-    processes = launch_processes()
+    processes = launch_processes("" if config.dry_run else config.output)
     dataset = Dataset(Path(config.dataset), config.part)
     retriever = None
     if config.negatives_retrieved:

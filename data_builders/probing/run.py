@@ -51,7 +51,7 @@ def run(config: ProbeConfig) -> None:
     Raises:
         UserError: A question is bad and `on_error` is `stop`, or the folder holds probes of different settings.
     """
-    processes = launch_processes()
+    processes = launch_processes("" if config.dry_run else config.output)
     dataset = Dataset(Path(config.dataset), config.part)
     bem, metric = config.open_bem(config.device), config.scored_by(config.dataset)
     questions = select_questions(

@@ -108,7 +108,7 @@ def run_pipeline(
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
     ordered = sorted(questions, key=lambda question: question.id)
     with opened:
-        return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen, ahead=begin)
+        return store.fill(ordered, work, batch_questions, launch_processes(folder), reopen=reopen, ahead=begin)
 
 
 def _streamed(

@@ -85,7 +85,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
     from reflectune.retrieval.indexes.entry_index import left_out
     from reflectune.retrieval.indexes.near_duplicates import LIST, NOTHING, list_near_duplicates, read_omission
 
-    processes = launch_processes()
+    processes = launch_processes("" if config.dry_run else config.output)
     kb = KnowledgeBase(config.knowledge)
     if config.test_images and not config.dry_run:
         with processes.main_process_first():

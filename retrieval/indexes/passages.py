@@ -61,7 +61,7 @@ def build_passages(config: PassageIndexSettings) -> None:
     from reflectune.retrieval.indexes.text_index import Cutting, build_text_index, plan_passages
     from reflectune.retrieval.indexes.trial import describe_time, try_passages
 
-    processes = launch_processes()
+    processes = launch_processes("" if config.dry_run else config.output)
     kb, cutting = KnowledgeBase(config.knowledge), Cutting(config.cut, config.size, config.lead)
     checkpoint, device = find_checkpoint(config.encoder), find_device(config.device)
     encoder = TextEncoder(checkpoint, config.text_settings(), device, "set `pooling` to mean, last or cls")

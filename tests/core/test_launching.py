@@ -1,3 +1,4 @@
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,20 @@ def test_processes_wait_for_each_other_longer_than_the_group_that_they_joined(
 """
     for program in start(script, start_processes, tmp_path):
         assert (program.wait(timeout=60), program.stdout) == (0, "[True, False]\n"), program.stderr
+
+
+def test_processes_that_write_a_folder_together_must_share_it(
+    start_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """Else each machine's rows stay on its own disk, and the first process merges a part of them."""
+    script = f"""
+    launch_processes("{tmp_path}/new/shared")
+    launch_processes(f"{tmp_path}/new/disk{{rank}}")
+"""
+    for program in start(script, start_processes, tmp_path):
+        assert program.wait(timeout=60) == 2
+        assert re.search(r"^error: \S+/disk\d is not the same folder for all processes; it must lie", program.stderr)
+    assert sorted(path.name for path in (tmp_path / "new").rglob("*")) == ["disk0", "disk1", "shared"]
 
 
 @pytest.mark.parametrize(("waiting", "seconds", "look"), [("time.sleep(200)", 200, 0.1), ("any_process(True)", 0, 99)])

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from accelerate import DistributedType, PartialState
-from accelerate.utils import gather_object
 from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
@@ -19,7 +18,6 @@ from reflectune.models.loading import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
-from reflectune.train.weights.checkpoints import records_of
 
 _AUTOCAST = {"bfloat16": "bf16", "float16": "fp16"}
 """Values of accelerate's `mixed_precision` by `dtype`."""
@@ -148,27 +146,6 @@ def placement(device: str, environment: Mapping[str, str], timeout: int) -> dict
     return {"use_cpu": False, "accelerator_config": {**config, "use_configured_state": True}}
 
 
-def refuse_unshared(output_dir: str, args: TrainingArguments) -> None:
-    """Raise a `UserError` in every process if they don't all find the same checkpoints in `output_dir`.
-
-    Each process decides by itself if the run is finished and where it resumes. If two decided differently, both would
-    wait forever.
-
-    Args:
-        output_dir: Folder of the run.
-        args: Arguments of the trainer, which have joined the processes.
-    """
-    if args.world_size == 1:
-        return
-    views: list[dict[str, str]] = gather_object([records_of(output_dir)])
-    other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
-    if other is not None:
-        raise UserError(
-            f"process 0 finds {_in_words(views[0])} in {output_dir}, and process {other} {_in_words(views[other])}; "
-            "`output_dir` must lie on a file system that all machines of the launch share"
-        )
-
-
 def keep_to_one_gpu(args: TrainingArguments) -> None:
     """Let a process use one GPU, however many it sees. Changes the arguments in place.
 
@@ -201,11 +178,6 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
     engaged = {"zero": trainer.is_deepspeed_enabled, "fsdp": trainer.is_fsdp_enabled}.get(kind[:4], True)
     if not engaged:
         raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
-
-
-def _in_words(records: Mapping[str, str]) -> str:
-    names = ["the final checkpoint" if folder == "." else folder for folder in records]
-    return ", ".join(names) or "no checkpoint"
 
 
 def _is_lonely(environment: Mapping[str, str]) -> bool:

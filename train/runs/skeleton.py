@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from reflectune.core.launching import ending_together
+from reflectune.core.launching import ending_together, launch_processes
 from reflectune.models.loading import Loaded, adapter_folder, save_checkpoint
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
@@ -34,7 +34,6 @@ from reflectune.train.runs.launch import (
     keep_to_one_gpu,
     refuse_bad_launch,
     refuse_sharded_weights,
-    refuse_unshared,
     sharding,
 )
 from reflectune.train.runs.logs import track_as_one_run, write_log
@@ -111,7 +110,7 @@ def run(config: TrainingConfig, method: Method) -> None:
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = method.arguments(common_arguments(config))
     keep_to_one_gpu(args)
-    refuse_unshared(config.output_dir, args)
+    launch_processes("" if config.dry_run else config.output_dir)
     say(args, idle_gpus(args))
     with ending_together():
         _run(config, method, args, kind)

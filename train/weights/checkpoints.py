@@ -16,7 +16,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from reflectune.core.durable import read_json, sync, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.hashing import file_fingerprint
 
 RECORD = "run.json"
 """The file that is written last into a folder; a folder without it is incomplete."""
@@ -82,13 +81,6 @@ def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
     whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
     folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else next(reversed(whole), None)
     return read_json(folder / RECORD, "the record of the run")["settings"] if folder else None
-
-
-def records_of(output_dir: str | Path) -> dict[str, str]:
-    """Return the hash of each complete checkpoint's record, by the path of its folder below `output_dir`."""
-    folders = [*checkpoint_folders(output_dir), Path(output_dir, BEST), Path(output_dir)]
-    written = [folder for folder in folders if (folder / RECORD).is_file()]
-    return {str(folder.relative_to(output_dir)): file_fingerprint(folder / RECORD) for folder in written}
 
 
 def is_finished(output_dir: str | Path, settings: Mapping[str, Any]) -> bool:

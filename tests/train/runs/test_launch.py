@@ -24,10 +24,8 @@ from reflectune.train.runs.launch import (
     keep_to_one_gpu,
     placement,
     refuse_bad_launch,
-    refuse_unshared,
 )
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.weights.checkpoints import mark_whole, records_of
 
 PARTS_OF_ZERO_3 = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 ZERO_3 = PARTS_OF_ZERO_3 | {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true"}
@@ -171,51 +169,22 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
         check_engaged(trainer, environment)
 
 
-@pytest.mark.parametrize(
-    ("there", "elsewhere", "message"),
-    [
-        ({"checkpoint-3": 3}, {"checkpoint-3": 3}, ""),
-        ({}, {}, ""),
-        ({"checkpoint-3": 3, "checkpoint-6": 6}, {}, "process 0 finds checkpoint-3, checkpoint-6 .*1 no checkpoint"),
-        ({"checkpoint-3": 3}, {"checkpoint-3": 4}, "process 0 finds checkpoint-3 .*process 1 checkpoint-3"),
-        ({"checkpoint-3": 3, ".": 3}, {"checkpoint-3": 3}, "process 0 finds checkpoint-3, the final checkpoint "),
-    ],
-    ids=["same", "new", "none elsewhere", "another run's", "finished here alone"],
-)
-def test_processes_that_find_different_checkpoints_must_share_a_disk(
-    tmp_path, monkeypatch, there: dict[str, int], elsewhere: dict[str, int], message: str
-) -> None:
-    for disk, steps in (("there", there), ("elsewhere", elsewhere)):
-        for folder, step in steps.items():
-            (tmp_path / disk / folder).mkdir(parents=True, exist_ok=True)
-            mark_whole(tmp_path / disk / folder, {"seed": 0}, step)
-    view = records_of(tmp_path / "elsewhere")
-    monkeypatch.setattr("reflectune.train.runs.launch.gather_object", lambda own: [*own, view])
-    args: Any = SimpleNamespace(world_size=2)
-
-    with refusal(f"{message}.*`output_dir` must lie on a file system that all machines" if message else ""):
-        refuse_unshared(str(tmp_path / "there"), args)
-    args.world_size = 1
-    refuse_unshared(str(tmp_path / "there"), args)
-
-
 @pytest.mark.slow
 def test_two_machines_with_a_disk_each_are_refused_and_do_not_hang(tmp_path, config, typed, start_launch) -> None:
-    """Two processes over gloo, in folders of their own: only the first one's holds a checkpoint."""
+    """Two processes over gloo, in folders of their own."""
     worker = tmp_path / "worker.py"
     worker.write_text(
         "import os\nfrom reflectune.train.sft import sft\n"
         f"os.chdir(f'{tmp_path}/disk{{os.environ[\"RANK\"]}}')\nsft.main()\n"
     )
-    for disk in (tmp_path / "disk0/out/checkpoint-3", tmp_path / "disk1"):
-        disk.mkdir(parents=True)
-    mark_whole(tmp_path / "disk0/out/checkpoint-3", {"seed": 0}, 3)
+    for disk in ("disk0", "disk1"):
+        (tmp_path / disk).mkdir()
     settings = config(per_device_train_batch_size=2).model_copy(update={"output_dir": "out"})
 
     program = start_launch(worker, typed(settings))
 
     assert program.wait() != 0
-    assert "process 0 finds checkpoint-3 in out, and process 1 no checkpoint" in program.stderr
+    assert "error: out is not the same folder for all processes" in program.stderr
 
 
 @pytest.mark.parametrize("path", LAUNCH_CONFIGS, ids=lambda path: path.stem)
