@@ -90,6 +90,30 @@ def test_processes_that_write_a_folder_together_must_share_it(
     assert sorted(path.name for path in (tmp_path / "new").rglob("*")) == ["disk0", "disk1", "shared"]
 
 
+def test_an_error_in_shared_work_ends_it_on_other_machines(
+    start_processes: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    script = f"""
+    from pathlib import Path
+    from types import SimpleNamespace
+    from reflectune.core.resumable import Logs, run_batches
+
+    def work(batch):
+        if rank == 1:
+            raise UserError("image unreadable: a.png")
+        time.sleep(200)
+
+    batches, logs = [[SimpleNamespace(id="a")], [SimpleNamespace(id="b")]], Logs(Path("{tmp_path}"), "log-*.jsonl", "f")
+    run_batches(batches, work, logs, (), processes=launch_processes())
+"""
+    first, failing = start(script, start_processes, tmp_path)
+
+    assert failing.wait(timeout=60) == 2
+    assert first.wait(timeout=60) == 1
+    assert "error: process 1 failed: image unreadable: a.png" in first.stderr
+    assert "Traceback" not in first.stderr
+
+
 @pytest.mark.parametrize(("waiting", "seconds", "look"), [("time.sleep(200)", 200, 0.1), ("any_process(True)", 0, 99)])
 def test_an_error_in_one_process_ends_those_of_other_machines(
     waiting: str, seconds: int, look: float, start_processes: Callable[..., list[Any]], tmp_path: Path
