@@ -11,7 +11,8 @@ from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
 from reflectune.inference.evaluate import evaluate
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipeline_settings
-from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
+from reflectune.inference.running.config import AllPipelines, AnswerConfig, EvaluateConfig
+from reflectune.models.remote.endpoint import ConnectionKeys
 
 Q_FORMER = {"reranker": "q_former", "reranker_model": "/tmp"}
 
@@ -180,7 +181,7 @@ def test_a_pipelines_help_has_its_own_keys_and_shared_ones(name: str) -> None:
     unread = EvaluateConfig.unread_keys({"pipelines": [name]})
     own = pipeline_settings([form for form in all_forms()[name] if form in all_recipes()])
     assert not unread & {*own.model_fields, "model", "output", "limit", "device", "metric", "pipelines"}
-    assert len(unread) > 50
+    assert unread == AllPipelines.model_fields.keys() - own.model_fields.keys() - ConnectionKeys.model_fields.keys()
 
 
 def evaluate_help(*words: str) -> str:
