@@ -86,7 +86,6 @@ class Step:
         text: Generated reply, without thoughts except ReAG's with `think`.
         queries: Queries of a search.
         found: Passages found.
-        missing: By knowledge base that failed, the reason; it found nothing.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
         each: P(yes), or the reranker's score, of each document judged or reranked alone; of a relevance gate
             p([Relevant]).
@@ -104,7 +103,6 @@ class Step:
     text: str = ""
     queries: tuple[str, ...] = ()
     found: tuple[FoundPassage, ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
     probability: float | None = None
     each: tuple[float, ...] = ()
     shown: int = 0

@@ -261,12 +261,10 @@ class SearchReply:
 
     Attributes:
         hits: For each query, by knowledge base, its passages, best first.
-        missing: By knowledge base that failed, the reason, if failures are tolerated.
         cut: Number of queries that are longer than an encoder reads.
     """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
-    missing: Mapping[str, str] = field(default_factory=dict)
     cut: int = 0
 
 

@@ -22,7 +22,7 @@ from reflectune.inference.operators.requests import Box, RerankReply, RerankRequ
 from reflectune.inference.operators.trajectory import Embed, TooLong, none_too_long
 from reflectune.retrieval.config import SummarySettings
 from reflectune.retrieval.rerankers.base import ImageReranker, Reranker
-from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, OnFailure, Searcher, Texts
+from reflectune.retrieval.retrievers.joint import JointHits, JointSearch, Searcher, Texts
 from reflectune.retrieval.retrievers.queries import Fusion, Query, Weights, equation_7
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
 from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInside, SectionPairs, Summaries, article_of
@@ -117,11 +117,12 @@ class KnowledgeBases:
 
 
 def _retrieved(request: SearchRequest, query_hits: Sequence[JointHits]) -> SearchReply:
-    hits = tuple(
-        {base: tuple(_scored(hit, text) for hit in joint.hits[base]) for base in request.tops}
-        for text, joint in zip(request.queries, query_hits, strict=True)
+    return SearchReply(
+        tuple(
+            {base: tuple(_scored(hit, text) for hit in by_base[base]) for base in request.tops}
+            for text, by_base in zip(request.queries, query_hits, strict=True)
+        )
     )
-    return SearchReply(hits, {base: reason for joint in query_hits for base, reason in joint.missing.items()})
 
 
 def knowledge_bases(
@@ -131,7 +132,6 @@ def knowledge_bases(
     pair_text: PairText,
     *,
     search: SearchSettings | None,
-    on_failure: OnFailure,
     top_n: int,
     lead: Lead,
     tool: SearchTool | None = None,
@@ -149,7 +149,6 @@ def knowledge_bases(
         pair_text: Text of a pair.
         search: Weights of image and text; None to rank pairs by the image alone: equation 3 of mR²AG, as in
             pipelines that retrieve once.
-        on_failure: Behaviour if a base fails.
         top_n: Number of entries whose passages `pair_text: passages` searches.
         lead: Text before each passage.
         tool: A search tool, added as the base `web`.
@@ -166,7 +165,7 @@ def knowledge_bases(
         searchers.append(_pairs(finder, knowledge, pair_text, weights, top_n, lead))
     searchers += [Pages(tool)] if tool is not None else []
     indexed = None if isinstance(entries, RankedRetriever) else entries
-    joint, encodes = JointSearch(searchers, on_failure=on_failure), texts or indexed
+    joint, encodes = JointSearch(searchers), texts or indexed
     if encodes is None:
         raise ValueError("there is neither an index of passages nor one of entries, and nothing that compares queries")
     read_by = [base for base in (texts, indexed if search is not None and search.text_weight else None) if base]

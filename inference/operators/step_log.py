@@ -83,8 +83,7 @@ class StepLog:
         elif isinstance(reply, SearchReply) and isinstance(request, SearchRequest):
             counts["searches"] += len(request.queries)
             self._count("queries_cut", reply.cut)
-            step = dataclasses.replace(step, queries=request.queries, found=_found(reply), missing=reply.missing)
-            self._count("searches_failed", bool(reply.missing))
+            step = dataclasses.replace(step, queries=request.queries, found=_found(reply))
             for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
                 _keep_best(self.hits, hit)
         elif isinstance(reply, JudgeEachReply):

@@ -22,7 +22,7 @@ from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
 from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
-from reflectune.retrieval.retrievers.joint import OnFailure, split_budget
+from reflectune.retrieval.retrievers.joint import split_budget
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
 from reflectune.retrieval.retrievers.web import KnowledgePages, SearchTool
 
@@ -45,9 +45,6 @@ class TrajectorySettings(LeadSettings):
     )
     retry_unread: bool = setting(
         False, "iterative: ask once more for a reply that can't be read, with a reminder of its form"
-    )
-    base_failure: OnFailure = setting(
-        "stop", "iterative: a failing knowledge base ends the run, or is left out and reported (degrade)"
     )
 
 
@@ -234,7 +231,6 @@ def iterative_recipe(
             parts.knowledge,
             pair_text,
             search=settings if isinstance(settings, SearchSettings) else None,
-            on_failure=settings.base_failure,
             top_n=settings.top_n if isinstance(settings, DepthSettings) else 0,
             lead=settings.lead,
             tool=search_tool(parts) if recipe.needs("pages") else None,

@@ -207,7 +207,7 @@ def mrag_recipe(
         retriever.check(weights, captions="C" in settings.entry_modality)
         passage_by = reranker if settings.unit == "passage" else None
         entries = EntryDocuments(retriever, parts.knowledge, weights, passage_by, settings.lead)
-        joint = JointSearch([entries], on_failure=settings.base_failure)
+        joint = JointSearch([entries])
         tools = Tools(
             reading_models(parts),
             KnowledgeBases(joint, retriever.embed, retriever.too_long).search,

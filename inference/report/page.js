@@ -155,8 +155,7 @@ function trajectory(name, trace) {
 function stepLine(step) {
   const values = step.probability === null ? step.each : [step.probability];
   const likely = values.length ? " " + values.map(number).join(" · ") : "";
-  const missing = Object.keys(step.missing).length ? " · without " + Object.keys(step.missing).join(", ") : "";
-  const found = step.operator === "search" ? " · " + step.found + " found" + missing : "";
+  const found = step.operator === "search" ? " · " + step.found + " found" : "";
   const line = element("div", "meta", element("b", "", step.operator), likely + found);
   if (step.right) line.append(element("span", "badge gold", "right entry"));
   return line;

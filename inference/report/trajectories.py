@@ -78,7 +78,6 @@ def browsed(trace: Trace, entity_ids: Collection[str]) -> list[dict[str, Any]]:
             "queries": list(step.queries),
             "found": len(step.found),
             "right": any(passage.entry_id in entity_ids for passage in step.found),
-            "missing": dict(step.missing),
             "probability": None if step.probability is None else round(step.probability, 3),
             "each": [round(each, 3) for each in step.each],
             "finished": step.finished,

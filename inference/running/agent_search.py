@@ -37,7 +37,6 @@ def agent_search(
         dataset.knowledge,
         "section",
         search=settings,
-        on_failure=settings.base_failure,
         top_n=0,
         lead=settings.lead,
     )

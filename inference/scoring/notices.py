@@ -64,7 +64,6 @@ def notices(
     sentences += _cut_off(traces)
     sentences += reply_sentences(metrics)
     sentences += cut_query_sentences(traces)
-    sentences += _searched_in_vain(traces)
     sentences += _failures(traces)
     return sentences
 
@@ -165,20 +164,6 @@ def cut_query_sentences(traces: Traces) -> list[str]:
                 f"{name}: {counts['queries_cut']:,} of {counts['searches']:,} searches, and {counts['compared_cut']:,} "
                 "comparisons, had a query longer than its encoder reads: what comes later didn't count. Two such "
                 "queries may look equal. An encoder for long texts is `pair:IMAGE+TEXT`."
-            )
-    return sentences
-
-
-def _searched_in_vain(traces: Traces) -> list[str]:
-    sentences = []
-    for name, pipeline_traces in traces.items():
-        searches = [step for trace in pipeline_traces.values() for step in trace.steps if step.operator == "search"]
-        for base in sorted({base for step in searches for base in step.missing}):
-            failed = [step for step in searches if base in step.missing]
-            questions = sum(any(base in step.missing for step in trace.steps) for trace in pipeline_traces.values())
-            sentences.append(
-                f"{name}: {len(failed)} of {len(searches)} searches ({questions} questions) had no results from the "
-                f"knowledge base `{base}`, which failed: {failed[0].missing[base]}"
             )
     return sentences
 

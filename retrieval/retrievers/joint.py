@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from reflectune.core.errors import UserError
 from reflectune.formats.hits import PassageHit
@@ -16,8 +15,8 @@ from reflectune.retrieval.retrievers.queries import Query
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
-OnFailure = Literal["stop", "degrade"]
-"""Reaction to a failing knowledge base: `stop` raises, `degrade` finds nothing there and reports it."""
+JointHits: TypeAlias = Mapping[str, Sequence[PassageHit]]
+"""Hits of one query by the searcher's name, in the order of searchers, each passage once, best first."""
 
 
 class Searcher(Protocol):
@@ -51,28 +50,14 @@ class Texts:
         return [next(rankings) if query.has_text else [] for query in queries]
 
 
-@dataclass(frozen=True)
-class JointHits:
-    """Hits of one query in all knowledge bases.
-
-    Attributes:
-        hits: Hits by the searcher's name, in the order of searchers, each passage once, best first.
-        missing: Reason by the name of each searcher that failed; its hits are empty.
-    """
-
-    hits: Mapping[str, Sequence[PassageHit]]
-    missing: Mapping[str, str]
-
-
 class JointSearch:
     """Search several knowledge bases at the same time.
 
     Results depend on queries and knowledge bases, never on which one answers first. A failing knowledge base ends the
-    search with its name, since results without it would pass for complete; with `degrade` it is listed in `missing`.
+    search with its name, since results without it would pass for complete.
 
     Args:
         searchers: One a knowledge base, each with a name of its own.
-        on_failure: `degrade`: the queries of a failing searcher find nothing there.
 
     Example:
         >>> joint = JointSearch([Texts("wikipedia", texts), Summaries("pairs", retriever, knowledge)])
@@ -80,11 +65,11 @@ class JointSearch:
         >>> record_query, trajectory_query = joint.search([Query(image, "…"), Query(image, "…")], budgets)
     """
 
-    def __init__(self, searchers: Sequence[Searcher], *, on_failure: OnFailure = "stop") -> None:
-        self._searchers, self._on_failure = tuple(searchers), on_failure
+    def __init__(self, searchers: Sequence[Searcher]) -> None:
+        self._searchers = tuple(searchers)
         self.names = tuple(searcher.name for searcher in searchers)
 
-    def search(self, queries: Sequence[Query], tops: Mapping[str, Sequence[int]]) -> list[JointHits]:
+    def search(self, queries: Sequence[Query], tops: Mapping[str, Sequence[int]]) -> Sequence[JointHits]:
         """Return the hits of each query.
 
         Args:
@@ -95,24 +80,15 @@ class JointSearch:
             The hits of each query, in order.
 
         Raises:
-            UserError: A knowledge base fails, with `stop`; the first one is named.
+            UserError: A knowledge base fails; the first one is named.
         """
         hits: list[dict[str, list[PassageHit]]] = [{name: [] for name in self.names} for _ in queries]
-        missing: list[dict[str, str]] = [{} for _ in queries]
         with ThreadPoolExecutor(len(self._searchers), thread_name_prefix="joint-search") as pool:
             futures = [pool.submit(_search, each, queries, tops[each.name]) for each in self._searchers]
         for name, future in zip(self.names, futures, strict=True):
-            try:
-                found = _result(name, future)
-            except UserError as error:
-                if self._on_failure == "stop":
-                    raise
-                for of_query, top in zip(missing, tops[name], strict=True):
-                    of_query.update({name: str(error)} if top else {})
-                continue
-            for place, best in found.items():
+            for place, best in _result(name, future).items():
                 hits[place][name] = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(_once(best), 1)]
-        return [JointHits(*each) for each in zip(hits, missing, strict=True)]
+        return hits
 
 
 def merged(bases: Sequence[Sequence[Sequence[PassageHit]]]) -> list[PassageHit]:

@@ -15,7 +15,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import PassageHit
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
-from reflectune.inference.operators.searching import ENTRIES, EntryDocuments, KnowledgeBases
+from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.extraction import with_extraction
 from reflectune.inference.pipelines.iba import Iba, IbaSettings
@@ -165,42 +165,12 @@ class Base:
         return [[PassageHit(passage, 0.5, 1, self.name)] for _ in queries]
 
 
-def away(script: Any, calls: int, on_failure: Any) -> Tools:
-    """Return a script's tools over a base that stays and one that fails after some calls."""
-    joint = JointSearch([Base("texts", 99), Base("pairs", calls)], on_failure=on_failure)
-    bases = KnowledgeBases(joint, lambda texts: np.eye(len(texts), dtype=np.float32))
-    return Tools({"reader": script, "answerer": script}, bases.search, bases.embed)
-
-
-def test_a_base_that_is_away_stops_a_run_unless_it_may_degrade(scripting: type[Any]) -> None:
+def test_a_base_that_is_away_stops_a_run(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "Question 1: Who?")
+    joint = JointSearch([Base("texts", 99), Base("pairs", 1)])
+    bases = KnowledgeBases(joint, lambda texts: np.eye(len(texts), dtype=np.float32))
     with pytest.raises(UserError, match=r"`pairs` failed \(ConnectionError: no route to host\)"):
-        run("mi_rag", away(script, 1, "stop"))
-    trace = run("mi_rag", away(script, 1, "degrade"))
-    searches = [step for step in trace.steps if step.operator == "search"]
-    assert [sorted({hit.base for hit in step.found}) for step in searches] == [["pairs", "texts"], ["texts"], ["texts"]]
-    assert [list(step.missing) for step in searches] == [[], ["pairs"], ["pairs"]]
-    assert "no route to host" in searches[1].missing["pairs"]
-    assert trace.tokens["searches_failed"] == 2
-    assert trace.answer
-
-
-def test_entries_that_cannot_be_searched_degrade_too(scripting: type[Any]) -> None:
-    class Away:
-        def search_queries(self, *_: object, **__: object) -> list[Any]:
-            raise ConnectionError("no route")
-
-    script = scripting(say=lambda prompt: "An answer.")
-
-    def tools(on_failure: Any) -> Tools:
-        joint = JointSearch([EntryDocuments(Away(), None, {})], on_failure=on_failure)  # type: ignore[arg-type]
-        return Tools({"reader": script, "answerer": script}, KnowledgeBases(joint, script.embed).search)
-
-    with pytest.raises(UserError, match="no route"):
-        run("mrag", tools("stop"))
-    trace = run("mrag", tools("degrade"))
-    assert trace.answer == "An answer."
-    assert "no route" in trace.steps[1].missing[ENTRIES]
+        run("mi_rag", Tools({"reader": script, "answerer": script}, bases.search, bases.embed))
 
 
 # Reflection tokens that a passage quotes, on a real model that has them.

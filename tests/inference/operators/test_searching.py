@@ -118,9 +118,7 @@ def test_a_query_opens_as_many_entries_as_it_may_read_pairs(
     pair_text: PairText, top_n: int, asked: list[int], found: list[str]
 ) -> None:
     entries, weights = Nearest(), SearchSettings()
-    bases = knowledge_bases(
-        entries, None, ARTICLES, pair_text, search=weights, on_failure="stop", top_n=top_n, lead="none"
-    )  # type: ignore[arg-type]
+    bases = knowledge_bases(entries, None, ARTICLES, pair_text, search=weights, top_n=top_n, lead="none")  # type: ignore[arg-type]
     (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), SearchRequest(0, ("owl", "an owl"), {"pairs": (3, 2)}))])
     assert entries.asked == asked
     assert [" ".join(hit.passage.id for hit in hits["pairs"]) for hits in retrieved.hits] == found
@@ -130,7 +128,7 @@ def test_a_query_that_its_encoder_does_not_read_whole_is_counted_and_said() -> N
     """A search cuts it, and so does the comparison that may end PMSR; a text weight of 0 reads no text."""
     cut = []
     for weight in (0.5, 0.0):
-        options = {"on_failure": "stop", "top_n": 1, "lead": "none"}
+        options = {"top_n": 1, "lead": "none"}
         settings = SearchSettings(text_weight=weight)
         bases = knowledge_bases(Nearest(), None, ARTICLES, "section", search=settings, **options)  # type: ignore[arg-type]
         request = SearchRequest(0, ("owl", "an owl of the tower"), {"pairs": (1, 1)})
@@ -181,9 +179,7 @@ def test_an_image_alone_is_searched_by_itself_whatever_a_text_weighs(pair_text: 
 
     def found(text_weight: float) -> list[tuple[str, float]]:
         weights = SearchSettings(text_weight=text_weight)
-        bases = knowledge_bases(
-            retriever, None, kb, pair_text, search=weights, on_failure="stop", top_n=1, lead="first_sentence"
-        )
+        bases = knowledge_bases(retriever, None, kb, pair_text, search=weights, top_n=1, lead="first_sentence")
         (retrieved,) = bases.search([(Image.new("RGB", (8, 8)), asked)])
         best = [hits["pairs"][0] for hits in retrieved.hits]
         return [(hit.passage.entry_id, hit.score) for hit in best]

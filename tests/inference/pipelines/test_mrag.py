@@ -291,7 +291,7 @@ class Entries:
 
 
 def searched(documents: EntryDocuments, *requests: SearchRequest) -> list[list[Passage]]:
-    bases = KnowledgeBases(JointSearch([documents], on_failure="stop"), embed=lambda texts: texts)
+    bases = KnowledgeBases(JointSearch([documents]), embed=lambda texts: texts)
     found = bases.search([(Image.new("RGB", (8, 8)), request) for request in requests])
     return [[hit.passage for hit in row[ENTRIES]] for retrieved in found for row in retrieved.hits]
 

@@ -4,7 +4,6 @@ from reflectune.inference.reading.document_choice import MctTrace
 from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.trace import Step
 
 MINIATURE = ModelFacts("model", "miniature/llava", "f", 1_700_000)
 LARGE = ModelFacts("model", "llava-1.5-7b", "f", 7_000_000_000)
@@ -52,18 +51,10 @@ def test_answers_that_were_cut_off_are_counted(make) -> None:
     assert "closed_book: 2 of 3 answers were truncated at `max_new_tokens`." in text
 
 
-def test_searches_without_a_base_and_budgets_that_are_used_up_are_counted(make) -> None:
-    fine, away = Step("search", 0), Step("search", 1, missing={"pairs": "no route to host"})
+def test_budgets_that_are_used_up_are_counted(make) -> None:
     limited = {"limit": {"question_tokens": 90}, "ended": "the question's 90 tokens are used up"}
-    traces = {
-        "pmsr": {
-            "q000": make.trace(0, "pmsr", steps=(fine, away)),
-            "q001": make.trace(1, "pmsr", steps=(fine,), **limited),
-        }
-    }
+    traces = {"pmsr": {"q000": make.trace(0, "pmsr"), "q001": make.trace(1, "pmsr", **limited)}}
     text = notices_of([make.question(0), make.question(1)], traces, {}, [LARGE])
-    assert "pmsr: 1 of 3 searches (1 questions) had no results from the knowledge base `pairs`" in text
-    assert "no route to host" in text
     assert "pmsr: 1 of 2 questions reached a budget (the question's 90 tokens are used up: 1)" in text
 
 

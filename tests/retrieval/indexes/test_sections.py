@@ -113,9 +113,7 @@ def test_a_prompt_reads_the_section_or_its_summary(sectioned, encoder, tmp_path,
     read = {}
     for text in ("section", "summary"):
         settings = SearchSettings(text_weight=weight)
-        bases = knowledge_bases(
-            retriever, None, sectioned, text, search=settings, on_failure="stop", top_n=0, lead="none"
-        )
+        bases = knowledge_bases(retriever, None, sectioned, text, search=settings, top_n=0, lead="none")
         (found,) = bases.search([(draw_image(3), request)])
         by_text, by_image = (hits["pairs"] for hits in found.hits)
         assert len({hit.passage.id for hit in by_text}) == 20
