@@ -23,7 +23,6 @@ from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, WriteReply, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
 from reflectune.metrics.judging.extraction import (
@@ -55,29 +54,13 @@ class ExtractionSettings(Settings):
     )
 
 
-def with_extraction(
-    trajectory: Callable[[Question], Steps[TrajectoryResult]], shots: Shots, max_tokens: int
-) -> Callable[[Question], Steps[TrajectoryResult]]:
-    """Append the step that shortens a trajectory's detailed answer; an unreadable reply keeps the answer.
+def shortener(shots: Shots, max_tokens: int) -> Shorten:
+    """Return the step `extract`, which shortens a detailed answer.
 
     Args:
-        trajectory: Trajectory with a detailed answer and records.
         shots: Returns a question's examples.
         max_tokens: Maximum length of the short answer.
     """
-
-    shorten = shortener(shots, max_tokens)
-
-    def steps(question: Question) -> Steps[TrajectoryResult]:
-        outcome = yield from trajectory(question)
-        reply = yield from shorten(question, max(len(outcome.records) - 1, 0), outcome.answer, outcome.records)
-        return outcome if reply is None else dataclasses.replace(outcome, answer=reply.text, confidence=reply.score)
-
-    return steps
-
-
-def shortener(shots: Shots, max_tokens: int) -> Shorten:
-    """Return the step `extract` of a detailed answer; see `with_extraction`."""
 
     def shorten(question: Question, iteration: int, answer: str, records: Sequence[str]) -> Steps[WriteReply | None]:
         if not answer.strip() and not records:

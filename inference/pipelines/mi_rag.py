@@ -23,14 +23,7 @@ from reflectune.inference.operators.requests import SearchReply, WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import Trajectory, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
-from reflectune.inference.pipelines.extraction import (
-    ExtractionSettings,
-    Shorten,
-    Shots,
-    drawn_shots,
-    shortener,
-    with_extraction,
-)
+from reflectune.inference.pipelines.extraction import ExtractionSettings, Shorten, drawn_shots, shortener
 from reflectune.inference.pipelines.iterative import (
     Budgets,
     PairSettings,
@@ -175,7 +168,7 @@ class RecordTrajectory(ABC):
     Attributes:
         settings: The settings; `iterations` is N, 4 in the papers.
         budgets: The most passages of an iteration, by knowledge base.
-        shorten: Shortens each answer, if every iteration has one.
+        shorten: Shortens each answer.
     """
 
     settings: RecordSettings
@@ -298,7 +291,7 @@ class RecordTrajectory(ABC):
         return reply.text
 
     def _shortened(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
-        """Answer, and shorten the answer if every iteration has one."""
+        """Answer, and shorten the answer unless that reply can't be read."""
         answer = yield from self._answer(question, iteration, so_far)
         if self.shorten is None:
             return answer
@@ -357,27 +350,21 @@ def with_options(
     """Add the options of `RecordSettings`: irrelevant passages among the records, a step that extracts an answer."""
 
     def made(settings: Kind, parts: PipelineParts) -> Trajectory:
-        one = make(settings, parts)
-        if settings.answer_each and settings.extract_answer:
-            one = dataclasses.replace(one, shorten=shortener(_shots(settings, parts), settings.max_new_tokens))
-        trajectory: Trajectory = one
-        if settings.noise:
-            drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
-            trajectory = with_noise(trajectory, drawn, settings.noise_seed)
-        return trajectory if one.shorten is not None else extracting(trajectory, settings, parts)
+        trajectory = dataclasses.replace(make(settings, parts), shorten=shorten_by(settings, parts))
+        if not settings.noise:
+            return trajectory
+        drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
+        return with_noise(trajectory, drawn, settings.noise_seed)
 
     return made
 
 
-def extracting(trajectory: Trajectory, settings: DetailedSettings, parts: PipelineParts) -> Trajectory:
-    """Add the step that shortens a detailed answer, if the settings have it."""
+def shorten_by(settings: DetailedSettings, parts: PipelineParts) -> Shorten | None:
+    """Return the step that shortens a detailed answer; None without `extract_answer`."""
     if not settings.extract_answer:
-        return trajectory
-    return with_extraction(trajectory, _shots(settings, parts), settings.max_new_tokens)
-
-
-def _shots(settings: DetailedSettings, parts: PipelineParts) -> Shots:
-    return drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+        return None
+    shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+    return shortener(shots, settings.max_new_tokens)
 
 
 RECIPES = iterative_recipe(

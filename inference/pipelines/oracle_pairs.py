@@ -16,8 +16,9 @@ from reflectune.inference.operators.requests import SearchReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, texts_of, write
+from reflectune.inference.pipelines.extraction import Shorten
 from reflectune.inference.pipelines.iterative import PairSettings, answer_instruction, iterative_recipe
-from reflectune.inference.pipelines.mi_rag import ANSWER, DetailedSettings, extracting
+from reflectune.inference.pipelines.mi_rag import ANSWER, DetailedSettings, shorten_by
 from reflectune.inference.pipelines.recipe import with_evidence
 from reflectune.inference.pipelines.requirements import ENTRY_INDEX
 
@@ -35,10 +36,12 @@ class OraclePairs:
     Attributes:
         settings: The settings.
         knowledge: The entries of the evidence.
+        shorten: Shortens the answer.
     """
 
     settings: OraclePairsSettings
     knowledge: KnowledgeBase
+    shorten: Shorten | None = None
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
@@ -59,6 +62,8 @@ class OraclePairs:
             model="answerer",
             images={len(sections) + place: path for place, path in images.items()},
         )
+        if self.shorten is not None:
+            reply = (yield from self.shorten(question, 0, reply.text, ())) or reply
         ended = f"with {len(pairs)} pairs"
         return TrajectoryResult(reply.text, ended, reply.score, (*sections, *pairs))
 
@@ -76,7 +81,7 @@ _RECIPES = iterative_recipe(
     "oracle_pairs",
     "Gold section and pairs",
     OraclePairsSettings,
-    lambda settings, parts: extracting(OraclePairs(settings, parts.knowledge), settings, parts),
+    lambda settings, parts: OraclePairs(settings, parts.knowledge, shorten_by(settings, parts)),
     requires=(ENTRY_INDEX,),
     pair_text="summary",
     has_own_depth=True,

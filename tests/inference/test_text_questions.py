@@ -18,7 +18,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.base import answer
-from reflectune.inference.pipelines.extraction import with_extraction
+from reflectune.inference.pipelines.extraction import shortener
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.running import experiment
@@ -112,7 +112,7 @@ def test_a_server_is_sent_no_image(stub_server: Callable[..., Any], scripting: t
     with RemoteModel(Endpoint(server.url, "stub"), tmp_path / "replies.jsonl") as remote:
         model = ServedModel(remote)
         detailed = MiRagSettings(iterations=1, max_new_tokens=8, max_record_tokens=32, detailed_answer=True)
-        steps = with_extraction(MiRag(detailed, BOTH), lambda _: (), 8)
+        steps = MiRag(detailed, BOTH, shortener(lambda _: (), 8))
         trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed), steps)
     kinds = {part["type"] for _, body in server.requests for part in body["messages"][-1]["content"]}
     assert kinds == {"text"}

@@ -17,7 +17,7 @@ from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.models import LocalModel
 from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
-from reflectune.inference.pipelines.extraction import with_extraction
+from reflectune.inference.pipelines.extraction import shortener
 from reflectune.inference.pipelines.iba import Iba, IbaSettings
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.mm_r2 import MmR2, MmR2Settings
@@ -59,9 +59,7 @@ PIPELINES: dict[str, Any] = {
     "oracle_pairs": OraclePairs(OraclePairsSettings(pair_passages=3, **SHORT), MagicMock()),
     "mi_rag, without an image": MiRag(RECORDS, BOTH),
     "pmsr, without an image": PMSR,
-    "mi_rag, extracted": with_extraction(
-        MiRag(RECORDS.model_copy(update={"detailed_answer": True}), BOTH), lambda _: (), 8
-    ),
+    "mi_rag, extracted": MiRag(RECORDS.model_copy(update={"detailed_answer": True}), BOTH, shortener(lambda _: (), 8)),
 }
 WORDS = " ".join(f"word{n}" for n in range(10_000))
 REPLIES: dict[str, Callable[[str], str]] = {

@@ -13,7 +13,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.extraction import drawn_shots, shortener, with_extraction
+from reflectune.inference.pipelines.extraction import drawn_shots, shortener
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.scoring.scores import TraceScorer
@@ -41,7 +41,7 @@ def say(short: str) -> Any:
 
 
 def run(name: str, script: Any) -> Trace:
-    steps = with_extraction(PIPELINES[name], lambda _: SHOTS, max_tokens=8)
+    steps = dataclasses.replace(PIPELINES[name], shorten=shortener(lambda _: SHOTS, 8))
     (trace,) = TrajectoryPipeline(name, steps, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
     assert from_row(to_row(trace)) == trace
     return trace

@@ -13,6 +13,7 @@ from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.searching import KnowledgeBases
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.pipelines.extraction import shortener
 from reflectune.inference.pipelines.oracle_pairs import OraclePairs, OraclePairsSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.trace import Trace
@@ -68,6 +69,15 @@ def test_without_pairs_nothing_is_searched(scripting: type[Any], knowledge: Know
     trace = run(script, knowledge, 0)
     assert [entry[0] for entry in script.asked] == ["write"]
     assert trace.ended == "with 0 pairs"
+
+
+def test_a_detailed_answer_is_shortened(scripting: type[Any], knowledge: KnowledgeBase) -> None:
+    script = scripting(say=lambda prompt: "##Best Answer: Ann" if "##Best Answer:" in prompt else "It was Ann.")
+    settings = OraclePairsSettings(pair_passages=0, max_new_tokens=8, detailed_answer=True)
+    steps = OraclePairs(settings, knowledge, shortener(lambda _: (), 8))
+    (trace,) = TrajectoryPipeline("oracle_pairs", steps, script.tools).run([ASKED], [Image.new("RGB", (8, 8))])
+    assert [step.operator for step in trace.steps] == ["answer", "extract"]
+    assert trace.answer == "Ann"
 
 
 def test_it_answers_questions_whose_section_is_known() -> None:
