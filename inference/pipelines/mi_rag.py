@@ -353,8 +353,8 @@ def with_options(
         trajectory = dataclasses.replace(make(settings, parts), shorten=shorten_by(settings, parts))
         if not settings.noise:
             return trajectory
-        drawn = drawn_passages(parts.knowledge, settings.noise, settings.noise_seed, settings.lead)
-        return with_noise(trajectory, drawn, settings.noise_seed)
+        drawn = drawn_passages(parts.knowledge, settings.noise, settings.lead)
+        return with_noise(trajectory, drawn)
 
     return made
 

@@ -33,24 +33,23 @@ _READ_FROM_RECORDS = ("rewrite", "answer")
 class NoiseSettings(Settings):
     """Settings of noise."""
 
-    noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by `noise_seed`", ge=0)
-    noise_seed: int = setting(0, "MI-RAG, PMSR: seed of the irrelevant passages and of their places", ge=0)
+    noise: int = setting(0, "MI-RAG, PMSR: irrelevant passages among the records, drawn by the question's id", ge=0)
 
 
 def with_noise(
-    trajectory: Callable[[Question], Steps[TrajectoryResult]], draw: Callable[[Question], Sequence[str]], seed: int
+    trajectory: Callable[[Question], Steps[TrajectoryResult]], draw: Callable[[Question], Sequence[str]]
 ) -> Callable[[Question], Steps[TrajectoryResult]]:
     """Mix irrelevant texts into the records that a trajectory shows the model.
 
     Args:
         trajectory: Trajectory whose documents of `rewrite` and `answer` are its records.
-        draw: Returns a question's irrelevant texts.
-        seed: Seed of their positions among the records, drawn by the question's id and constant over its steps.
+        draw: Returns a question's irrelevant texts. Their positions among the records are drawn by the question's id,
+            and constant over its steps.
     """
 
     def steps(question: Question) -> Steps[TrajectoryResult]:
         texts = list(draw(question))
-        rng = random.Random(f"{seed} places {question.id}")
+        rng = random.Random(f"places {question.id}")
         spread = [rng.random() for _ in texts]
 
         def shown(request: StepRequest | tuple[StepRequest, ...]) -> Any:
@@ -83,7 +82,7 @@ def among(records: Sequence[str], texts: Sequence[str], spread: Sequence[float])
     return tuple(text for _, text in sorted([*placed, *zip(spread, texts, strict=True)], key=lambda pair: pair[0]))
 
 
-def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) -> Callable[[Question], list[str]]:
+def drawn_passages(knowledge: KnowledgeBase, count: int, lead: Lead) -> Callable[[Question], list[str]]:
     """Return a function that draws irrelevant passages by a question's id.
 
     Args:
@@ -95,7 +94,7 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, seed: int, lead: Lead) 
     """
 
     def draw(question: Question) -> list[str]:
-        texts = irrelevant_texts(knowledge, question, count, random.Random(f"{seed} {question.id}"), lead)
+        texts = irrelevant_texts(knowledge, question, count, random.Random(question.id), lead)
         if len(texts) < count:
             raise UserError(
                 f"`noise` is {count}, but the knowledge base has hardly {len(texts)} passages that are irrelevant to "
