@@ -15,6 +15,8 @@ from reflectune.core.types import Passage
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.requests import SearchReply
 
+_MAX_PIXELS = 448 * 448
+"""Maximum pixels of an image; a larger one is scaled down."""
 _CACHED = 256
 """Scaled images that are kept for pairs that are found again."""
 
@@ -27,9 +29,6 @@ class PairImageSettings(Settings):
         "MI-RAG, PMSR: maximum pairs of an iteration whose images are shown with their texts; papers: all 10",
         ge=0,
     )
-    pair_pixels: int = setting(
-        200_704, "MI-RAG, PMSR: a pair's larger image is scaled down to this many pixels, e.g. 448 x 448", ge=1
-    )
 
 
 @dataclass(frozen=True)
@@ -38,11 +37,9 @@ class PairImages:
 
     Attributes:
         knowledge: The entries.
-        max_pixels: Maximum pixels of an image.
     """
 
     knowledge: KnowledgeBase
-    max_pixels: int
 
     def path_of(self, entry_id: str) -> str:
         """Return the path of an entry's first image; "" if it has none that can be read."""
@@ -54,18 +51,18 @@ class PairImages:
             return ""
 
     def load(self, path: str) -> Image.Image:
-        """Return an image of at most `max_pixels`.
+        """Return an image, scaled down if it is large.
 
         Raises:
             BadImage: It is missing or damaged.
         """
-        return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent), self.max_pixels)
+        return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent))
 
 
 @functools.lru_cache(maxsize=_CACHED)
-def _scaled(path: str, roots: tuple[object, ...], max_pixels: int) -> Image.Image:
+def _scaled(path: str, roots: tuple[object, ...]) -> Image.Image:
     image: Image.Image = load_image(path, root=roots)  # type: ignore[arg-type]  # paths
-    factor = math.sqrt(max_pixels / (image.width * image.height))
+    factor = math.sqrt(_MAX_PIXELS / (image.width * image.height))
     if factor >= 1:
         return image
     return image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))))

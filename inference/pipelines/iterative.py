@@ -162,9 +162,8 @@ def reading_models(parts: PipelineParts, shown: PairImages | None = None) -> Map
 
 def _shown(settings: Settings, parts: PipelineParts) -> PairImages | None:
     """Return the images of pairs, if the settings show them."""
-    if not isinstance(settings, PairImageSettings) or not settings.pair_images:
-        return None
-    return PairImages(parts.knowledge, settings.pair_pixels)
+    is_shown = isinstance(settings, PairImageSettings) and settings.pair_images
+    return PairImages(parts.knowledge) if is_shown else None
 
 
 def search_tool(parts: PipelineParts) -> SearchTool:

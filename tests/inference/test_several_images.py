@@ -85,7 +85,7 @@ def test_a_server_gets_all_images_in_order_in_every_prompt(name, stub_server, sc
 
 def test_a_local_model_shows_a_questions_images_and_those_of_pairs(make, world, checkpoints, images) -> None:
     knowledge = KnowledgeBase(world / "knowledge")
-    shown = PairImages(knowledge, 30_000)
+    shown = PairImages(knowledge)
     loaded = load(checkpoints.base)
     model, prompt = LocalModel(PrefixEngine(loaded), 2, shown), dataclasses.replace(PROMPT, more_images=2)
     path = shown.path_of("e1")

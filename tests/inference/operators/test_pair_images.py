@@ -38,7 +38,7 @@ def knowledge(tmp_path) -> KnowledgeBase:
 
 @pytest.fixture
 def shown(knowledge) -> PairImages:
-    return PairImages(knowledge, 30_000)
+    return PairImages(knowledge)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def prompt(shown) -> Prompt:
 
 
 def test_an_image_is_scaled_down_and_one_that_cannot_be_read_is_not_shown(shown) -> None:
-    assert shown.load(shown.path_of("a")).size == (200, 150)
+    assert shown.load(shown.path_of("a")).size == (517, 387)  # 448 x 448 pixels at most
     assert shown.load(shown.path_of("b")).size == (30, 20)
     assert (shown.path_of("bad"), shown.path_of("none")) == ("", "")
 
