@@ -23,6 +23,8 @@ from reflectune.inference.trace_files.columns import with_texts
 
 MAX_BYTES = 20_000_000
 """Size of a report. As many questions are listed as fit."""
+MAX_QUESTIONS = 1000
+"""Questions to list; of more a random sample."""
 _RESERVED = 10_000
 """Bytes for sentences that depend on the number of listed questions."""
 
@@ -40,7 +42,6 @@ def write_report(
     measure: TraceScorer,
     gamma: float,
     choice: ChoiceSettings | None,
-    most: int,
     seed: int,
 ) -> None:
     """Write the report of a run.
@@ -54,10 +55,9 @@ def write_report(
         notices: Sentences at the head.
         measure: Scorer of answers.
         choice: Settings of mR²AG's choice; None if it was not run.
-        most: Maximum questions to list; a random sample if there are more.
     """
     shown = {name: pipeline_traces for name, pipeline_traces in traces.items() if find_recipe(name).form}
-    drawn, names = sample(questions, most, seed), tables.plain_names(metrics)
+    drawn, names = sample(questions, MAX_QUESTIONS, seed), tables.plain_names(metrics)
     filled = functools.partial(
         fill,
         title=title,

@@ -155,7 +155,6 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
     groups: list[str] = setting(
         [], "also score by group: `type`, a field of the questions' `meta`, or FIELD=VALUE for that value and the rest"
     )
-    report_questions: int = setting(1000, "questions to list in the report", ge=0)
     diagnose: bool = setting(
         True,
         "also measure the gates on evidence and look-alikes that the pipeline doesn't read; about doubles the cost",

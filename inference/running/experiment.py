@@ -148,7 +148,6 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             *notices(questions, traces, metrics, dataset.manifest, loaded, measure),
         ],
         choice=ChoiceSettings.of(reflecting) if reflecting and reflecting.fallback == "best_product" else None,
-        most=config.report_questions,
         **scored_by,
     )
     return metrics

@@ -78,19 +78,21 @@ def run(make: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Simp
     metrics["names"] = {"mr2ag": "mR²AG", "closed_book": EVIL}
     metrics["losses"] = {name: counted(outcomes(official, made, MEASURE)) for name, made in traces.items()}
     path = folder / "report.html"
-    shown = {"title": EVIL, "facts": {EVIL: EVIL}, "notices": [EVIL], "most": QUESTIONS}
-    write_report(
-        *(path,),
-        dataset=Dataset(folder),
-        questions=questions,
-        traces=traces,
-        metrics=metrics,
-        measure=MEASURE,
-        gamma=GAMMA,
-        choice=SETTINGS,
-        seed=0,
-        **shown,
-    )
+    shown = {"title": EVIL, "facts": {EVIL: EVIL}, "notices": [EVIL]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reflectune.inference.report.page.MAX_QUESTIONS", QUESTIONS)
+        write_report(
+            *(path,),
+            dataset=Dataset(folder),
+            questions=questions,
+            traces=traces,
+            metrics=metrics,
+            measure=MEASURE,
+            gamma=GAMMA,
+            choice=SETTINGS,
+            seed=0,
+            **shown,
+        )
     return SimpleNamespace(path=path, questions=questions, traces=traces["mr2ag"], metrics=metrics)
 
 
