@@ -44,7 +44,6 @@ class PmsrFixedSettings(RecordSettings):
     scopes: Literal["both", "record", "trajectory"] = setting(
         "both", "PMSR: queries of the last record, of the whole trajectory, or both"
     )
-    strip_question: bool = setting(False, "PMSR: compare queries without the question, as its released code does")
 
 
 class PmsrSettings(PmsrFixedSettings):
@@ -75,14 +74,9 @@ class PmsrFixed(RecordTrajectory):
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
         """Return True if a query's similarity to an earlier one reaches τ: equations 9 and 10."""
-        compared, others = ([self._compared(query, question) for query in each] for each in (queries, earlier))
-        alike = yield from liken(iteration, compared, others)
+        alike = yield from liken(iteration, queries, earlier)
         earlier += queries
         return self._stops(max(alike.highest, default=-1.0))
-
-    def _compared(self, query: str, question: Question) -> str:
-        """Return the part of a query that the stop rule compares."""
-        return query.removeprefix(expand(question.text, "").rstrip()).strip() if self.settings.strip_question else query
 
     def _stops(self, similarity: float) -> bool:
         """Return True if a query's similarity to an earlier one ends the trajectory."""

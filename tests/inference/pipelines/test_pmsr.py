@@ -126,14 +126,3 @@ def test_a_reply_without_a_query_leaves_the_records_own(scopes: str, scripting: 
     script = scripting(say=lambda text: "I can't." if "## Output" in text else speaker(text), find=find)
     assert share_asked(run(script, iterations=1, scopes=scopes)) == 0.0
     assert searches(script)[2:] == [(expanded(RECORDS[0]), "texts", 4), (expanded(RECORDS[0]), "pairs", 2)]
-
-
-def test_the_question_may_be_left_out_of_the_comparison(scripting: type[Any]) -> None:
-    compared: list[str] = []
-
-    def vector(text: str) -> list[float]:
-        compared.append(text)
-        return [1.0 if text == "A red bridge." else 0.0]
-
-    run(scripting(say=Speaker(), find=find, vector=vector), iterations=1, strip_question=True)
-    assert set(compared) == {DESCRIPTION, RECORDS[0], OF_TRAJECTORY[0]}
