@@ -18,11 +18,11 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import Form, SearchReply, WriteReply, Writing
+from reflectune.inference.operators.reranking import best_first
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
 from reflectune.inference.pipelines.iterative import (
@@ -56,14 +56,12 @@ each in their order:
 ANSWER = "{question} {documents} "
 
 PICKS = 3
+WEIGHTS = (0.5, 0.5, 1.0)
+"""α, β and γ: of the entity's probability, the image's similarity to the entry, and the reranker's scaled score."""
 
 
 class IbaSettings(PickingSettings, CandidateSettings, DepthSettings, TrajectorySettings):
     """Settings of IBA."""
-
-    identification_weight: float = setting(0.5, "IBA: α, of the entity's probability", ge=0)
-    similarity_weight: float = setting(0.5, "IBA: β, of the image's similarity to the entry", ge=0)
-    rerank_weight: float = setting(1.0, "IBA: γ, of the reranker's score, scaled to [0, 1]", ge=0)
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,12 @@ class Iba:
         relevant: Sequence[float],
     ) -> list[Passage]:
         """Return the passages with the highest α · ID + β · V + γ · T, best first."""
-        settings = self.settings
+        alpha, beta, gamma = WEIGHTS
         scores = [
-            settings.identification_weight * likely[passage.entry_id]
-            + settings.similarity_weight * similar[passage.entry_id]
-            + settings.rerank_weight * score
+            alpha * likely[passage.entry_id] + beta * similar[passage.entry_id] + gamma * score
             for passage, score in zip(passages, relevant, strict=True)
         ]
-        order = sorted(range(len(passages)), key=lambda place: -scores[place])
-        return [passages[place] for place in order[: settings.passages]]
+        return [*best_first(passages, scores)[: self.settings.passages]]
 
 
 def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:

@@ -40,7 +40,6 @@ BOTH = {"texts": 2, "pairs": 1}
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "max_record_tokens": 32}
 RECORDS = MiRagSettings(iterations=2, **SHORT)
 REPEATING: dict[str, Any] = {"iterations": 2, "saturation": 0.9, **SHORT}
-WEIGHTS = {"identification_weight": 0.5, "similarity_weight": 0.5, "rerank_weight": 1.0}
 PMSR = Pmsr(PmsrSettings(**REPEATING), BOTH)
 PIPELINES: dict[str, Any] = {
     "mi_rag": MiRag(RECORDS, BOTH),
@@ -53,7 +52,7 @@ PIPELINES: dict[str, Any] = {
     "mrag_agent": MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="pairwise", max_new_tokens=8)),
     "reag": ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, **SHORT)),
     "wikiseeker": WikiSeeker(WikiSeekerSettings(pair_passages=3, **SHORT)),
-    "iba": Iba(IbaSettings(candidates=9, passages=2, **WEIGHTS, **SHORT)),
+    "iba": Iba(IbaSettings(candidates=9, passages=2, **SHORT)),
     "mm_r2": MmR2(MmR2Settings(candidates=9, passages=2, **SHORT)),
     "promsa": Promsa(PromsaSettings(**SHORT), "texts"),
     "oracle_pairs": OraclePairs(OraclePairsSettings(pair_passages=3, **SHORT), MagicMock()),

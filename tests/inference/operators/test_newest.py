@@ -1,5 +1,6 @@
 """ReAG, WikiSeeker and IBA: every prompt, search and record of a question, written out by hand."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -37,9 +38,8 @@ def critic(passage: str) -> tuple[str, str]:
     )
 
 
-def iba(alpha: float, beta: float, gamma: float, passages: int) -> Iba:
-    weights = {"identification_weight": alpha, "similarity_weight": beta, "rerank_weight": gamma}
-    return Iba(IbaSettings(candidates=9, passages=passages, max_new_tokens=8, max_record_tokens=32, **weights))
+def iba(passages: int) -> Iba:
+    return Iba(IbaSettings(candidates=9, passages=passages, max_new_tokens=8, max_record_tokens=32))
 
 
 SHORT_REPLIES: dict[str, Any] = {"max_new_tokens": 8, "max_record_tokens": 32}
@@ -186,7 +186,7 @@ def identify(prompt: str) -> str:
 def test_iba_names_the_entity_then_ranks_its_passages(scripting: type[Any]) -> None:
     relevant = {"hobby": 3.0, "kestrel": 5.0, "kite": 4.0}
     script = scripting(say=identify, find=lambda query, base: NAMES, score=lambda text: relevant[text])
-    trace = run(iba(0.5, 0.5, 1.0, passages=2), script)
+    trace = run(iba(passages=2), script)
     assert script.asked == [
         ("search", "", "pairs", 9),
         (
@@ -221,15 +221,16 @@ def test_iba_names_the_entity_then_ranks_its_passages(scripting: type[Any]) -> N
         pytest.param((0.0, 0.0, 1.0), "kestrel", id="reranker"),
     ],
 )
-def test_each_weight_of_iba_alone(scripting: type[Any], weights: tuple[float, float, float], best: str) -> None:
+def test_each_weight_of_iba_alone(scripting: type[Any], monkeypatch, weights: Sequence[float], best: str) -> None:
+    monkeypatch.setattr("reflectune.inference.pipelines.iba.WEIGHTS", weights)
     script = scripting(say=identify, find=lambda query, base: NAMES, score=lambda text: float(text == "kestrel"))
-    (read,) = run(iba(*weights, passages=1), script).passages
+    (read,) = run(iba(passages=1), script).passages
     assert read.passage.entry_id == best
 
 
 def test_iba_with_a_model_that_names_nothing_takes_the_entries_that_look_most_alike(scripting: type[Any]) -> None:
     script = scripting(say=lambda prompt: "A bird of prey.", find=lambda query, base: NAMES)
-    trace = run(iba(1.0, 1.0, 1.0, passages=3), script)
+    trace = run(iba(passages=3), script)
     assert trace.ended == "identified kite, kestrel, merlin"
     assert [read.passage.entry_id for read in trace.passages] == ["kite", "kestrel", "merlin"]
 
