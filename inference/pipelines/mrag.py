@@ -76,7 +76,7 @@ Given the image and the following question, answer the question with the image.
 
 
 class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
-    """Settings of the stages before an answer: search and rerank."""
+    """Settings of the search, and of an answer."""
 
     query_modality: QueryModality = setting(
         "I", "mRAG: search with the image (I), with the question (IQ) or a generated caption (IC), or the caption (C)"
@@ -87,11 +87,9 @@ class DocumentStageSettings(FusionSettings, DepthSettings, TrajectorySettings):
     unit: Literal["article", "passage"] = setting(
         "article", "mRAG: an entry's document: the whole article, or its passage by the reranker"
     )
-    pairs: Pairs = setting("all", "mRAG: pairs that pairwise reranking compares: all, in both orders, or neighbours")
     few_words: bool = setting(
         False, "mRAG: ask for an answer in a few words, as in the paper; else as all pipelines do"
     )
-    max_rank_tokens: int = setting(64, "mRAG: maximum tokens of a reply of pairwise and listwise reranking", ge=1)
 
 
 class MragSettings(DocumentStageSettings):
@@ -100,6 +98,8 @@ class MragSettings(DocumentStageSettings):
     rerank: Reranking = setting(
         "listwise", "mrag: order the `top_n` documents by the model, by `reranker`, or leave them as found"
     )
+    pairs: Pairs = setting("all", "mrag: pairs that pairwise reranking compares: all, in both orders, or neighbours")
+    max_rank_tokens: int = setting(64, "mrag: maximum tokens of a reply of pairwise and listwise reranking", ge=1)
     answer_documents: int = setting(1, "mrag: documents to answer from, the first ones", ge=1)
     answer_from: Literal["retrieved", "nothing", "gold"] = setting(
         "retrieved", "mrag: answer from documents found; or without search, from nothing or the gold article (§5)"
@@ -117,21 +117,14 @@ def entry_weights(settings: DocumentStageSettings) -> Weights:
     return weights.with_summaries(settings.summary_share).fused(fusion)
 
 
-def ranked_documents(
-    question: Question, settings: DocumentStageSettings, method: Reranking
-) -> Steps[tuple[Passage, ...]]:
-    """Retrieve the documents of a question and rerank them by a method, best first."""
+def find_documents(question: Question, settings: DocumentStageSettings) -> Steps[tuple[Passage, ...]]:
+    """Retrieve the documents of a question, best first."""
     text = question.text if "Q" in settings.query_modality else ""
     if "C" in settings.query_modality:
         slots = {"question": question.text}
         caption = yield from write("caption", 0, CAPTION, slots, max_tokens=settings.max_record_tokens, form="text")
         text = caption.text.strip() or question.text  # without an image there must be a text to search with
-    found = merge((yield from search(0, [text], {ENTRIES: [settings.top_n]}, question=question.text)))
-    try:
-        ranked = rerank(method, question.text, found, pairs=settings.pairs, max_tokens=settings.max_rank_tokens)
-        return (yield from ranked)
-    except BudgetSpent:
-        return tuple(found)
+    return tuple(merge((yield from search(0, [text], {ENTRIES: [settings.top_n]}, question=question.text))))
 
 
 def generate(
@@ -171,14 +164,16 @@ class Mrag:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked: tuple[Passage, ...] = ()
-        if self.settings.answer_from == "retrieved":
-            with contextlib.suppress(BudgetSpent):  # before the search
-                ranked = yield from ranked_documents(question, self.settings, self.settings.rerank)
-        elif self.settings.answer_from == "gold":
+        ranked, settings = tuple[Passage, ...](), self.settings
+        if settings.answer_from == "retrieved":
+            with contextlib.suppress(BudgetSpent):
+                ranked = yield from find_documents(question, settings)
+                method, longest = settings.rerank, settings.max_rank_tokens
+                ranked = yield from rerank(method, question.text, ranked, pairs=settings.pairs, max_tokens=longest)
+        elif settings.answer_from == "gold":
             ranked = self.gold(question)
-        given = ranked[: self.settings.answer_documents]
-        answer = yield from generate(0, question, given, self.settings)
+        given = ranked[: settings.answer_documents]
+        answer = yield from generate(0, question, given, settings)
         read = documents_shown(given, answer.shown)
         ended = f"answered from {read} of {len(ranked)} documents"
         return TrajectoryResult(

@@ -17,10 +17,10 @@ from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.requests import WriteReply
-from reflectune.inference.operators.reranking import Reranking, paragraphs, relevance
+from reflectune.inference.operators.reranking import paragraphs, relevance
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, judge
-from reflectune.inference.pipelines.mrag import DocumentStageSettings, generate, mrag_recipe, ranked_documents
+from reflectune.inference.pipelines.mrag import DocumentStageSettings, find_documents, generate, mrag_recipe
 
 VALID: Final = """\
 Given the following reference document, image, question, and response, please evaluate whether the response correctly \
@@ -43,9 +43,8 @@ FAILS: Final = "Model fails to answer the question"
 
 
 class MragAgentSettings(DocumentStageSettings):
-    """Settings of mRAG's agent; the paper's takes the documents as retrieved."""
+    """Settings of mRAG's agent, which takes the documents as retrieved."""
 
-    agent_rerank: Reranking = setting("none", "mrag_agent: as `rerank`, before the first one is judged")
     agent_fallback: Literal["abstain", "first"] = setting(
         "abstain", "mrag_agent: no document has a valid answer: none, as in mRAG, or the first document's"
     )
@@ -59,20 +58,20 @@ class MragAgent:
 
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
-        ranked, answers = tuple[Passage, ...](), dict[int, WriteReply]()
+        documents, answers = tuple[Passage, ...](), dict[int, WriteReply]()
         with contextlib.suppress(BudgetSpent):
-            ranked = yield from ranked_documents(question, self.settings, self.settings.agent_rerank)
-            for place, document in enumerate(ranked):
+            documents = yield from find_documents(question, self.settings)
+            for place, document in enumerate(documents):
                 if (yield from relevance(place, question.text, document)) <= 0.5:
                     continue
                 answer = answers[place] = yield from generate(place, question, [document], self.settings)
                 if answer.text.strip() and (yield from self._is_valid(place, question, document, answer.text)):
-                    ended = f"valid answer from document {place + 1} of {len(ranked)}"
-                    return TrajectoryResult(answer.text, ended, answer.score, ranked, chosen=place, used=(place,))
-        if self.settings.agent_fallback == "abstain" or not ranked:
-            return TrajectoryResult("", FAILS, passages=ranked, fallback="abstain")
-        first = answers.get(0) or (yield from generate(0, question, ranked[:1], self.settings))
-        return TrajectoryResult(first.text, FAILS, first.score, ranked, chosen=0, used=(0,), fallback="first")
+                    ended = f"valid answer from document {place + 1} of {len(documents)}"
+                    return TrajectoryResult(answer.text, ended, answer.score, documents, chosen=place, used=(place,))
+        if self.settings.agent_fallback == "abstain" or not documents:
+            return TrajectoryResult("", FAILS, passages=documents, fallback="abstain")
+        first = answers.get(0) or (yield from generate(0, question, documents[:1], self.settings))
+        return TrajectoryResult(first.text, FAILS, first.score, documents, chosen=0, used=(0,), fallback="first")
 
     def _is_valid(self, place: int, question: Question, document: Passage, response: str) -> Steps[bool]:
         """Return True if the model judges its answer correct by the document."""

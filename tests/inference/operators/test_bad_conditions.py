@@ -49,7 +49,7 @@ PIPELINES: dict[str, Any] = {
         MragSettings(query_modality="IC", top_n=3, rerank="listwise", answer_documents=1, max_new_tokens=8),
         lambda question: (),
     ),
-    "mrag_agent": MragAgent(MragAgentSettings(query_modality="I", top_n=3, agent_rerank="pairwise", max_new_tokens=8)),
+    "mrag_agent": MragAgent(MragAgentSettings(query_modality="I", top_n=3, max_new_tokens=8)),
     "reag": ReAG(ReagSettings(top_n=2, candidates=9, critic_threshold=0.1, **SHORT)),
     "wikiseeker": WikiSeeker(WikiSeekerSettings(pair_passages=3, **SHORT)),
     "iba": Iba(IbaSettings(candidates=9, passages=2, **SHORT)),

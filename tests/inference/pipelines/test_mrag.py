@@ -262,16 +262,6 @@ def test_the_agent_without_documents_fails(scripting: type[Any]) -> None:
         assert (trace.answer, trace.ended) == ("", FAILS)
 
 
-def test_the_agent_may_rerank_first(scripting: type[Any]) -> None:
-    def say(prompt: str) -> str:
-        return "[Document 3]" if "ranking" in prompt else answers(prompt)
-
-    script = scripting(say=say, find=find, probability=lambda prompt: 0.9)
-    trace = run(script, agent(query_modality="I", agent_rerank="listwise"))
-    assert list(map(kind, script.asked))[2:] == ["relevant three", "answer three", "valid three"]
-    assert trace.chosen == 0
-
-
 # Entries as documents.
 
 

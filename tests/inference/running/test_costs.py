@@ -34,7 +34,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("pmsr_web", {"condense_above": 40}),
     ("promsa", {"page_summaries": "reader"}),
     ("promsa", {"page_summaries": "reader", "text_calls": 0}),
-    ("mrag_agent", {"agent_rerank": "pairwise", "agent_fallback": "first"}),
+    ("mrag_agent", {"agent_fallback": "first"}),
     ("mi_rag", {"retry_unread": True}),
     *((name, {"gate_filter": 0.5, "gate_stop": 0.5}) for name in ("mi_rag", "pmsr", "pmsr_web")),
 ]
