@@ -20,7 +20,7 @@ from reflectune.formats.passages import Lead, split_passages
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
 STATING = "stating"
 _DIFFERENT: Final = 2
-"""Look-alikes that differ in two attributes to take for a question; those that differ in one are taken once each."""
+"""Listed look-alikes to take for a question."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def is_searchable(question: Question) -> bool:
 class DiagnosticPassages:
     """Finds the probes of a question in a data set.
 
-    Look-alikes come from the data set's `probes.jsonl` if it has one; else from the looks and the sections' relations
-    in its dataset.json; else from its `look_alikes.json`, lists of entries that are easily confused, whose sections of
-    the evidence's heading are used unless they state an accepted answer. Other data sets have none.
+    Look-alikes come from the data set's `probes.jsonl`, or from its `look_alikes.json`, lists of entries that are
+    easily confused, whose sections of the evidence's heading are used unless they state an accepted answer. Other data
+    sets have none.
     """
 
     def __init__(
@@ -85,8 +85,6 @@ class DiagnosticPassages:
             lead: Text before each passage.
         """
         self._knowledge, self._lead, self._seed = knowledge, lead, seed
-        self._looks: Mapping[str, Mapping[str, str]] = manifest.get("looks", {})
-        self._relations: Mapping[str, Sequence[str]] = manifest.get("relations", {})
         self._written = _read_written(companion(root, manifest, PROBES))
         self._listed = _read_listed(companion(root, manifest, LOOK_ALIKES), knowledge)
 
@@ -102,30 +100,11 @@ class DiagnosticPassages:
         return [
             *(DiagnosticProbe(p, GOLD) for p in gold),
             *(DiagnosticProbe(p, SAME_ARTICLE) for p in others),
-            *(self._written.get(question.id) or self._look_alikes(question) or self._alike(question, gold[0])),
+            *(self._written.get(question.id) or self._alike(question, gold[0])),
         ]
 
     def _passages(self, entry_id: str) -> list[Passage]:
         return split_passages(self._knowledge.get(entry_id), lead=self._lead)
-
-    def _look_alikes(self, question: Question) -> list[DiagnosticProbe]:
-        evidence = question.evidence[0]
-        relations = self._relations.get(evidence.entry_id, ())
-        if evidence.entry_id not in self._looks or evidence.section >= len(relations):
-            return []
-        relation = relations[evidence.section]
-        near = self._near(evidence.entry_id, relation)
-        rng = random.Random(f"{self._seed} {question.id}")
-        probes = []
-        for attribute, entries in sorted(near.items()):
-            for entry_id in rng.sample(entries, min(len(entries), _DIFFERENT if attribute == SEVERAL else 1)):
-                section = list(self._relations[entry_id]).index(relation)
-                probes += [
-                    DiagnosticProbe(p, f"{LOOK_ALIKE}:{attribute}")
-                    for p in self._passages(entry_id)
-                    if p.section == section
-                ]
-        return probes
 
     def _alike(self, question: Question, gold: Passage) -> list[DiagnosticProbe]:
         """Return listed look-alikes' passages under the heading of a gold passage."""
@@ -137,16 +116,6 @@ class DiagnosticPassages:
             for passage in self._passages(entry_id)
             if passage.heading == gold.heading and not annotate_by_string(question, passage).relevant
         ]
-
-    def _near(self, entry_id: str, relation: str) -> dict[str, list[str]]:
-        """Return entries with a section of this relation by the attribute in which they differ (or `several`)."""
-        near: dict[str, list[str]] = defaultdict(list)
-        entry_looks = self._looks[entry_id]
-        for other, looks in self._looks.items():
-            different = [name for name in entry_looks if looks.get(name) != entry_looks[name]]
-            if 1 <= len(different) <= 2 and relation in self._relations.get(other, ()):
-                near[different[0] if len(different) == 1 else SEVERAL].append(other)
-        return near
 
 
 def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:

@@ -247,14 +247,10 @@ def world(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
         entity = f"e{number % 3}"
         asked = {"image": f"images/{entity}.png", "text": "What does it eat?", "entity_ids": (entity,)}
         questions.append(question(number, SPLITS[number % 2], **asked, evidence=evidence(entity)))
-    looks = {
-        "e0": {"kind": "owl", "colour": "red"},
-        "e1": {"kind": "owl", "colour": "blue"},
-        "e2": {"kind": "cat", "colour": "red"},
-    }
-    entries = [entry(number, f"images/e{number}.png") for number in range(3)]
-    relations = {name: ["diet", "home"] for name in looks}
-    data_set(folder, entries, questions, encoder, looks=looks, relations=relations)
+    data_set(folder, [entry(number, f"images/e{number}.png") for number in range(3)], questions, encoder)
+    alike = dataclasses.asdict(passage("made_up"))
+    rows = [{"question_id": q.id, "attribute": it, "passage": alike} for q in questions for it in ("colour", "kind")]
+    (folder / "probes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 

@@ -100,7 +100,6 @@ def build_world(
         "counts": {split: dict(Counter(q.answer_type for q in questions)) for split, questions in splits.items()},
         "entries": len(entries),
         "looks": {article.entity.id: dataclasses.asdict(article.entity.looks) for article in articles},
-        "relations": {article.entity.id: article.relations for article in articles},
     }
     finish(folder, manifest)
     return manifest

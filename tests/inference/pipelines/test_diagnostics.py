@@ -7,16 +7,9 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Evidence, Section
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
-from reflectune.inference.pipelines.diagnostics import DiagnosticPassages, attribute_of, gold_passages, is_stating
+from reflectune.inference.pipelines.diagnostics import DiagnosticPassages, gold_passages, is_stating
 
-LOOKS = {
-    "gold": {"kind": "owl", "colour": "red"},
-    "red_cat": {"kind": "cat", "colour": "red"},
-    "blue_owl": {"kind": "owl", "colour": "blue"},
-    "blue_cat": {"kind": "cat", "colour": "blue"},
-    "twin": {"kind": "owl", "colour": "red"},
-}
-RELATIONS = {name: ["diet", "keeper"] for name in LOOKS} | {"blue_owl": ["keeper", "diet"]}
+RELATIONS = {"gold": ["diet", "keeper"], "red_cat": ["diet", "keeper"], "blue_owl": ["keeper", "diet"]}
 
 
 @pytest.fixture
@@ -28,29 +21,16 @@ def knowledge(tmp_path: Path) -> KnowledgeBase:
     return write_knowledge_base(tmp_path / "knowledge", entries, name="kb")
 
 
-def builder(root: Path, knowledge: KnowledgeBase, **manifest: object) -> DiagnosticPassages:
-    return DiagnosticPassages(root, manifest, knowledge, "none", seed=0)
+def builder(root: Path, knowledge: KnowledgeBase) -> DiagnosticPassages:
+    return DiagnosticPassages(root, {}, knowledge, "none", seed=0)
 
 
-def test_look_alikes_differ_in_one_attribute_or_two_and_say_the_same_kind_of_thing(make, tmp_path, knowledge) -> None:
-    question = make.question(0, evidence=make.evidence("gold", 0))
-    probes = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS).build(question)
-    assert [attribute_of(p.source) for p in probes] == [None, None, "colour", "kind", "several"]
-    assert [(p.source, p.passage.entry_id, p.passage.heading) for p in probes] == [
-        ("gold", "gold", "Diet"),
-        ("same_article", "gold", "Keeper"),
-        ("look_alike:colour", "blue_owl", "Diet"),
-        ("look_alike:kind", "red_cat", "Diet"),
-        ("look_alike:several", "blue_cat", "Diet"),
-    ]
-
-
-def test_probes_of_the_data_set_go_before_looks(make, tmp_path, knowledge) -> None:
+def test_probes_of_the_data_set_go_before_listed_look_alikes(make, tmp_path, knowledge) -> None:
     passage = make.passage("made_up", 0)
     row = {"question_id": "q000", "attribute": "mark", "passage": dataclasses.asdict(passage)}
     (tmp_path / "probes.jsonl").write_text(json.dumps(row) + "\n")
-    diagnostic_passages = builder(tmp_path, knowledge, looks=LOOKS, relations=RELATIONS)
-    probes = diagnostic_passages.build(make.question(0, evidence=make.evidence("gold", 1)))
+    (tmp_path / "look_alikes.json").write_text('[["gold", "blue_owl"]]')
+    probes = builder(tmp_path, knowledge).build(make.question(0, evidence=make.evidence("gold", 1)))
     assert [(p.source, p.passage.entry_id) for p in probes[2:]] == [("look_alike:mark", "made_up")]
 
 
@@ -74,7 +54,7 @@ def test_a_bad_list_of_look_alikes_is_reported(tmp_path, knowledge, text: str, s
 @pytest.mark.parametrize(
     ("sections", "sources"), [((), []), ((0,), ["gold", "same_article"]), ((0, 1), ["gold", "gold"])]
 )
-def test_without_looks_probes_are_of_the_evidences_article(make, tmp_path, knowledge, sections, sources) -> None:
+def test_without_look_alikes_probes_are_of_the_evidences_article(make, tmp_path, knowledge, sections, sources) -> None:
     question = make.question(0, evidence=tuple(Evidence("gold", section) for section in sections))
     assert [p.source for p in builder(tmp_path, knowledge).build(question)] == sources
 
