@@ -76,7 +76,6 @@ def images_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Map
         passages: Merged passages, in the order of the documents.
         most: Maximum images.
     """
-    hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
-    paths = {hit.passage: hit.image for hit in hits if hit.image}
+    paths = {hit.passage: hit.image for hit in found.all_hits if hit.image}
     pairs = [(place, paths[passage]) for place, passage in enumerate(passages) if passage in paths]
     return dict(pairs[:most])

@@ -267,6 +267,11 @@ class SearchReply:
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
     cut: int = 0
 
+    @property
+    def all_hits(self) -> list[PassageHit]:
+        """The hits of all queries and knowledge bases, query after query."""
+        return [hit for by_base in self.hits for hits in by_base.values() for hit in hits]
+
 
 @dataclass(frozen=True)
 class LikenRequest:

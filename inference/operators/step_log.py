@@ -84,7 +84,7 @@ class StepLog:
             counts["searches"] += len(request.queries)
             self._count("queries_cut", reply.cut)
             step = dataclasses.replace(step, queries=request.queries, found=_found(reply))
-            for hit in (hit for by_base in reply.hits for hits in by_base.values() for hit in hits):
+            for hit in reply.all_hits:
                 _keep_best(self.hits, hit)
         elif isinstance(reply, JudgeEachReply):
             shown = sum(judged.shown for judged in reply.each)

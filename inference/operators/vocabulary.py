@@ -219,7 +219,7 @@ def best_entries(found: SearchReply, entries: int) -> list[Passage]:
     """Return the passages of the entries with the highest similarity in any search, in the order of entries."""
     score: dict[str, float] = {}
     passages: dict[str, Passage] = {}
-    for hit in (hit for by_base in found.hits for hits in by_base.values() for hit in hits):
+    for hit in found.all_hits:
         name = hit.passage.entry_id
         score[name] = max(score.get(name, -2.0), hit.score)
         passages.setdefault(hit.passage.id, hit.passage)

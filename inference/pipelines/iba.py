@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.requests import Form, SearchReply, WriteReply, Writing
+from reflectune.inference.operators.requests import Form, WriteReply, Writing
 from reflectune.inference.operators.reranking import best_first
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
@@ -91,7 +91,7 @@ class Iba:
         """Fill `best` with the passages to read, in the order of the search until they are ranked, and the titles."""
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.settings.candidates]})
-        passages = [hit.passage for by_base in found.hits for hits in by_base.values() for hit in hits]
+        passages = [hit.passage for hit in found.all_hits]
         if not passages:
             return
         titles = {passage.entry_id: passage.title for passage in passages}
@@ -110,7 +110,8 @@ class Iba:
         likely = parsing.shares(reply.text, len(picked)) or (1 / PICKS,) * len(picked)
         opened = [passage for passage in passages if passage.entry_id in picked]
         scores = (yield from rerank_scores(0, question.text, opened)).scores
-        best[:] = self._best(opened, dict(zip(picked, likely, strict=True)), similarities(found), scaled(scores))
+        similar = {hit.passage.entry_id: hit.score for hit in found.all_hits}
+        best[:] = self._best(opened, dict(zip(picked, likely, strict=True)), similar, scaled(scores))
 
     def _best(
         self,
@@ -130,12 +131,6 @@ class Iba:
 
 def _options(names: Sequence[str], titles: Mapping[str, str]) -> list[str]:
     return [f"{letter}. {titles[name]}" for letter, name in zip(string.ascii_uppercase, names, strict=False)]
-
-
-def similarities(found: SearchReply) -> dict[str, float]:
-    """Return V: each entry's similarity to the image."""
-    hits = (hit for by_base in found.hits for hits in by_base.values() for hit in hits)
-    return {hit.passage.entry_id: hit.score for hit in hits}
 
 
 def scaled(scores: Sequence[float]) -> list[float]:

@@ -118,7 +118,7 @@ class MmR2:
 
 def knowledge_map(retrieved: SearchReply) -> dict[MapUnit, list[Passage]]:
     """Group the passages found by unit: the most similar entry first, its sections in the order of the article."""
-    hits = [hit for by_base in retrieved.hits for hits in by_base.values() for hit in hits]
+    hits = retrieved.all_hits
     similar: dict[str, float] = {}
     for hit in hits:
         similar[hit.passage.entry_id] = max(hit.parts.get("entry", hit.score), similar.get(hit.passage.entry_id, -2.0))

@@ -116,7 +116,7 @@ def hash_parts(
     look_alikes = [file_fingerprint(path) for path in companions if path.is_file()]
     return {
         "entries": entries,
-        "texts": file_fingerprint(Path(texts.text_index, "manifest.json")) if texts.text_index else None,
+        "texts": texts.texts_fingerprint(),
         "pages": WebConfig.of(config).web_place,
         "reranker": parts.reranker.fingerprint if parts.reranker is not None else None,
         "remote": server,
