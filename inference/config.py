@@ -31,9 +31,6 @@ class EngineSettings(Settings):
     token_budget: int | None = setting(
         None, "maximum tokens per forward pass; results don't depend on it; as many as fit the memory if unset", ge=1
     )
-    keep_images: int = setting(
-        0, "maximum number of images in the LRU cache of prefixes, as far as memory allows", ge=0
-    )
     compile: Literal["auto", "off"] = setting(
         "auto", "on a GPU, pack questions into one row by compiled attention, and compile the layers in long runs"
     )

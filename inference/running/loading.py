@@ -148,7 +148,7 @@ def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
     """Return the engine of a loaded model, or of one behind a server, which is compared with the checkpoint first."""
     if isinstance(settings, ModelSettings) and (url := settings.server_of(loaded.name)):
         return served_engine(loaded, TokenServer(settings.connect(url, loaded.name, "server")))
-    return PrefixEngine(loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto")
+    return PrefixEngine(loaded, settings.token_budget, compiling=settings.compile == "auto")
 
 
 def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:

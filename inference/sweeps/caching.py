@@ -85,16 +85,14 @@ class KnownBranches(Branches):
 
 
 class CachingEngine(PrefixEngine):
-    """A `PrefixEngine`, with the same arguments, that caches prefixes, branches and answers until `forget`.
+    """A `PrefixEngine` that caches prefixes, branches and answers until `forget`.
 
     Keys and values stay in memory until then, or until `release`. So pass one batch of questions to all grid points in
     turn, then call `forget`. It doesn't `score`.
     """
 
-    def __init__(
-        self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
-    ) -> None:
-        super().__init__(loaded, token_budget, keep_images, compiling=compiling)
+    def __init__(self, loaded: Loaded, token_budget: int | None = None, *, compiling: bool = True) -> None:
+        super().__init__(loaded, token_budget, compiling=compiling)
         self.renderer: CachingRenderer = CachingRenderer(loaded.renderer)
         self.stats = CacheStats()
         self._prefixes: dict[str, CachedPrompt] = {}

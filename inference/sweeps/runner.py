@@ -107,10 +107,8 @@ class GridRunner:
         if role not in self._engines:
             loaded = open_model(self._config, role)
             self._hashes[role] = loaded.fingerprint
-            settings = self._config
-            self._engines[role] = CachingEngine(
-                loaded, settings.token_budget, settings.keep_images, compiling=settings.compile == "auto"
-            )
+            compiling = self._config.compile == "auto"
+            self._engines[role] = CachingEngine(loaded, self._config.token_budget, compiling=compiling)
         return self._engines[role]
 
     def _name(self, point: Point) -> str:

@@ -216,7 +216,7 @@ def test_controls_read_with_mr2ags_checkpoint_and_scores_stand_next_to_their_com
 @pytest.mark.slow
 def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path, pretended, monkeypatch) -> None:
     """Both models; and a run may go on with another map than it began with."""
-    settings = {"pipelines": ["closed_book", "mr2ag"], "keep_images": 2, "limit": 1, "diagnose": False}
+    settings = {"pipelines": ["closed_book", "mr2ag"], "limit": 1, "diagnose": False}
     one, two = (config(output=str(tmp_path / name), **settings) for name in ("one", "two"))
     experiment.run(one)
     halves = pretended.halves
