@@ -13,7 +13,9 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from reflectune.inference.serving.bodies import MAX_CHARACTERS, MAX_QUERIES
 from reflectune.inference.serving.config import LOCAL_HOSTS, ServerSettings
+from reflectune.inference.serving.images import MAX_IMAGE_MB
 from reflectune.inference.serving.metrics import ServerMetrics
 from reflectune.inference.serving.problems import RequestProblem
 
@@ -22,6 +24,8 @@ WORK: Final = ("/answer", "/retrieve", "/v1/chat/completions")
 _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
 BODY_SECONDS: Final = 60
 """Seconds in which a body must come."""
+MAX_BYTES: Final = MAX_IMAGE_MB * 10**6 * 4 // 3 + 4 * MAX_CHARACTERS * MAX_QUERIES
+"""Bytes of a body: an image in Base64, and queries."""
 _LARGE: Final = 8
 """Requests whose large images are decoded at a time; others wait with their files' bytes."""
 
@@ -46,7 +50,7 @@ class Admission:
 
     Args:
         app: The routes.
-        settings: Access and limits.
+        settings: Access and load.
         load: Requests under way, shared with the server.
         metrics: Counts the requests.
     """
@@ -54,8 +58,6 @@ class Admission:
     def __init__(self, app: ASGIApp, settings: ServerSettings, load: Load, metrics: ServerMetrics) -> None:
         self._app, self._settings, self._load, self._metrics = app, settings, load, metrics
         self._token = settings.token
-        texts = 4 * settings.max_characters * settings.max_queries
-        self._max_bytes = settings.max_image_mb * 10**6 * 4 // 3 + texts  # an image in Base64, and queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -66,7 +68,7 @@ class Admission:
             await self._app(scope, receive, send)
             return
         route = scope["path"] if scope["path"] in _ROUTES else "other"
-        start, body, statuses = time.perf_counter(), _Body(receive, self._max_bytes), [500]
+        start, body, statuses = time.perf_counter(), _Body(receive, MAX_BYTES), [500]
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -97,8 +99,8 @@ class Admission:
         if self._token and not is_authorized(headers.get("authorization", ""), self._token):
             scheme = {"WWW-Authenticate": 'Basic realm="reflectune"'}  # a browser then asks for it
             return RequestProblem(401, "a token is needed: send `Authorization: Bearer TOKEN`", scheme)
-        if int(headers.get("content-length", 0)) > self._max_bytes:
-            return RequestProblem(413, f"the body is larger than {self._max_bytes:,} bytes")
+        if int(headers.get("content-length", 0)) > MAX_BYTES:
+            return RequestProblem(413, f"the body is larger than {MAX_BYTES:,} bytes")
         if route in WORK and self._load.running >= self._settings.max_requests:
             problem = f"{self._load.running} requests are under way; ask again later"
             return RequestProblem(429, problem, {"Retry-After": "1"})

@@ -23,7 +23,7 @@ from reflectune.inference.serving.admission import Admission, Load
 from reflectune.inference.serving.bodies import AnswerBody, ChatBody, SearchBody, check_text, parse
 from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.events import Event
-from reflectune.inference.serving.images import count_pixels, from_data_url
+from reflectune.inference.serving.images import MAX_MEGAPIXELS, count_pixels, from_data_url
 from reflectune.inference.serving.metrics import ServerMetrics
 from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.replies import chunk_stream, completion, event_stream, found_entries, found_passages
@@ -47,7 +47,7 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
 
     Args:
         service: Answers the questions. Its `on_batch` is set.
-        settings: Access and limits.
+        settings: Access and load.
     """
     metrics, load = ServerMetrics(service.waiting), Load()
     service.on_batch = metrics.count_batch
@@ -56,9 +56,9 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     app.add_middleware(Admission, settings=settings, load=load, metrics=metrics)
     for kind in (RequestProblem, HTTPException, ClientDisconnect):
         app.add_exception_handler(kind, _refuse)
-    _add_answers(app, service, settings, load)
-    _add_chat(app, service, settings, load)
-    _add_search(app, service, settings, load)
+    _add_answers(app, service, load)
+    _add_chat(app, service, load, last_message=settings.last_message)
+    _add_search(app, service, load)
 
     @app.api_route("/healthz", methods=["GET", "HEAD"])  # some load balancers send HEAD
     async def health() -> dict[str, str]:
@@ -76,15 +76,15 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     return app
 
 
-def _add_answers(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
+def _add_answers(app: FastAPI, service: AnswerService, load: Load) -> None:
     @app.post("/answer")
     async def answer(request: Request) -> StreamingResponse:
         body, image = await _question_of(request)
-        _, events = await _ask(service, settings, load, body, image)
+        _, events = await _ask(service, load, body, image)
         return _stream(event_stream(events))
 
 
-def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
+def _add_chat(app: FastAPI, service: AnswerService, load: Load, *, last_message: bool) -> None:
     def described(name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": 0, "owned_by": "reflectune"}
 
@@ -99,24 +99,24 @@ def _add_chat(app: FastAPI, service: AnswerService, settings: ServerSettings, lo
     @app.post("/v1/chat/completions")
     async def complete(request: Request) -> Response:
         body = await run_in_threadpool(parse, ChatBody, await request.body())
-        question, identity = body.question(last_message=settings.last_message), uuid.uuid4().hex
-        future, events = await _ask(service, settings, load, question, from_data_url(question.image))
+        question, identity = body.question(last_message=last_message), uuid.uuid4().hex
+        future, events = await _ask(service, load, question, from_data_url(question.image))
         if not body.stream:
             return JSONResponse(completion(_complete(await _result(request, future)), identity))
         return _stream(chunk_stream(events, identity, service.pipeline_named(question.pipeline)))
 
 
-def _add_search(app: FastAPI, service: AnswerService, settings: ServerSettings, load: Load) -> None:
+def _add_search(app: FastAPI, service: AnswerService, load: Load) -> None:
     @app.post("/retrieve")
     async def retrieve(request: Request) -> dict[str, Any]:
         body = await run_in_threadpool(parse, SearchBody, await request.body())
-        body.check(settings)
+        body.check()
         top, scores = body.topk or _TOP, body.return_scores
         if body.queries:
             passages = await _in_thread(service.search_texts, body.queries, top)
             return found_passages(await _result(request, passages), scores=scores)
         files = [from_data_url(url) for url in body.images]
-        entries = await _decoded(files, settings, load, lambda images: service.search_images(images, top, body.exclude))
+        entries = await _decoded(files, load, lambda images: service.search_images(images, top, body.exclude))
         results = await _result(request, entries)
         return await run_in_threadpool(found_entries, results, service.dataset.knowledge, scores=scores)
 
@@ -134,7 +134,7 @@ async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
 
 
 async def _ask(
-    service: AnswerService, settings: ServerSettings, load: Load, body: AnswerBody, image: bytes
+    service: AnswerService, load: Load, body: AnswerBody, image: bytes
 ) -> tuple[Future[Trace], AsyncIterator[Event]]:
     """Enqueue a question; return its trace to come, and its events."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
@@ -143,25 +143,22 @@ async def _ask(
         loop.call_soon_threadsafe(events.put_nowait, event)
 
     await _in_thread(service.pipeline_named, body.pipeline)
-    check_text("the question", body.question, settings)
+    check_text("the question", body.question)
     future = await _decoded(
-        [image], settings, load, lambda images: service.submit(body.question, images[0], body.pipeline, pass_on)
+        [image], load, lambda images: service.submit(body.question, images[0], body.pipeline, pass_on)
     )
     future.add_done_callback(lambda _: pass_on(None))
     return future, _until_done(future, events)
 
 
 async def _decoded(
-    images: Sequence[bytes],
-    settings: ServerSettings,
-    load: Load,
-    enqueue: Callable[[list[Image.Image]], Future[Result]],
+    images: Sequence[bytes], load: Load, enqueue: Callable[[list[Image.Image]], Future[Result]]
 ) -> Future[Result]:
     """Decode images and enqueue their request. Large ones are decoded when few others are, until their result."""
     loop = asyncio.get_running_loop()
-    pixels = await _in_thread(lambda: sum(count_pixels(image, settings) for image in images))
-    if pixels > settings.max_megapixels * 10**6:
-        raise RequestProblem(413, f"the images have more than {settings.max_megapixels} million pixels")
+    pixels = await _in_thread(lambda: sum(map(count_pixels, images)))
+    if pixels > MAX_MEGAPIXELS * 10**6:
+        raise RequestProblem(413, f"the images have more than {MAX_MEGAPIXELS} million pixels")
     slot = load.large if pixels > LARGE else asyncio.Semaphore()
     await slot.acquire()
     try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.problems import RequestProblem
 
+MAX_CHARACTERS: Final = 2000
+"""Characters of a question or a query."""
+MAX_QUERIES: Final = 512
+"""Queries or images of a search, documents for each, and entries to leave out."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -93,16 +96,16 @@ class SearchBody(BaseModel):
     topk: int | None = Field(None, ge=0)
     return_scores: bool = False
 
-    def check(self, settings: ServerSettings) -> None:
+    def check(self) -> None:
         """Refuse a search of both kinds, or above the limits."""
         if bool(self.queries) == bool(self.images) or (self.exclude and self.queries):
             raise RequestProblem(400, "give `queries`, texts, or `images`, data URLs with entries to `exclude`")
         longest = max(len(self.queries), len(self.images), len(self.exclude), self.topk or 0)
-        if longest > settings.max_queries:
-            problem = f"`queries`, `images`, `exclude` and `topk` are at most {settings.max_queries}"
+        if longest > MAX_QUERIES:
+            problem = f"`queries`, `images`, `exclude` and `topk` are at most {MAX_QUERIES}"
             raise RequestProblem(413, f"{problem}; found {longest}")
         for query in self.queries:
-            check_text("a query", query, settings)
+            check_text("a query", query)
 
 
 def parse(kind: type[Body], content: bytes) -> Body:
@@ -115,9 +118,9 @@ def parse(kind: type[Body], content: bytes) -> Body:
         raise RequestProblem(400, f"`{place}`: {first['msg']}" if place else str(first["msg"])) from None
 
 
-def check_text(name: str, text: str, settings: ServerSettings) -> None:
+def check_text(name: str, text: str) -> None:
     """Refuse a text that is empty or too long."""
     if not text.strip():
         raise RequestProblem(400, f"{name} is empty")
-    if len(text) > settings.max_characters:
-        raise RequestProblem(413, f"{name} has {len(text):,} characters, more than {settings.max_characters:,}")
+    if len(text) > MAX_CHARACTERS:
+        raise RequestProblem(413, f"{name} has {len(text):,} characters, more than {MAX_CHARACTERS:,}")

@@ -12,39 +12,32 @@ from reflectune.inference.config import DatasetSettings
 from reflectune.inference.running.config import PipelinesConfig
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
+TOKEN_VARIABLE: Final = "REFLECTUNE_TOKEN"
+"""Environment variable of the token that requests must carry."""
 
 
 class ServerSettings(Settings):
-    """Address, access and limits of the server."""
+    """Address, access and load of the server."""
 
     host: str = setting("127.0.0.1", "address to listen on; any but this machine's needs a token")
     port: int = setting(8321, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    token_variable: str = setting(
-        "REFLECTUNE_TOKEN", "environment variable of the token that requests must carry; never the token itself"
-    )
     page: bool = setting(True, "serve the page at / if gradio is installed")
     last_message: bool = setting(
         False, "chat completions: read the last message and image; system prompts and earlier rounds are ignored"
     )
     max_requests: int = setting(64, "maximum concurrent requests; others are refused with 429", ge=1)
-    max_image_mb: int = setting(10, "maximum size of an image's file, in MB", ge=1)
-    max_megapixels: int = setting(32, "maximum megapixels of an image", ge=1)
-    max_characters: int = setting(2000, "maximum characters of a question or query", ge=1)
-    max_queries: int = setting(512, "maximum queries of one /retrieve, and documents for each", ge=1)
 
     @property
     def token(self) -> str:
         """The token in the environment; "" if none is set."""
-        return os.environ.get(self.token_variable, "").strip()
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
 
     @cross_check
     def token_problems(self) -> Iterator[str]:
         """Yield the problem of a server that everyone could use."""
-        if not self.token_variable.isidentifier():
-            yield "`token_variable` must be the name of an environment variable, e.g. REFLECTUNE_TOKEN, not the token"
-        elif self.host not in LOCAL_HOSTS and len(self.token) < 16:
+        if self.host not in LOCAL_HOSTS and len(self.token) < 16:
             yield (
-                f"`host` {self.host} is reached from other machines: set {self.token_variable} to a token of at least "
+                f"`host` {self.host} is reached from other machines: set {TOKEN_VARIABLE} to a token of at least "
                 "16 characters, e.g. `openssl rand -hex 16`"
             )
 
@@ -68,5 +61,5 @@ class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
 
     def describe(self) -> str:
         """Describe the server, for `--dry_run`."""
-        access = f"a token in {self.token_variable}" if self.token else "no token, for this machine alone"
+        access = f"a token in {TOKEN_VARIABLE}" if self.token else "no token, for this machine alone"
         return f"would serve {', '.join(self.forms())} of {self.dataset} on {self.host}:{self.port}, with {access}"

@@ -10,9 +10,12 @@ from typing import Final
 from PIL import Image
 
 from reflectune.core.images import BadImage, open_image, read_header
-from reflectune.inference.serving.config import ServerSettings
 from reflectune.inference.serving.problems import RequestProblem
 
+MAX_IMAGE_MB: Final = 10
+"""Megabytes of an image's file."""
+MAX_MEGAPIXELS: Final = 32
+"""Megapixels of an image, and of all images of a request."""
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100}?;base64,", re.IGNORECASE)
 """Beginning of a data URL, whatever type it names: the bytes decide."""
 
@@ -32,27 +35,27 @@ def from_data_url(url: str) -> bytes:
         raise RequestProblem(400, "the image's data URL is not valid Base64") from None
 
 
-def read_image(content: bytes, settings: ServerSettings) -> Image.Image:
+def read_image(content: bytes) -> Image.Image:
     """Decode an image within the limits, upright. Its size is checked before it is decoded.
 
     Raises:
         RequestProblem: It is damaged (400), or see `count_pixels`.
     """
-    count_pixels(content, settings)
+    count_pixels(content)
     try:
         return open_image(content)
     except BadImage as error:
         raise RequestProblem(400, str(error)) from error
 
 
-def count_pixels(content: bytes, settings: ServerSettings) -> int:
+def count_pixels(content: bytes) -> int:
     """Return the number of an image's pixels, without decoding it.
 
     Raises:
         RequestProblem: It is too large (413), animated or not an image (415).
     """
-    if len(content) > settings.max_image_mb * 10**6:
-        raise RequestProblem(413, f"the image's file is larger than {settings.max_image_mb} MB; scale it down")
+    if len(content) > MAX_IMAGE_MB * 10**6:
+        raise RequestProblem(413, f"the image's file is larger than {MAX_IMAGE_MB} MB; scale it down")
     try:
         header = read_header(content)
     except BadImage as error:
@@ -61,9 +64,9 @@ def count_pixels(content: bytes, settings: ServerSettings) -> int:
         if error.__cause__ is None:  # a strip
             raise RequestProblem(400, str(error)) from error
         raise RequestProblem(415, "the image is in no format that is read; send a JPEG, PNG or WebP") from error
-    if header.width * header.height > settings.max_megapixels * 10**6:
+    if header.width * header.height > MAX_MEGAPIXELS * 10**6:
         size = f"{header.width:,} × {header.height:,} pixels"
-        raise RequestProblem(413, f"the image has {size}, more than {settings.max_megapixels} million; scale it down")
+        raise RequestProblem(413, f"the image has {size}, more than {MAX_MEGAPIXELS} million; scale it down")
     if header.is_animated:
         raise RequestProblem(415, "the image is animated; send a single frame")
     return header.width * header.height

@@ -24,6 +24,7 @@ from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.report.data import data_uri
+from reflectune.inference.serving.images import MAX_IMAGE_MB
 from reflectune.inference.serving.problems import RequestProblem
 from reflectune.inference.serving.questions import SIDE, PageQuestions
 from reflectune.inference.serving.service import AnswerService
@@ -65,7 +66,7 @@ def mount_page(app: FastAPI, service: AnswerService) -> FastAPI:
         footer_links=[],
         run_history=False,
         show_error=False,
-        max_file_size=f"{service.config.max_image_mb}mb",
+        max_file_size=f"{MAX_IMAGE_MB}mb",
         ssr_mode=False,
         mcp_server=False,
     )

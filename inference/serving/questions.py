@@ -23,6 +23,7 @@ from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.report.data import data_uri
+from reflectune.inference.serving.bodies import MAX_CHARACTERS
 from reflectune.inference.serving.images import read_image
 from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.serving.views import AskedQuestion
@@ -83,9 +84,9 @@ class PageQuestions:
         title_weight, update = self._asked_by(controls)
         if not image:
             raise UserError("an image is needed; drop, paste or photograph one")
-        if len(question) > (most := service.config.max_characters):
-            raise UserError(f"the question has {len(question):,} characters; at most {most:,} are read")
-        decoded = read_image(image, service.config)
+        if len(question) > MAX_CHARACTERS:
+            raise UserError(f"the question has {len(question):,} characters; at most {MAX_CHARACTERS:,} are read")
+        decoded = read_image(image)
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         opened = service.submit(question, decoded, self._opened(title_weight, update), events.put)
         opened.add_done_callback(lambda _: events.put(None))

@@ -50,7 +50,7 @@ def url(content: bytes, kind: str = "png") -> str:
 
 TWO = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
 ANIMATION = encoded(TWO[0], "GIF", save_all=True, append_images=TWO[1:])
-WIDE = encoded(Image.new("1", (1000, 1000)))
+WIDE = encoded(Image.new("1", (4000, 4000)))
 PHOTO = encoded(Image.new("RGB", (64, 64), "blue"))
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
@@ -67,7 +67,7 @@ def question(text: str = ASKED, image: str = url(PHOTO), **more: Any) -> dict[st
 @pytest.fixture(scope="module")
 def client(service) -> Iterator[TestClient]:
     PageQuestions(service, "mr2ag")  # has pipelines of its own
-    app = create_app(service, ServerSettings(max_image_mb=1, max_megapixels=2, max_queries=4))
+    app = create_app(service, ServerSettings())
     with TestClient(app, "http://localhost", raise_server_exceptions=False) as opened:
         yield opened
 
@@ -172,11 +172,11 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     ),
     "damaged": ("/answer", question(image=url(PHOTO[:-40])), 400, "image unreadable"),
     "strip": ("/answer", question(image=url(encoded(Image.new("L", (1000, 1))))), 400, "image too narrow"),
-    "pixels": ("/answer", question(image=url(encoded(Image.new("1", (2000, 1001))))), 413, "more than 2 million"),
-    "pixels of all": ("/retrieve", {"images": [url(WIDE)] * 3}, 413, "have more than 2 million pixels"),
+    "pixels": ("/answer", question(image=url(encoded(Image.new("1", (8000, 4001))))), 413, "more than 32 million"),
+    "pixels of all": ("/retrieve", {"images": [url(WIDE)] * 3}, 413, "have more than 32 million pixels"),
     "bomb": ("/answer", bomb, 413, "too large to decode"),
-    "file": ("/answer", question(image=url(b"0" * 1_000_001)), 413, "larger than 1 MB"),
-    "body": ("/answer", b"0" * 2_000_000, 413, "the body is larger than"),
+    "file": ("/answer", question(image=url(b"0" * 10_000_001)), 413, "larger than 10 MB"),
+    "body": ("/answer", b"0" * 20_000_000, 413, "the body is larger than"),
     "url": ("/answer", question(image="http://localhost/x.png"), 400, "addresses and paths are not opened"),
     "file url": ("/v1/chat/completions", chat(image="file:///etc/passwd"), 400, "addresses and paths are not opened"),
     "path": ("/retrieve", {"images": ["/etc/passwd"]}, 400, "addresses and paths are not opened"),
@@ -209,8 +209,8 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
     "unknown route": ("/v1/completions", {}, 404, "there is no POST /v1/completions"),
     "no image": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
     "nothing": ("/retrieve", {}, 400, "give `queries`, texts, or `images`"),
-    "many": ("/retrieve", {"queries": ["x"] * 5}, 413, "are at most 4; found 5"),
-    "depth": ("/retrieve", {"queries": ["x"], "topk": 10**9}, 413, "are at most 4"),
+    "many": ("/retrieve", {"queries": ["x"] * 513}, 413, "are at most 512; found 513"),
+    "depth": ("/retrieve", {"queries": ["x"], "topk": 10**9}, 413, "are at most 512"),
     "empty query": ("/retrieve", {"queries": [""]}, 400, "a query is empty"),
     "exclude": ("/retrieve", {"queries": ["x"], "exclude": ["e1"]}, 400, "give `queries`, texts, or `images`"),
     "route": ("/nowhere", {}, 404, "Not Found"),
