@@ -19,7 +19,6 @@ from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.decisions import Alternatives, Controls, closed_settings, opened_settings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
-from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.report.data import data_uri
@@ -58,8 +57,7 @@ class PageQuestions:
         self.scheme = self._recipe.scheme
         self.settings = self._recipe.settings_of(service.config)
         self.entries = DepthSettings.of(opened_settings(self.settings, ENTRIES)).top_n
-        closed = closed_settings(self.settings)
-        self._closed = service.build(name, lambda parts: self._recipe.make(name, closed, parts))
+        self._closed = self._recipe.make(name, closed_settings(self.settings), service.parts[name])
         self._opened = lru_cache(maxsize=_BUILT)(self._build_opened)
         self._asked: OrderedDict[str, AskedQuestion] = OrderedDict()
         self._lock = threading.Lock()
@@ -145,14 +143,11 @@ class PageQuestions:
         recipe, config = self._recipe, RetrieverConfig.of(self.service.config)
         each = recipe.answer_each if isinstance(self.settings, ChoiceSettings) else None
         settings = opened_settings(self.settings, ENTRIES).model_copy(update=dict(update))
-
-        def make(parts: PipelineParts) -> Pipeline:
-            if isinstance(parts.retriever, EntryRetriever) and title_weight != config.title_weight:
-                weighted = parts.retriever.weighted(title_weight=title_weight, summary_share=config.summary_share)
-                parts = dataclasses.replace(parts, retriever=weighted)
-            return each(settings, parts) if each else recipe.make(self.name, settings, parts)
-
-        return self.service.build(self.name, make)
+        parts = self.service.parts[self.name]
+        if isinstance(parts.retriever, EntryRetriever) and title_weight != config.title_weight:
+            weighted = parts.retriever.weighted(title_weight=title_weight, summary_share=config.summary_share)
+            parts = dataclasses.replace(parts, retriever=weighted)
+        return each(settings, parts) if each else recipe.make(self.name, settings, parts)
 
     def _with(self, asked: AskedQuestion, opened: Trace, closed: Trace | None = None) -> AskedQuestion:
         """Add a question's traces, and titles and images of its entries."""

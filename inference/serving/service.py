@@ -73,6 +73,7 @@ class AnswerService:
         config: The config.
         dataset: The data set with its knowledge base.
         pipelines: Names of the pipelines; the first is the default.
+        parts: Parts of each pipeline, by name, to build others over its models.
         on_batch: Called with a pipeline's name and the number of questions before each batch.
 
     Raises:
@@ -89,8 +90,8 @@ class AnswerService:
         self.pipelines: tuple[str, ...] = tuple(config.forms())
         self.on_batch: Callable[[str, int], None] = lambda pipeline, questions: None
         self._resources = ExitStack()
-        self._parts, self._ready = _open(config, self.dataset, self._resources)
-        self._built = {name: build_pipeline(name, config, parts) for name, parts in self._ready.items()}
+        self._shared, self.parts = _open(config, self.dataset, self._resources)
+        self._built = {name: build_pipeline(name, config, parts) for name, parts in self.parts.items()}
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._tasks: deque[_Task] = deque()  # taken out of the queue, and not begun
         self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
@@ -111,15 +112,6 @@ class AnswerService:
             self._waiting.put(None)
         self._worker.join()
         self._resources.close()
-
-    def build(self, like: str, make: Callable[[PipelineParts], Pipeline]) -> Pipeline:
-        """Build a pipeline for `submit` over the models of a served one.
-
-        Args:
-            like: The served pipeline.
-            make: Builds it from that pipeline's parts.
-        """
-        return make(self._ready[like])
 
     def pipeline_named(self, name: str) -> str:
         """Return the pipeline that a request names: "" is the default, and `naive_rag` the first of its forms.
@@ -144,7 +136,7 @@ class AnswerService:
         Args:
             question: The question.
             image: The image.
-            pipeline: A name for `pipeline_named`, or a pipeline of `build`.
+            pipeline: A name for `pipeline_named`, or a pipeline built from `parts`.
             on_event: Called on the worker's thread with each event except `done`, which the result stands for.
 
         Returns:
@@ -166,7 +158,7 @@ class AnswerService:
         Raises:
             UserError: `text_index` was not given.
         """
-        if (texts := self._parts.texts) is None:
+        if (texts := self._shared.texts) is None:
             raise UserError("no index of passages is served; start the server with `text_index`")
         return self._put(_Task(Future(), function=lambda: texts.search(queries, top)))
 
@@ -178,7 +170,7 @@ class AnswerService:
         Raises:
             UserError: `index` was not given.
         """
-        if (retriever := self._parts.retriever) is None:
+        if (retriever := self._shared.retriever) is None:
             raise UserError("no index of entries is served; start the server with `index`")
         left_out = set(excluded)
 
