@@ -1,8 +1,7 @@
 """Cover match: does an accepted answer stand in a longer reply? Token-bounded, or as the papers' programs do it.
 
 MI-RAG (arXiv 2509.00798, §4.1) and PMSR (§4.1) report it as CEM, for replies too long for exact match. Their substring
-test finds "no" in "I do not know"; `mode="strict"` compares whole tokens. `match` is
-Self-RAG's lenient test, in which case counts.
+test finds "no" in "I do not know"; `mode="strict"` compares whole tokens.
 """
 
 from __future__ import annotations
@@ -81,8 +80,3 @@ def _covers(prediction: str, answer: str, mode: Mode) -> bool:
     parts = [part.strip() for part in answer.split("&&") if part.strip()]
     wanted = parts if mode == "strict" else [pmsr.normalise(part) for part in parts]
     return sum(cover_match(prediction, [part], mode) for part in wanted) * 2 > len(parts)
-
-
-def match(prediction: str, answers: Iterable[str]) -> int:
-    """Return 1 if any answer is a substring of the prediction, else 0. Case counts; "Paris" is in "Parisian"."""
-    return int(any(answer in prediction for answer in answers))
