@@ -42,20 +42,17 @@ def score(config: ScoreConfig) -> None:
         )
         print(message)
         return
-    from reflectune.core.devices import find_device
-    from reflectune.metrics.judging.bem import load_bem
     from reflectune.metrics.judging.judges import PROTOCOLS, Judging
     from reflectune.metrics.reporting.score_report import lines, score_files
     from reflectune.models.remote.client import RemoteModel
 
-    bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
     files = [Path(path) for path in (config.predictions, config.against) if path]
     with ExitStack() as stack:
         judging = None
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
             judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
-        scoring = (config.scored_by(config.dataset), config.mode, bem, judging)
+        scoring = (config.scored_by(config.dataset), config.mode, config.open_bem(config.device), judging)
         report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
         if config.judge:
             print(model.summary())

@@ -125,31 +125,28 @@ class Judged:
         protocol: Name of the protocol.
         prompt_hash: Hash of the protocol.
         verdicts: One an answer.
-        replies: Replies of the judge, one an answer.
     """
 
     judge: str
     protocol: str
     prompt_hash: str
     verdicts: tuple[Verdict, ...]
-    replies: tuple[str, ...]
 
-    def accuracy(self, mode: Literal["official", "strict"] = "strict", missing: int = 0) -> float | None:
-        """Share judged correct: of all answers and missing ones (`strict`), or of replies read (`official`, PMSR's)."""
-        counts = Counter(self.verdicts)
-        of = len(self.verdicts) + missing if mode == "strict" else counts["correct"] + counts["incorrect"]
-        return counts["correct"] / of if of else None
+    def summary(self, missing: int) -> dict[str, Any]:
+        """Return judge, protocol, prompt hash, temperature, both accuracies, and the counts of verdicts and missing.
 
-    def summary(self, missing: int = 0) -> dict[str, Any]:
-        """Judge, protocol, prompt hash, temperature, both accuracies and the counts of three classes and of missing."""
+        `accuracy_strict` is the share correct of all answers and missing ones, `accuracy_official` (PMSR's) that of the
+        replies that could be read; None where there are none.
+        """
         counts = Counter(self.verdicts)
+        every, read = len(self.verdicts) + missing, counts["correct"] + counts["incorrect"]
         return {
             "judge": self.judge,
             "protocol": self.protocol,
             "prompt_hash": self.prompt_hash,
             "temperature": TEMPERATURE,
-            "accuracy_strict": self.accuracy("strict", missing),
-            "accuracy_official": self.accuracy("official"),
+            "accuracy_strict": counts["correct"] / every if every else None,
+            "accuracy_official": counts["correct"] / read if read else None,
             "correct": counts["correct"],
             "incorrect": counts["incorrect"],
             "unparsed": counts["unparsed"],
@@ -169,10 +166,11 @@ class Judging:
         """Judge all answers in one call; repeated answers to a question are asked once."""
         protocol, distinct_answers = self.protocol, list(dict.fromkeys(answers))
         texts = self.complete_all([protocol.messages(answer) for answer in distinct_answers])
-        replies = dict(zip(distinct_answers, texts, strict=True))
-        answer_replies = tuple(replies[answer] for answer in answers)
-        verdicts = tuple(protocol.verdict(without_thoughts(reply)) for reply in answer_replies)
-        return Judged(self.model, protocol.name, protocol.prompt_hash, verdicts, answer_replies)
+        verdicts = {
+            answer: protocol.verdict(without_thoughts(reply))
+            for answer, reply in zip(distinct_answers, texts, strict=True)
+        }
+        return Judged(self.model, protocol.name, protocol.prompt_hash, tuple(verdicts[answer] for answer in answers))
 
 
 def tagged_verdict(reply: str) -> Verdict:

@@ -66,12 +66,11 @@ def test_a_model_that_loses_replies_is_refused() -> None:
 
 
 def test_what_is_not_understood_is_a_third_class() -> None:
-    judged = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"), ("",) * 4)
-    assert judged.accuracy("strict") == 1 / 4
-    assert judged.accuracy("official") == 1 / 2
-    assert judged.accuracy("strict", missing=4) == 1 / 8
-    assert Judged("m", "pmsr", "hash", ("unparsed",), ("",)).accuracy("official") is None
+    judged = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"))
     summary = judged.summary(missing=4)
+    assert (judged.summary(missing=0)["accuracy_strict"], summary["accuracy_strict"]) == (1 / 4, 1 / 8)
+    assert summary["accuracy_official"] == 1 / 2
+    assert Judged("m", "pmsr", "hash", ("unparsed",)).summary(missing=0)["accuracy_official"] is None
     counts = [summary[key] for key in ("correct", "incorrect", "unparsed", "missing", "temperature")]
     assert counts == [1, 1, 2, 4, 0.0]
 
