@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_r
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import score_rows
-from reflectune.metrics.reporting.intervals import entities, over_seeds
+from reflectune.metrics.reporting.intervals import entities
 from reflectune.models.schemes.calibration import GateScaling
 
 Rows = list[tuple[float, float]]
@@ -117,22 +118,20 @@ def _calibrated(
     probabilities, labels = rows.T
     counts = np.array([len(question_rows) for _, question_rows in by_question])
     questions = [question for question, _ in by_question]
-    groups = entities(questions)
-    half = np.repeat(gates.halves(groups), counts)
+    half = np.repeat(gates.halves(entities(questions)), counts)
     if any(len(set(labels[half == side])) < 2 for side in (False, True)):
         return None
     before = _by_question(rows, counts)
     after = _by_question(np.column_stack([gates.cross_fit(probabilities, labels, half), labels]), counts)
-    difference = over_seeds([before], gates.weighted_calibration_error, [after], seed=seed, clusters=groups)
-    reduction = {"value": difference.value, "low": difference.low, "high": difference.high, "n": len(counts)}
-    entry = {"ece": score_rows(questions, before, seed, gates.weighted_calibration_error)}
+    error = partial(score_rows, questions, seed=seed, statistic=gates.weighted_calibration_error)
+    entry = {"ece": error(before)}
     if scaling is not None:
         raw = _by_question(np.column_stack([scaling.undo(probabilities), labels]), counts)
-        entry["ece_uncalibrated"] = score_rows(questions, raw, seed, gates.weighted_calibration_error)
+        entry["ece_uncalibrated"] = error(raw)
     return {
         **entry,
-        "ece_scaled": score_rows(questions, after, seed, gates.weighted_calibration_error),
-        "reduction": reduction,
+        "ece_scaled": error(after),
+        "reduction": error(before, against=after),
         **asdict(gates.fit_scaling(probabilities, labels)),
         "temperature": gates.fit_temperature(probabilities, labels),
         "n": len(counts),

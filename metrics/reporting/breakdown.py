@@ -169,11 +169,14 @@ def score_rows(
     seed: int,
     statistic: Statistic = average,
     strata: np.ndarray | None = None,
+    against: np.ndarray | None = None,
 ) -> Score | None:
-    """Return a statistic over rows, one a question, with its bootstrap interval over entities."""
+    """Return a statistic over rows, one a question, less that of `against`, with its interval over entities."""
     if not len(rows):
         return None
-    return _score(over_seeds([rows], statistic, seed=seed, strata=strata, clusters=entities(questions)), questions)
+    others = None if against is None else [against]
+    drawn = over_seeds([rows], statistic, others, seed=seed, strata=strata, clusters=entities(questions))
+    return _score(drawn, questions)
 
 
 def auroc(questions: Sequence[Question], rows: np.ndarray, seed: int) -> Score | None:
