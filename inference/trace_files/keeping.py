@@ -25,6 +25,8 @@ Reopen = Callable[[Mapping[str, float]], bool]
 MAX_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
 
+_ANSWERED: Final = 2
+
 
 @dataclass(frozen=True)
 class TraceStore:
@@ -74,8 +76,9 @@ class TraceStore:
             UserError: Two questions share an id, or a file is damaged or of other settings.
         """
         ids = unique_ids(questions)
-        logged = self._places(self._logs.paths(), reopen, failed=False)
-        done = {*logged, *self._places(self._lines, reopen, failed=False), *self._tabled(reopen, failed=False)}
+        ranked = self._ranked([*self._lines, *self._logs.paths()], reopen)
+        done = {key for key, (rank, _) in ranked.items() if rank == _ANSWERED}
+        done |= {key for key, rank in self._ranked_table(reopen).items() if rank == _ANSWERED}
         if self._logs.paths() or not done.issuperset(ids):
             size = batch_questions or 1
             batches = [questions[start : start + size] for start in range(0, len(questions), size)]
@@ -96,8 +99,8 @@ class TraceStore:
         """Return the merged traces of these questions, by id."""
         if self._table.exists():
             return TraceColumns(TraceFile(self._table, self.fingerprint), ids)
-        places = self._places(self._lines)
-        return {question_id: from_row(row_at(*places[question_id])) for question_id in ids}
+        places = self._ranked(self._lines)
+        return {question_id: from_row(row_at(*places[question_id][1])) for question_id in ids}
 
     @property
     def _logs(self) -> Logs:
@@ -111,56 +114,34 @@ class TraceStore:
     def _table(self) -> Path:
         return self.folder / f"{self.name}.parquet"
 
-    def _places(
-        self, paths: Iterable[Path], reopen: Reopen = lambda limit: False, *, failed: bool = True
-    ) -> dict[str, Place]:
-        """Return the places of rows in JSONL files, by question id; the last one counts.
-
-        Args:
-            paths: The files.
-            reopen: Selects rows that don't count.
-            failed: Count questions that could not be answered.
-        """
-        return {
-            row["id"]: (path, begin)
-            for path in paths
-            for begin, _, row in scan_rows(path, self.fingerprint)
-            if not reopen(row.get("limit", {})) and (failed or not row.get("error"))
-        }
-
-    def _ranked_places(self, paths: Iterable[Path], reopen: Reopen) -> dict[str, tuple[int, Place]]:
-        """Return the best row's rank and place: 2 for an answer, 1 for a failure, 0 for one that `reopen` selects.
-
-        Of equal ranks the last row counts.
-        """
+    def _ranked(self, paths: Iterable[Path], reopen: Reopen = lambda limit: False) -> dict[str, tuple[int, Place]]:
+        """Return the `_rank` and place of each question's best row in JSONL files, of equal ones the last."""
         ranked: dict[str, tuple[int, Place]] = {}
         for path in paths:
             for begin, _, row in scan_rows(path, self.fingerprint):
-                rank = 0 if reopen(row.get("limit", {})) else 1 if row.get("error") else 2
+                rank = _rank(row.get("limit", {}), row.get("error", ""), reopen)
                 if rank >= ranked.get(row["id"], (0, None))[0]:
                     ranked[row["id"]] = (rank, (path, begin))
         return ranked
 
-    def _tabled(self, reopen: Reopen = lambda limit: False, *, failed: bool = True) -> list[str]:
-        """Return the questions that have a trace in Parquet; see `_places`."""
+    def _ranked_table(self, reopen: Reopen) -> dict[str, int]:
+        """Return the `_rank` of each question's trace in Parquet."""
         if not self._table.exists():
-            return []
+            return {}
         rows = TraceFile(self._table, self.fingerprint).endings()
-        return [key for key, limit, error in rows if not reopen(limit) and (failed or not error)]
+        return {key: _rank(limit, error, reopen) for key, limit, error in rows}
 
     def _merge(self, ids: Sequence[str], reopen: Reopen) -> None:
         """Merge the processes' logs with the merged file, and delete the logs."""
         logs, lines, table = self._logs, self._lines, self._table
         paths = [*lines, *logs.paths()]
-        ranked = self._ranked_places(paths, reopen)
-        tabled = {*self._tabled(reopen)}
+        ranked, table_ranks = self._ranked(paths, reopen), self._ranked_table(reopen)
+        tabled = {key for key, rank in table_ranks.items() if rank}
         stored = tabled.union(key for key, (rank, _) in ranked.items() if rank)
         if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
         places = {key: place for key, (rank, place) in ranked.items() if rank or key not in tabled}
-        rows = self._merged_rows(
-            sorted({*places, *self._tabled()}), places
-        )  # those to compute again stay until they are
+        rows = self._merged_rows(sorted({*places, *table_ranks}), places)  # those to compute again stay until they are
         if self._grows_long(paths):
             write_traces(table, self.fingerprint, rows)
             outdated = lines
@@ -185,3 +166,8 @@ class TraceStore:
         if self.form != "auto":
             return self.form == "parquet"
         return self._table.exists() or sum(log.stat().st_size for log in logs) > self.max_logged
+
+
+def _rank(limit: Mapping[str, float], error: str, reopen: Reopen) -> int:
+    """Return the rank of a stored trace: 0 if it is to be computed again, 1 for a failure, else `_ANSWERED`."""
+    return 0 if reopen(limit) else 1 if error else _ANSWERED
