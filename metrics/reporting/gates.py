@@ -11,6 +11,8 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.odds import sigmoid
 from reflectune.models.schemes.calibration import GateScaling, beta_features, checked_probabilities
 
+BINS = 10
+"""Equal-width bins of probabilities."""
 LEAST_SCALE = 0.01
 """The lowest scale of a fit, above 0 so that the order of probabilities stays."""
 
@@ -41,32 +43,35 @@ def weighted_auroc(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return wins / (positive.sum(axis=1) * negative.sum(axis=1))
 
 
-def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike, bins: int = 10) -> float:
-    """Return the mean gap between probability and outcome over equal-width bins, weighted by their share of items.
+def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
+    """Return the mean gap between probability and outcome over `BINS`, weighted by their share of items.
 
     Args:
         probabilities: In [0, 1]; 1.0 falls in the last bin.
         outcomes: In [0, 1]; usually 0 or 1.
-        bins: Number of bins.
     """
     values, truth = _pair(probabilities, outcomes, float)
-    return float(weighted_calibration_error(np.column_stack([values, truth]), np.ones((1, len(values))), bins)[0])
+    return float(weighted_calibration_error(np.column_stack([values, truth]), np.ones((1, len(values))))[0])
 
 
-def weighted_calibration_error(rows: np.ndarray, weights: np.ndarray, bins: int = 10) -> np.ndarray:
+def weighted_calibration_error(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the `expected_calibration_error` of weighted questions, shape (resamples,).
 
     Args:
         rows: (probability, outcome): shape (questions, 2), or (questions, decisions, 2) padded with NaN.
         weights: Shape (resamples, questions).
-        bins: Number of bins.
     """
     there = ~np.isnan(rows[..., 0])
     question, (values, truth) = np.nonzero(there)[0], rows[there].T
     checked_probabilities(values)
-    places = np.minimum((values * bins).astype(int), bins - 1) + bins * question
-    gaps = np.bincount(places, weights=values - truth, minlength=bins * len(rows)).reshape(-1, bins)
+    places = bins_of(values) + BINS * question
+    gaps = np.bincount(places, weights=values - truth, minlength=BINS * len(rows)).reshape(-1, BINS)
     return np.abs(weights @ gaps).sum(axis=1) / (weights @ np.bincount(question, minlength=len(rows)))
+
+
+def bins_of(probabilities: np.ndarray) -> np.ndarray:
+    """Return the number of each probability's bin."""
+    return np.minimum((probabilities * BINS).astype(int), BINS - 1)
 
 
 def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:

@@ -31,7 +31,6 @@ def test_calibration_error_by_hand() -> None:
     assert gates.expected_calibration_error(probabilities, outcomes) == pytest.approx(wanted)
     assert gates.expected_calibration_error([0.05, 0.95], [1, 0]) == pytest.approx(0.95)  # gaps of either sign add up
     assert gates.expected_calibration_error([0.25] * 4, [0, 0, 0, 1]) == pytest.approx(0.0)
-    assert gates.expected_calibration_error([0.0, 1.0], [1, 0], bins=1) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
