@@ -116,7 +116,7 @@ def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) 
 
     def shots(question: Question) -> list[Shot]:
         found: list[Shot] = []
-        for shot in nearest(Shot(question.text, "", question.image), pool, n=len(pool)):
+        for shot in nearest(Shot(question.text, "", question.image), pool):
             example = by_id[shot.context]
             if len(found) < SHOTS and (context := stated(example, knowledge, lead)):
                 found.append(dataclasses.replace(shot, context=context, answer=example.answers[0]))

@@ -54,7 +54,6 @@ def run(config: RecallConfig) -> Figures:
             with_texts=table.with_texts,
             exact=table.exact,
             seed=config.seed,
-            progress=True,
         )
         print("\n".join(entry_tables(measured, table.head)))
         for split, record in measured.items():
@@ -129,9 +128,7 @@ def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequenc
     retriever = open_text_retriever(config.text_index, knowledge, device=config.device)
     twin = _exact_twin(config, config.text_index, retriever)
     exact = twin.search if twin is not None else None
-    figures = measure_passages(
-        questions, knowledge, retriever.search, config.depths, exact=exact, seed=config.seed, progress=True
-    )
+    figures = measure_passages(questions, knowledge, retriever.search, config.depths, exact=exact, seed=config.seed)
     print("\n".join(passage_tables(figures, config.text_index)))
     return figures
 

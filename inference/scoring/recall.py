@@ -50,7 +50,6 @@ def measure_entries(
     with_texts: bool = False,
     exact: Mapping[str, Search] | None = None,
     seed: int = 0,
-    progress: bool = False,
 ) -> Figures:
     """Compute article recall at each depth and mean reciprocal rank, by split and by search.
 
@@ -61,7 +60,6 @@ def measure_entries(
         depths: k of recall@k. The reciprocal rank is of the deepest, and 0 beyond.
         with_texts: Search with each question's image and text; else with its image alone.
         exact: Exact searches by the same names, to measure the overlap of approximate ones.
-        progress: Show a progress bar over queries.
 
     Returns:
         By split `resampled` (see `units`); `left_out`; `nothing_found`, the number of questions without an entry in the
@@ -81,7 +79,7 @@ def measure_entries(
     everything |= {(name, True): search for name, search in (exact or {}).items()}
     ranked: dict[tuple[str, bool], dict[_Asked, list[str]]] = {key: {} for key in everything}
     different = list(dict.fromkeys(_asked(question, with_texts) for question in known))
-    with progress_bar(total=len(different), unit=" queries", desc="searching", disable=not progress) as bar:
+    with progress_bar(total=len(different), unit=" queries", desc="searching") as bar:
         for start in range(0, len(different), _BATCH):
             batch = different[start : start + _BATCH]
             queries = [Query(load_image(image, root=dataset.image_roots), text) for image, text in batch]
@@ -122,7 +120,6 @@ def measure_passages(
     *,
     exact: TextSearch | None = None,
     seed: int = 0,
-    progress: bool = False,
 ) -> Figures:
     """Compute passage recall and pseudo-relevance recall at each depth of a search with the questions' words, by split.
 
@@ -135,14 +132,13 @@ def measure_passages(
         knowledge: The knowledge base of the passages.
         depths: k.
         exact: The exact search, to measure the overlap of an approximate one.
-        progress: Show a progress bar over questions.
 
     Returns:
         By split `resampled`, `questions`, `without_evidence`, `without_answers`, and under `scores`
         `passage_recall@k`, `prr@k` and, with `exact`, `overlap@k`, each a score; None if it is over no question.
     """
     rows: list[_Found] = []
-    with progress_bar(total=len(questions), unit=" questions", desc="searching", disable=not progress) as bar:
+    with progress_bar(total=len(questions), unit=" questions", desc="searching") as bar:
         for start in range(0, len(questions), _TEXTS):
             batch = questions[start : start + _TEXTS]
             texts = [question.text for question in batch]

@@ -37,7 +37,7 @@ EXTRACTION_ANSWER = """ {answer}
 """MI-RAG, figure A12; an image stands before each group of fields, and an answer after those of an example."""
 
 _CUE = "##best answer:"
-_COUNTS = {1: "One", 2: "Two", 3: "Three", 4: "Four", 5: "Five"}
+_COUNTS = {1: "One", 2: "Two", 3: "Three"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def extraction_template(demonstrations: int) -> str:
     """Return the whole prompt without images, with slots for what `extraction_texts` names."""
     start = EXTRACTION_START.split("\n\n")[0] + "\n"
     if demonstrations:
-        start = EXTRACTION_START.format(count=_COUNTS.get(demonstrations, str(demonstrations)))
+        start = EXTRACTION_START.format(count=_COUNTS[demonstrations])
     shots = [
         EXTRACTION_EXAMPLE.format(number=number)
         + re.sub(r"\{(\w+)\}", rf"{{\1_{number}}}", EXTRACTION_FIELDS + EXTRACTION_ANSWER)
@@ -82,13 +82,13 @@ def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, s
     return texts
 
 
-def nearest(query: Shot, pool: Sequence[Shot], n: int = SHOTS) -> list[Shot]:
-    """Return the n demonstrations whose questions are most like the one asked, best first; ties in the pool's order.
+def nearest(query: Shot, pool: Sequence[Shot]) -> list[Shot]:
+    """Return the demonstrations by the likeness of their questions, best first; ties in the pool's order.
 
     The asked question itself is left out if it is in the pool with the same image.
     """
     others = [shot for shot in pool if (shot.question, shot.image) != (query.question, query.image)]
-    return sorted(others, key=lambda shot: -word_overlap(query.question, shot.question))[:n]
+    return sorted(others, key=lambda shot: -word_overlap(query.question, shot.question))
 
 
 def word_overlap(first: str, second: str) -> float:

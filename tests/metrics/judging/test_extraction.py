@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from reflectune.metrics.judging.extraction import (
+    SHOTS,
     Shot,
     extraction_template,
     extraction_texts,
@@ -28,7 +29,7 @@ def prompt(query: Shot, shots: Sequence[Shot]) -> str:
 
 
 def test_the_prompt_is_that_of_figure_a12() -> None:
-    assert prompt(ASKED, nearest(ASKED, POOL)) == (
+    assert prompt(ASKED, nearest(ASKED, POOL)[:SHOTS]) == (
         "Answer the knowledge-intensive question based on the provided image and context.\n"
         "Generate a concise and accurate answer grounded in the retrieved information.\n"
         "Use the context to support reasoning, and directly output the final answer.\n\n"
@@ -48,8 +49,8 @@ def test_without_demonstrations_none_are_announced() -> None:
 
 
 def test_the_nearest_are_those_of_like_words_and_never_the_question_itself() -> None:
-    assert [shot.answer for shot in nearest(ASKED, POOL, n=2)] == ["8,849", "135"]
-    assert ASKED not in nearest(ASKED, POOL, n=9)
+    assert [shot.answer for shot in nearest(ASKED, POOL)[:2]] == ["8,849", "135"]
+    assert ASKED not in nearest(ASKED, POOL)
 
 
 def test_overlap_is_of_word_sets() -> None:
