@@ -7,8 +7,7 @@ from typing import Annotated
 
 from reflectune.core.command import command
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import one_of, output_of
-from reflectune.inference.scoring.trajectories import COSTS
+from reflectune.core.values import output_of
 
 
 class CompareConfig(Settings):
@@ -28,7 +27,6 @@ class CompareConfig(Settings):
         "pipeline to compare all others with; the evaluations must have the same questions: `mr2ag`, or "
         "`mr2ag (FOLDER)` if several ran it; with `seeds`, the best baseline if unset",
     )
-    cost: Annotated[str, one_of(*COSTS)] = setting("read", "the horizontal axis of the plot")
     dry_run: bool = setting(False, "say what would be done, and stop")
 
     @cross_check
@@ -80,7 +78,7 @@ def compare(config: CompareConfig) -> None:
         record["flips"] = flips(*read_metrics(config.evaluations, RECORD).values())
     write_json(Path(config.output, "compare.json"), record)
     if can_draw():
-        write_atomically(Path(config.output, "compare.svg"), plot(record, config.cost))
+        write_atomically(Path(config.output, "compare.svg"), plot(record))
     text = page(record)
     write_atomically(Path(config.output, "compare.md"), text)
     print(text)

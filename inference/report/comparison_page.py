@@ -16,6 +16,8 @@ from reflectune.inference.scoring.losses import OUTCOMES, RIGHT
 from reflectune.inference.scoring.trajectories import COSTS
 from reflectune.metrics.reporting.breakdown import OVERALL
 
+_AXIS = "read"
+"""Cost on the horizontal axis of the plot."""
 _LEAST = 1e-3
 """Position of a cost of 0 on the logarithmic axis."""
 _MAX_FLIPS = 20
@@ -43,16 +45,16 @@ def page(record: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plot(record: Mapping[str, Any], cost: str) -> str:
-    """Return the plot of score against a cost as SVG. The front is orange; names stand in the right margin.
+def plot(record: Mapping[str, Any]) -> str:
+    """Return the plot of score against tokens read as SVG. The front is orange; names stand in the right margin.
 
     Raises:
         UserError: matplotlib is not installed.
     """
     points = {
-        name: (max(row["costs"][cost], _LEAST), 100 * score, row["on_front"][cost])
+        name: (max(row["costs"][_AXIS], _LEAST), 100 * score, row["on_front"][_AXIS])
         for name, row in record["pipelines"].items()
-        if row["costs"][cost] is not None and (score := mean_score(row["score"])) is not None
+        if row["costs"][_AXIS] is not None and (score := mean_score(row["score"])) is not None
     }
     ordered = sorted(points, key=lambda name: points[name][1])
     buffer = io.StringIO()
@@ -79,7 +81,7 @@ def plot(record: Mapping[str, Any], cost: str) -> str:
         axes.xaxis.set_major_formatter("{x:,g}")
         axes.xaxis.set_minor_formatter("")
         axes.set_ylim(0, top)
-        axes.set_xlabel(f"{COST_HEADS[cost]} a question (logarithmic)")
+        axes.set_xlabel(f"{COST_HEADS[_AXIS]} a question (logarithmic)")
         axes.set_ylabel("score, %")
     return buffer.getvalue()
 
