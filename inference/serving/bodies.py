@@ -10,7 +10,7 @@ from reflectune.inference.serving.problems import RequestProblem
 
 MAX_CHARACTERS: Final = 2000
 """Characters of a question or a query."""
-MAX_QUERIES: Final = 512
+MAX_QUERIES: Final = 4096
 """Queries or images of a search, documents for each, and entries to leave out."""
 Body = TypeVar("Body", bound=BaseModel)
 
