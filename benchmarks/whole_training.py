@@ -264,7 +264,7 @@ def forecast_bytes(
         dtype="bfloat16" if arguments.device == "cuda" else "float32",
         gradient_checkpointing=True,
     )
-    weights = weights_of(model, double=False)
+    weights = weights_of(model)
     made = forecast(config, config, shapes, weights, batch, Division("", 1), arguments.device, None)
     return total(part for part in made.parts() if part.name != "context")
 

@@ -446,7 +446,7 @@ def test_an_adapter_of_four_bits_is_not_continued_in_full_precision(config, tune
     folder.mkdir()
     for path in Path(tuned(kind="adapter")).iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    info = {**read_info(folder), "quantization": {"dtype": "float32", "double": True}}
+    info = {**read_info(folder), "quantization": {"dtype": "float32"}}
     (folder / "reflectune.json").write_text(json.dumps(info))
 
     with pytest.raises(UserError, match="`method: qlora`; use that"):

@@ -13,13 +13,12 @@ from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.models.attention.collation import TreeCollator
-from reflectune.models.loading import Loaded, load
+from reflectune.models.loading import load
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
 from reflectune.train.runs.checkpointed_trainer import load_weights
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.weights import loading
 from reflectune.train.weights.loading import prepare_model
 
 pytest.importorskip("bitsandbytes")
@@ -93,28 +92,3 @@ def test_without_bitsandbytes_the_config_says_what_to_install(tmp_path: Path, mo
 
     with pytest.raises(UserError, match=r"`method`: .* `pip install 'reflectune\[quantization\]'`"):
         parse_config(SftConfig, argv=arguments)
-
-
-def test_the_scales_precision_is_a_setting_of_the_run(config) -> None:
-    fine_tune(config(max_steps=1))
-
-    with pytest.raises(UserError, match="`double_quantization` is False, was True"):
-        fine_tune(config(max_steps=1, double_quantization=False))
-
-
-def test_a_continued_adapters_base_is_quantized_as_it_was(config, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = config(max_steps=1, double_quantization=False)
-    fine_tune(run)
-    quantized = []
-
-    def spy(*arguments: Any, quantization: Quantization, **settings: Any) -> Loaded:
-        quantized.append(quantization)
-        return load(*arguments, quantization=quantization, **settings)
-
-    monkeypatch.setattr(loading, "load", spy)
-    keys = run.model_dump(exclude_unset=True) | {"model": run.output_dir}
-    del keys["double_quantization"]
-    loading.load_tuned(SftConfig(**keys), torch.device("cpu"))
-    assert [it.double for it in quantized] == [False]
-    with pytest.raises(UserError, match=r"`double_quantization` is True, the adapter's False"):
-        loading.load_tuned(SftConfig(**keys, double_quantization=True), torch.device("cpu"))

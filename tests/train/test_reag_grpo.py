@@ -408,7 +408,7 @@ def test_the_help_leaves_out_the_keys_of_other_trainings(capsys) -> None:
         command.main(["--help"])
         shown = capsys.readouterr().out
         assert "--gradient_checkpointing" in shown
-        assert not re.search("--(compile|dataloader_workers|prompts|lora_dropout|double_quantization) ", shown)
+        assert not re.search("--(compile|dataloader_workers|prompts|lora_dropout) ", shown)
         assert re.search(r"--per_device_train_batch_size N\n +replies", shown)
 
 

@@ -40,9 +40,8 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
-        """Return the keys of trainings that read trees, of quantisation, and of schemes with tokens."""
-        tree = {"compile", "dataloader_workers", "lora_dropout", "projector_learning_rate"}
-        return tree | {"double_quantization", "prompts"}
+        """Return the keys of trainings that read trees, and of schemes with tokens."""
+        return {"compile", "dataloader_workers", "lora_dropout", "projector_learning_rate", "prompts"}
 
     @cross_check
     def method_problems(self) -> Iterator[str]:

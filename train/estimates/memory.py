@@ -23,7 +23,7 @@ CONTEXT = GIB
 """Bytes of an accelerator's context and its kernels' workspaces. Assumed."""
 
 BLOCK, SCALES_BLOCK = 64, 256
-"""Weights that share a scale in four bits, and scales that share one under double quantisation (bitsandbytes)."""
+"""Weights that share a scale in four bits, and scales that share one (double quantization of bitsandbytes)."""
 _BUCKET = int(5e8)
 """DeepSpeed's `reduce_bucket_size`: gradients that are sent at once."""
 _LIVE, _PREFETCHED = int(1e9), int(5e7)
@@ -62,7 +62,6 @@ class WeightCounts:
         frozen: Frozen weights, without those in four bits.
         frozen_bytes: Bytes of a frozen weight.
         quantized: Weights in four bits.
-        double: True if the scales of weights in four bits are quantised too.
         layer: Weights of one decoder layer.
         outside: Weights outside of all layers: embedding, head, projector.
     """
@@ -71,7 +70,6 @@ class WeightCounts:
     frozen: int
     frozen_bytes: int
     quantized: int
-    double: bool
     layer: int
     outside: int
 
@@ -85,10 +83,10 @@ class MemoryItem:
     why: str
 
 
-def four_bits(weights: int, *, double: bool) -> int:
-    """Return bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5 + 0.0625 or 0.0159 a weight."""
+def four_bits(weights: int) -> int:
+    """Return bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5 + 0.0159 a weight."""
     scales = -(-weights // BLOCK)
-    return weights // 2 + (scales + 4 * -(-scales // SCALES_BLOCK) if double else 4 * scales)
+    return weights // 2 + scales + 4 * -(-scales // SCALES_BLOCK)
 
 
 def memory(
@@ -138,7 +136,7 @@ def in_words(count: int) -> str:
 def _weights(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     if division.offloads_weights:
         return []
-    kept = [MemoryItem("weights", four_bits(weights.quantized, double=weights.double), "in 4 bits, with their scales")]
+    kept = [MemoryItem("weights", four_bits(weights.quantized), "in 4 bits, with their scales")]
     if division.kind.startswith("zero"):
         whole = compute * (weights.trained + weights.frozen)
         return [*kept, _divided("weights", whole, f"in {_named(compute)}", division, ("zero3",))]
@@ -191,13 +189,8 @@ def _named(size: int) -> str:
     return "bfloat16" if size == 2 else "float32"
 
 
-def weights_of(model: nn.Module, *, double: bool) -> WeightCounts:
-    """Count the weights of a model that is ready to train.
-
-    Args:
-        model: The model, its parameters frozen or not.
-        double: True if the scales of weights in four bits are quantised too.
-    """
+def weights_of(model: nn.Module) -> WeightCounts:
+    """Count the weights of a model that is ready to train."""
     trained = frozen = quantized = layer = outside = 0
     frozen_bytes = 4
     for name, parameter in model.named_parameters():
@@ -210,7 +203,7 @@ def weights_of(model: nn.Module, *, double: bool) -> WeightCounts:
             frozen, frozen_bytes = frozen + count, parameter.element_size()
         else:
             quantized += count
-    return WeightCounts(trained, frozen, frozen_bytes, quantized, double, layer, outside)
+    return WeightCounts(trained, frozen, frozen_bytes, quantized, layer, outside)
 
 
 def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -> WeightCounts:
@@ -225,7 +218,7 @@ def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -
     if config.method == "full":
         freeze_all_but(model, config.trained_towers)
         in_half = bool(config.train_towers) and dtype == "bfloat16" and model.config.dtype == torch.bfloat16
-        return replace(weights_of(model, double=False), frozen_bytes=2 if in_half else 4)
+        return replace(weights_of(model), frozen_bytes=2 if in_half else 4)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
     adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)
@@ -236,7 +229,7 @@ def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -
         rows += sum(p.numel() for name in projector_modules(model) for p in model.get_submodule(name).parameters())
     inside = [layer for name, layer in linear.items() if "language_model" in name and layer is not head]
     quantized = sum(layer.weight.numel() for layer in inside) if config.method == "qlora" else 0
-    plain = weights_of(model.requires_grad_(False), double=config.double_quantization)
+    plain = weights_of(model.requires_grad_(False))
     return replace(
         plain,
         trained=adapters + rows,

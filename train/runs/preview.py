@@ -106,7 +106,7 @@ def forecast_of(
         AdapterConfig.of(config),
         ComputeConfig.of(config),
         architecture,
-        weights_of(model, double=config.double_quantization),
+        weights_of(model),
         batch.within(config.tokens_per_device, config.gradient_accumulation_steps),
         division(os.environ, args.world_size),
         args.device.type,

@@ -45,9 +45,6 @@ class AdapterConfig(Settings):
     projector_learning_rate: float | None = setting(
         None, "peak learning rate of the projector; learning_rate if unset", gt=0
     )
-    double_quantization: bool = setting(
-        True, "qlora: quantise the scales of the 4-bit weights too, 0.37 bits less a weight"
-    )
     lora_r: int = setting(16, "rank of the adapters", ge=1)
     lora_alpha: int = setting(32, "scale of the adapters, times 1/lora_r", ge=1)
     lora_dropout: float = setting(0.0, "dropout before the adapters", ge=0, le=0.99)

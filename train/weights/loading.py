@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, set_seed
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.loading import ADAPTER_FILE, INFO_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
+from reflectune.models.loading import ADAPTER_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
@@ -63,7 +63,7 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
             scheme=config.scheme,
             prompts=config.prompts,
             seed=config.seed,
-            quantization=Quantization(config.dtype, config.double_quantization),
+            quantization=Quantization(config.dtype),
             device=str(device),
             images=config.image_settings(),
         )
@@ -106,10 +106,7 @@ def load_tuned(
     if scheme.name != config.scheme:
         raise UserError(f"{folder} was trained with scheme {scheme.name}, and `scheme` is {config.scheme}")
     changes: dict[str, Any] = {"model": str(info["base_model"]), "seed": int(info["seed"])}
-    quantization = Quantization.recorded(info, folder / INFO_FILE)
-    refuse_other_adapter(config, folder, quantization)
-    if quantization:
-        changes["double_quantization"] = quantization.double
+    refuse_other_adapter(config, folder)
     base = config.model_copy(update=changes)
     loaded = load_base(base, device, sharding)
     if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
@@ -121,13 +118,12 @@ def load_tuned(
     return replace(loaded, fingerprint=fingerprint([loaded.fingerprint, file_fingerprint(*files)])), adapted.eval()
 
 
-def refuse_other_adapter(config: TrainingConfig, folder: Path, quantization: Quantization | None) -> None:
+def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
     """Raise a `UserError` if settings ask for a different adapter, or base, than those that training continues."""
-    settings = adapter_settings(folder) | ({"double_quantization": quantization.double} if quantization else {})
     has_projector = bool(read_json(folder / ADAPTER_FILE, "the adapter's config").get("modules_to_save"))
     differing = [
         f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
-        for name, value in settings.items()
+        for name, value in adapter_settings(folder).items()
         if name in config.model_fields_set and getattr(config, name) != value
     ]
     if config.train_towers and ("projector" in config.train_towers) != has_projector:

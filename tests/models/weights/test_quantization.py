@@ -105,7 +105,7 @@ def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, 
             if "token" in name and parameter.requires_grad:
                 parameter.add_(0.1)
     expected = make.logits(loaded, model)
-    info = {"base_model": base, "seed": 5, "quantization": {"dtype": dtype, "double": True}}
+    info = {"base_model": base, "seed": 5, "quantization": {"dtype": dtype}}
     save_checkpoint(tmp_path / "adapter", model, loaded.processor, MR2AG, info)
 
     again = load(str(tmp_path / "adapter"))
@@ -123,9 +123,9 @@ def test_an_adapter_of_four_bits_loads_merged_into_what_it_was_trained_on(base, 
 
 
 def test_four_bits_are_part_of_the_fingerprint(base):
-    kinds = (None, Quantization("float32", True), Quantization("float32", False))
+    plain, four = (load(base, scheme="mr2ag", quantization=kind) for kind in (None, Quantization("float32")))
 
-    assert len({load(base, scheme="mr2ag", quantization=kind).fingerprint for kind in kinds}) == 3
+    assert plain.fingerprint != four.fingerprint
 
 
 def test_without_bitsandbytes_nothing_is_loaded(monkeypatch):

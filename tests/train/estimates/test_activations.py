@@ -51,7 +51,7 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
         shapes = Architecture.of(loaded.model.config)
-        largest, weights = largest_batch(examples, 4, shapes.patch_size), weights_of(model, double=False)
+        largest, weights = largest_batch(examples, 4, shapes.patch_size), weights_of(model)
         made = forecast(config, config, shapes, weights, largest, Division("", 1), "cpu", None)
         recomputed = every if config.gradient_checkpointing else 0
         return model, batch, replace(made, forward=replace(made.forward, recomputed=recomputed))

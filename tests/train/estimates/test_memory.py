@@ -24,7 +24,7 @@ from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
 
 BILLION = 10**9
-FULL = WeightCounts(7 * BILLION, 0, 4, 0, False, 2 * 10**8, BILLION)
+FULL = WeightCounts(7 * BILLION, 0, 4, 0, 2 * 10**8, BILLION)
 NOTHING = Activations(0, 0, 0)
 
 
@@ -107,8 +107,8 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
     if method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("needs bitsandbytes")
     config = SftConfig(model=str(base_model(family, size="base")), method=method, freeze_vision=True)
-    four = Quantization("float32", config.double_quantization) if method == "qlora" else None
-    real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config), double=True)
+    four = Quantization("float32") if method == "qlora" else None
+    real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config))
 
     planned = planned_weights(load(config.model).model, config, config.dtype)
 
@@ -131,23 +131,21 @@ def test_frozen_weights_of_a_full_training_keep_half_precision_if_stored_in_it(b
 
 def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:
     pytest.importorskip("bitsandbytes")
-    for double in (True, False):
-        four = Quantization("float32", double)
-        layers = quantized_layers(load(str(base_model(size="base")), quantization=four).model).values()
-        states = [layer.weight.quant_state for layer in layers]
-        scales = [t for s in states for t in (s.absmax, *((s.state2.absmax,) if double else ()))]
-        whole = sum(layer.weight.nbytes for layer in layers) + sum(scale.nbytes for scale in scales)
+    layers = quantized_layers(load(str(base_model(size="base")), quantization=Quantization("float32")).model).values()
+    states = [layer.weight.quant_state for layer in layers]
+    scales = [scale for state in states for scale in (state.absmax, state.state2.absmax)]
+    whole = sum(layer.weight.nbytes for layer in layers) + sum(scale.nbytes for scale in scales)
 
-        assert whole == pytest.approx(four_bits(sum(state.shape.numel() for state in states), double=double), rel=0.01)
+    assert whole == pytest.approx(four_bits(sum(state.shape.numel() for state in states)), rel=0.01)
 
 
 def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
-    weights = replace(FULL, trained=10**7, frozen=BILLION, frozen_bytes=2, quantized=6 * BILLION, double=True)
+    weights = replace(FULL, trained=10**7, frozen=BILLION, frozen_bytes=2, quantized=6 * BILLION)
     bytes_by_name = held(weights, "", 1)
 
     assert bytes_by_name["moments"] == 8 * 10**7
-    assert bytes_by_name["weights"] == four_bits(6 * BILLION, double=True) + 2 * BILLION + 4 * 10**7
-    assert four_bits(6 * BILLION, double=True) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)
+    assert bytes_by_name["weights"] == four_bits(6 * BILLION) + 2 * BILLION + 4 * 10**7
+    assert four_bits(6 * BILLION) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -160,7 +158,7 @@ def test_weights_of_named_towers_are_counted_from_shapes_too(
     base_model, family: Family, changes: dict[str, Any]
 ) -> None:
     config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
-    real = weights_of(prepare_model(load(config.model, scheme="plain"), config), double=False)
+    real = weights_of(prepare_model(load(config.model, scheme="plain"), config))
 
     planned = planned_weights(load(config.model).model, config, config.dtype)
 

@@ -139,7 +139,7 @@ def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
 ) -> None:
     pytest.importorskip("bitsandbytes")
     moved_adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter", projector=True)
-    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
+    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32"}}
     (tmp_path / "adapter/reflectune.json").write_text(json.dumps(record))
 
     exported(tmp_path / "adapter", tmp_path / "split", "--adapter", "true")

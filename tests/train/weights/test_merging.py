@@ -78,7 +78,7 @@ def test_merged_is_the_adapter_is_the_reloaded(
 def test_an_adapter_of_four_bits_is_merged_into_plain_weights(base_model, tmp_path: Path, adapter) -> None:
     pytest.importorskip("bitsandbytes")
     loaded, _ = adapter(base_model("qwen2_vl", size="base"), tmp_path / "adapter")
-    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32", "double": True}}
+    record = read_info(tmp_path / "adapter") | {"quantization": {"dtype": "float32"}}
     (tmp_path / "adapter" / "reflectune.json").write_text(json.dumps(record))
 
     merge_adapter(tmp_path / "adapter", tmp_path / "merged", planned := plan_merge(tmp_path / "adapter"))
