@@ -35,8 +35,9 @@ class SavingConfig(Settings):
 class PublishingConfig(Settings):
     """Settings of the finished checkpoint's card and upload. None of them determines the weights."""
 
-    push_to_hub: str = setting("", "upload the finished checkpoint to this repository, owner/name", hashed=False)
-    hub_private: bool = setting(True, "make that repository private, if it is new", hashed=False)
+    push_to_hub: str = setting(
+        "", "upload the finished checkpoint to this repository, owner/name; a new one is private", hashed=False
+    )
     licence: str = setting("", "licence of the checkpoint, for its card, e.g. apache-2.0", hashed=False)
 
     @cross_check

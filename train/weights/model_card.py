@@ -169,15 +169,14 @@ def _table(head: tuple[str, str], rows: Mapping[str, Any]) -> list[str]:
 def publish(folder: str | Path, publishing: PublishingConfig, args: TrainingArguments) -> None:
     """Upload the finished checkpoint of a run, if the settings name a repository."""
     if publishing.push_to_hub and args.should_save:
-        print(f"uploaded: {upload(folder, publishing.push_to_hub, private=publishing.hub_private)}", flush=True)
+        print(f"uploaded: {upload(folder, publishing.push_to_hub)}", flush=True)
 
 
-def upload(folder: str | Path, repository: str, *, private: bool) -> str:
+def upload(folder: str | Path, repository: str) -> str:
     """Upload a checkpoint's own files, without those of earlier steps and the run's record.
 
     Args:
-        repository: `owner/name`; created if it doesn't exist.
-        private: Make a new repository private.
+        repository: `owner/name`; created as a private one if it doesn't exist.
 
     Returns:
         URL of the commit.
@@ -190,7 +189,7 @@ def upload(folder: str | Path, repository: str, *, private: bool) -> str:
     files = sorted(path.name for path in Path(folder).iterdir() if path.is_file() and path.name not in _OWN)
     api = HfApi()
     try:
-        api.create_repo(repository, private=private, exist_ok=True)
+        api.create_repo(repository, private=True, exist_ok=True)
         done = api.upload_folder(
             repo_id=repository,
             folder_path=folder,
@@ -202,6 +201,6 @@ def upload(folder: str | Path, repository: str, *, private: bool) -> str:
         raise UserError(
             f"the checkpoint is finished, in {folder}, but it could not be uploaded to {repository}: {reason}\n"
             f"give the same command again, or upload it by hand:\n  hf upload {repository} {folder} "
-            f"{' '.join(f'--exclude {pattern!r}' for pattern in ('*/*', *_OWN))}{' --private' if private else ''}"
+            f"{' '.join(f'--exclude {pattern!r}' for pattern in ('*/*', *_OWN))} --private"
         ) from error
     return str(done.commit_url)
