@@ -81,7 +81,7 @@ class SftConfig(FeatureKeys, ValidationConfig, TreeConfig, DataConfig):
 
     def eval_source(self) -> DataSource:
         """Return the data set to validate on."""
-        return DataSource(self.eval_data, self.eval_split, self.image_root)
+        return DataSource(self.eval_data, "val", self.image_root)
 
     def hashed(self) -> dict[str, Any]:
         """Return the settings that determine the weights. Validation does if it chooses them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from reflectune.core.config import Settings, setting
-from reflectune.core.values import SplitName
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.train.data.mixture import DataSource
 
@@ -20,10 +19,9 @@ class ValidationConfig(Settings):
 
     eval_data: str = setting(
         "",
-        "validation data, like train_data: its gates are read every eval_steps",
+        "validation data, a folder whose split val is read, or one Parquet file: its gates are read every eval_steps",
         hashed=False,  # its content is
     )
-    eval_split: SplitName = setting("val", "split to validate on, if eval_data is a folder", hashed=False)
     eval_answers: int = setting(
         0, "also decode greedy answers to this many questions of eval_data, drawn by seed; 0 for none", ge=0
     )
@@ -43,7 +41,7 @@ class ValidationConfig(Settings):
         issues: list[str] = []
         known = metric_names(scheme)
         if self.eval_data and not source.file.is_file():
-            issues.append(f"`eval_data`: {source.file} does not exist; build it, or choose another `eval_split`")
+            issues.append(f"`eval_data`: {source.file} does not exist; build it, or give the file of another split")
         if self.best_metric and self.best_metric not in known:
             issues.append(f"`best_metric` must be one of {', '.join(known)} for {scheme}, found {self.best_metric}")
         if self.eval_answers and not self.eval_data:

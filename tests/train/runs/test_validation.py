@@ -274,7 +274,7 @@ def test_prompted_examples_are_checked_too(prompted_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"eval_split": "nowhere"}, r"`eval_data`: .*nowhere\.parquet does not exist"),
+        ({"eval_data": "nowhere"}, r"`eval_data`: nowhere/val\.parquet does not exist"),
         ({"best_metric": "srt_auroc"}, "`best_metric` must be one of loss, retrieve_accuracy"),
         ({"eval_data": "", "best_metric": "loss"}, "`best_metric` needs `eval_data`"),
         ({"early_stopping_patience": 2}, "`early_stopping_patience` needs a `best_metric`"),

@@ -125,7 +125,7 @@ def test_each_image_is_read_once_and_none_while_training(captions, family: Famil
 
 
 def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plain_folder, passes, history) -> None:
-    run = captions(eval_data=str(plain_folder), eval_split="train", eval_steps=4, eval_answers=4)
+    run = captions(eval_data=str(plain_folder / "train.parquet"), eval_steps=4, eval_answers=4)
     fine_tune(run)
 
     assert passes == [1, 1, 1]
