@@ -30,8 +30,7 @@ def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("examples", [24, 25, 31, 3])
-@pytest.mark.parametrize("group", [True, False])
-def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examples: int, group: bool) -> None:
+def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examples: int) -> None:
     splits = [GlobalBatch(8, 1, 1), GlobalBatch(2, 4, 1), GlobalBatch(4, 1, 2), GlobalBatch(2, 2, 2)]
     splits += [GlobalBatch(1, 2, 4), GlobalBatch(1, 1, 8)]
     steps_by_split = []
@@ -41,7 +40,6 @@ def test_an_optimiser_step_reads_the_same_examples_however_they_are_shared(examp
             [0] * examples,
             batch_size=batch.size,
             seed=0,
-            group_by_length=group,
             multiple_of=batch.per_device * batch.processes if batch.processes > 1 else 1,
         )
         order.start_epoch(1)

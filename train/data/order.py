@@ -34,7 +34,6 @@ class TrainingOrder(Sampler[int]):
         lengths: Length of each example, in any unit.
         kinds: Kind of each example.
         batch_size: Examples of an optimiser step, over all processes.
-        group_by_length: Put examples of similar length into the same batch.
         parts: For each data set, in the order of the examples, its number of examples and the reads of each in an
             epoch: 2 for two, 0.5 for a half of them, drawn again each epoch. None for one data set, read once.
         multiple_of: Examples that all processes read at a time; an epoch is filled up to a multiple of it.
@@ -48,7 +47,6 @@ class TrainingOrder(Sampler[int]):
         *,
         batch_size: int,
         seed: int,
-        group_by_length: bool = True,
         parts: Sequence[tuple[int, float]] | None = None,
         multiple_of: int = 1,
         share: Callable[[list[int]], list[int]] | None = None,
@@ -58,8 +56,7 @@ class TrainingOrder(Sampler[int]):
         self.parts = [(len(lengths), 1.0)] if parts is None else parts
         self.examples = sum(epoch_reads(count, weight) for count, weight in self.parts)
         self.fillers = -self.examples % multiple_of
-        self.batch_size, self.seed, self.group_by_length = batch_size, seed, group_by_length
-        self.epoch, self._share = 0, share
+        self.batch_size, self.seed, self.epoch, self._share = batch_size, seed, 0, share
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
@@ -81,8 +78,6 @@ class TrainingOrder(Sampler[int]):
     def _order(self, generator: torch.Generator) -> list[int]:
         read = self._read(generator)
         order = [read[i] for i in torch.randperm(len(read), generator=generator).tolist()]
-        if not self.group_by_length:
-            return order
         size = self.batch_size * _POOL_BATCHES
         pools = [order[start : start + size] for start in range(0, len(order), size)]
         return [index for pool in pools for index in self._grouped(pool, generator)]
@@ -149,7 +144,6 @@ def training_order(
     batch: GlobalBatch,
     *,
     seed: int,
-    group_by_length: bool,
     tokens: Callable[[int], int] | None = None,
 ) -> TrainingOrder:
     """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each.
@@ -170,7 +164,6 @@ def training_order(
         [(number, kind) for number, (_, kind) in zip(numbers, rows, strict=True)],
         batch_size=batch.size,
         seed=seed,
-        group_by_length=group_by_length,
         parts=data.parts,
         multiple_of=batch.at_a_time,
         share=share if tokens and batch.processes > 1 else None,

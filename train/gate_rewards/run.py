@@ -117,7 +117,6 @@ class GateTraining(Method):
             [example.kind for example in examples],
             batch_size=batch.size,
             seed=config.seed,
-            group_by_length=config.group_by_length,
             multiple_of=batch.at_a_time,
         )
         return GateTrainer(

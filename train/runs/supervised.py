@@ -148,7 +148,7 @@ class SupervisedFineTuning(Method):
     def _order(self, batch: GlobalBatch, loaded: Loaded) -> TrainingOrder:
         config, data = self._config, self._data
         counter = token_counter(data, loaded.renderer, share_prefix=config.tree) if config.tokens_per_device else None
-        return training_order(data, batch, seed=config.seed, group_by_length=config.group_by_length, tokens=counter)
+        return training_order(data, batch, seed=config.seed, tokens=counter)
 
 
 def _evidence(sources: Sequence[DataSource]) -> dict[str, list[str]]:

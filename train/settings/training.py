@@ -96,7 +96,6 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
 class TreeConfig(TrainingConfig):
     """Settings of trainings that read questions as trees."""
 
-    group_by_length: bool = setting(True, "batch questions of similar length")
     cache_mib: int = setting(
         512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
     )

@@ -57,9 +57,7 @@ def test_a_step_reads_the_same_examples_with_shares_by_tokens(count: int, config
     data = load_training_data(run.sources(), run.scheme)
     loaded, batch = load(run.model, scheme=run.scheme), GlobalBatch(4, 1, 2)
     counter = token_counter(data, loaded.renderer, share_prefix=True)
-    plain, shared = (
-        [*training_order(data, batch, seed=0, group_by_length=True, tokens=tokens)] for tokens in (None, counter)
-    )
+    plain, shared = ([*training_order(data, batch, seed=0, tokens=tokens)] for tokens in (None, counter))
 
     assert plain != shared
     for start in range(0, len(plain), batch.size):

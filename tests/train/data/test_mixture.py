@@ -39,15 +39,14 @@ def epoch(order: TrainingOrder, number: int) -> list[int]:
     return list(order)
 
 
-def mixed(parts: list[tuple[int, float]], **changes: Any) -> TrainingOrder:
+def mixed(parts: list[tuple[int, float]]) -> TrainingOrder:
     count = sum(size for size, _ in parts)
     lengths = [(i * 37) % 101 for i in range(count)]
-    return TrainingOrder(lengths, [0] * count, **{"batch_size": 8, "seed": 0, "parts": parts, **changes})
+    return TrainingOrder(lengths, [0] * count, batch_size=8, seed=0, parts=parts)
 
 
-@pytest.mark.parametrize("group", [True, False])
-def test_a_weight_is_how_often_an_epoch_reads_an_example(group: bool) -> None:
-    order = mixed([(40, 1), (60, 0.5), (20, 2), (10, 1.5)], group_by_length=group)
+def test_a_weight_is_how_often_an_epoch_reads_an_example() -> None:
+    order = mixed([(40, 1), (60, 0.5), (20, 2), (10, 1.5)])
     counts = Counter(epoch(order, 0))
 
     assert len(order) == sum(counts.values()) == 40 + 30 + 40 + 15
