@@ -17,8 +17,8 @@ UNHASHED = {"model", "output_dir", "resume", "save_steps", "device", "gradient_c
 @pytest.mark.parametrize(
     ("kind", "by_content"),
     [
-        (SftConfig, {"cache_mib", "train_data", "image_root", "cache_features", "eval_data"}),
-        (GrpoConfig, {"cache_mib", "dataset", "index", "ranked_entities", "rewards", "bem"}),
+        (SftConfig, {"train_data", "image_root", "cache_features", "eval_data"}),
+        (GrpoConfig, {"dataset", "index", "ranked_entities", "rewards", "bem"}),
         (AnswerGrpoConfig, {"dataset", "train_data", "bem", "server", "llm_timeout", "llm_concurrency"}),
     ],
 )
@@ -49,7 +49,6 @@ def test_validation_is_hashed_where_it_chooses_the_weights() -> None:
         (SftConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),
         (SftConfig, {"eval_answers": -1}, "`eval_answers` must be at least 0, found -1"),
         (SftConfig, {"save_steps": 0}, "`save_steps` must be at least 1, found 0"),
-        (SftConfig, {"cache_mib": -1}, "`cache_mib` must be at least 0, found -1"),
         (SftConfig, {"learning_rate": 0.0}, "`learning_rate` must be above 0, found 0.0"),
         (EstimateConfig, {"device_gib": 0.0}, "`device_gib` must be above 0, found 0.0"),
         (EstimateConfig, {"eval_steps": 0}, "`eval_steps` must be at least 1, found 0"),

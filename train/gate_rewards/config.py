@@ -9,7 +9,7 @@ from typing import Literal
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import OutputFolder
 from reflectune.models.names import ModelName
-from reflectune.train.settings.training import RewardConfig, TreeConfig
+from reflectune.train.settings.training import RewardConfig
 
 GATES = ("retrieve", "relevance")
 
@@ -17,7 +17,7 @@ PolicyLoss = Literal["expected", "grpo", "regression"]
 """Objectives of a gate; see `reflectune.train.gate_rewards.policy`."""
 
 
-class GateConfig(RewardConfig, TreeConfig):
+class GateConfig(RewardConfig):
     """Train the gates of a fine-tuned checkpoint by reward."""
 
     model: ModelName = setting(

@@ -32,6 +32,7 @@ from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
 from reflectune.train.settings.model import FeatureKeys
 from reflectune.train.settings.sft import SftConfig
+from reflectune.train.settings.training import CACHE_BYTES
 from reflectune.train.settings.validation import ValidationConfig
 from reflectune.train.weights.features import cache_features
 from reflectune.train.weights.model_card import data_in_words
@@ -112,7 +113,7 @@ class SupervisedFineTuning(Method):
         collator, batch_size = Collator(loaded.model), config.per_device_train_batch_size
         gates = answers = None
         if self._validation:
-            held_out = encoded_examples(*self._validation, loaded, config, config.cache_mib * 2**20)
+            held_out = encoded_examples(*self._validation, loaded, config, CACHE_BYTES)
             at_once = 1 if config.tokens_per_device else batch_size  # a pass of several may be beyond the budget
             gates = GateReader(held_out, collator, loaded.renderer, at_once)
         if self._validation and config.eval_answers:

@@ -9,7 +9,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import SplitName
 from reflectune.train.data.mixture import DataSource, Mixture, MixtureSetting
 from reflectune.train.settings.model import FeatureKeys
-from reflectune.train.settings.training import TreeConfig
+from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
 
@@ -46,7 +46,7 @@ class DataConfig(Settings):
         return self.train_data.sources(self.train_split, self.image_root)
 
 
-class SftConfig(FeatureKeys, ValidationConfig, TreeConfig, DataConfig):
+class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
     gate_brier: float = setting(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed
@@ -13,6 +13,9 @@ from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
 from reflectune.train.settings.model import AdapterConfig, ModelConfig
 from reflectune.train.settings.saving import PublishingConfig, SavingConfig
+
+CACHE_BYTES: Final = 2**29
+"""Memory of a process for encoded examples that are read again."""
 
 
 class OptimisationConfig(Settings):
@@ -75,6 +78,15 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
         hashed=False,
     )
 
+    def cache_bytes(self, *, read_again: bool = False) -> int:
+        """Return the memory for encoded training examples; 0 if no process reads one again.
+
+        Args:
+            read_again: True if an epoch reads an example twice.
+        """
+        again = read_again or self.epochs > 1 or self.max_steps is not None
+        return CACHE_BYTES if again and not self.dataloader_workers else 0
+
     @cross_check
     def quantization_problems(self) -> Iterable[str]:
         """Yield the problem of QLoRA's missing library."""
@@ -91,23 +103,6 @@ class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, Optimisation
             f"`train_towers` leaves out language_model, whose rows of the tokens of `scheme: {self.scheme}` would stay "
             "untrained; name it too, or set `scheme: plain`"
         ]
-
-
-class TreeConfig(TrainingConfig):
-    """Settings of trainings that read questions as trees."""
-
-    cache_mib: int = setting(
-        512, "memory for encoded examples that are read again, per process, in MiB", ge=0, hashed=False
-    )
-
-    def cache_bytes(self, *, read_again: bool = False) -> int:
-        """Return the memory for encoded training examples; 0 if no process reads one again.
-
-        Args:
-            read_again: True if an epoch reads an example twice.
-        """
-        again = read_again or self.epochs > 1 or self.max_steps is not None
-        return self.cache_mib * 2**20 if again and not self.dataloader_workers else 0
 
 
 class RewardConfig(SplitKey, MetricConfig, TrainingConfig):
