@@ -21,7 +21,6 @@ def common_arguments(config: TrainingConfig) -> dict[str, Any]:
         lr_scheduler_type=config.lr_scheduler,
         warmup_steps=config.warmup,
         weight_decay=config.weight_decay,
-        adam_beta2=config.adam_beta2,
         max_grad_norm=config.max_grad_norm,
         num_train_epochs=config.epochs,
         max_steps=config.max_steps or -1,

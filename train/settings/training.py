@@ -27,7 +27,6 @@ class OptimisationConfig(Settings):
     )
     warmup: float = setting(0.03, "warm-up: a share of all steps if below 1, else steps", ge=0)
     weight_decay: float = setting(0.0, "AdamW's weight decay", ge=0)
-    adam_beta2: float = setting(0.999, "AdamW's second beta", ge=0, le=0.999999)
     max_grad_norm: float = setting(1.0, "clip gradients to this norm; 0 for no clipping", ge=0)
     epochs: float = setting(1.0, "passes over the data, if max_steps is unset", ge=1e-6)
     max_steps: int | None = setting(None, "optimiser steps, instead of epochs", ge=1)
