@@ -30,7 +30,6 @@ from reflectune.train.runs.preview import describe, forecast_of, sample_of
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
-from reflectune.train.settings.model import FeatureKeys
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.settings.training import CACHE_BYTES
 from reflectune.train.settings.validation import ValidationConfig
@@ -80,7 +79,7 @@ class SupervisedFineTuning(Method):
         config, data = self._config, self._data
         if config.cache_features:
             cache_features(
-                FeatureKeys.of(config),
+                config.cache_features,
                 loaded,
                 [(data.examples, data.image_roots), *([self._validation] if self._validation else [])],
                 args,

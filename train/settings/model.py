@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import OutputFolder
 from reflectune.models.names import ModelName
 from reflectune.models.rendering.image_config import ImageKeys
 
@@ -100,22 +99,3 @@ class AdapterConfig(Settings):
             yield "`projector_learning_rate`: the projector doesn't train; name it in `train_towers`"
         if rate is not None and trained == {"projector"}:
             yield "`projector_learning_rate`: nothing but the projector trains; set `learning_rate`"
-
-
-class FeatureKeys(Settings):
-    """Settings of the cache of vision features."""
-
-    cache_features: OutputFolder = setting(
-        "",
-        "folder for the features of a frozen vision tower, which then reads each image once; shared by runs",
-        hashed=False,
-    )
-
-    def feature_problems(self, trained_towers: frozenset[str]) -> list[str]:
-        """Return the problems of caching while these towers train, one sentence each."""
-        if self.cache_features and "vision_tower" in trained_towers:
-            return [
-                "`cache_features` needs a vision tower that stays as it is, and it trains: leave vision_tower out of "
-                "`train_towers`, or set `freeze_vision: true`"
-            ]
-        return []

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import SplitName
+from reflectune.core.values import OutputFolder, SplitName
 from reflectune.train.data.mixture import DataSource, Mixture, MixtureSetting
-from reflectune.train.settings.model import FeatureKeys
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig
 
@@ -46,18 +45,22 @@ class DataConfig(Settings):
         return self.train_data.sources(self.train_split, self.image_root)
 
 
-class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
+class SftConfig(ValidationConfig, TrainingConfig, DataConfig):
     """Fine-tune a model on reflection data: fully, by LoRA, or by QLoRA."""
 
     gate_brier: float = setting(
         0.0, "weight of (p - y)² in a gate token's loss, p the softmax of the gate's two logits; calibrates", ge=0
     )
-
     tokens_per_device: int | None = setting(
         None,
         "maximum tokens per forward pass, images included: a step's questions are split into micro-batches of that "
         "size, balanced over processes; if unset a pass reads per_device_train_batch_size questions",
         ge=1,
+        hashed=False,
+    )
+    cache_features: OutputFolder = setting(
+        "",
+        "folder for the features of a frozen vision tower, which then reads each image once; shared by runs",
         hashed=False,
     )
 
@@ -75,9 +78,13 @@ class SftConfig(FeatureKeys, ValidationConfig, TrainingConfig, DataConfig):
         return self.validation_problems(self.scheme, self.eval_source())
 
     @cross_check
-    def cache_problems(self) -> list[str]:
-        """Return the problems of caching features while towers train."""
-        return self.feature_problems(self.trained_towers)
+    def cache_problems(self) -> Iterator[str]:
+        """Yield the problem of caching the features of a tower that trains."""
+        if self.cache_features and "vision_tower" in self.trained_towers:
+            yield (
+                "`cache_features` needs a vision tower that stays as it is, and it trains: leave vision_tower out of "
+                "`train_towers`, or set `freeze_vision: true`"
+            )
 
     def eval_source(self) -> DataSource:
         """Return the data set to validate on."""

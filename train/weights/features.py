@@ -12,14 +12,13 @@ from reflectune.models.features.filling import Image, fill, open_cache, use_cach
 from reflectune.models.features.tower import refuse_features
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.examples import TrainingExample
-from reflectune.train.settings.model import FeatureKeys
 
 DataWithRoots = tuple[Sequence[TrainingExample], Roots]
 """Examples, and the folders that their image paths may lead into."""
 
 
 def cache_features(
-    features: FeatureKeys,
+    folder: str,
     loaded: Loaded,
     data: Sequence[DataWithRoots],
     args: TrainingArguments,
@@ -31,7 +30,7 @@ def cache_features(
     """Fill the cache with the data's images, and let the model read from it. A dry run fills nothing.
 
     Args:
-        features: Where features are cached.
+        folder: Folder of the cache.
         loaded: The model, before it gets adapters.
         data: Training and validation data.
         args: The trainer's.
@@ -47,9 +46,9 @@ def cache_features(
     is_first = args.process_index == 0
     if dry_run:
         if is_first:
-            print(f"features: those of {len(needed):,} images would be kept in {features.cache_features}", flush=True)
+            print(f"features: those of {len(needed):,} images would be kept in {folder}", flush=True)
         return
-    cache = open_cache(features.cache_features, loaded, autocast=autocast)
+    cache = open_cache(folder, loaded, autocast=autocast)
     fill(
         cache,
         loaded,
