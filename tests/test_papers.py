@@ -320,7 +320,7 @@ GIVEN_MR2AG = {
     "index.yaml": {"encoder": CLIP},
     "train.yaml": {
         "method": "full",
-        "freeze_vision": None,
+        "train_towers": None,
         "learning_rate": 2e-5,
         "epochs": 1,
         "gradient_accumulation_steps": None,

@@ -107,7 +107,7 @@ def test_a_recipe_has_the_papers_hyperparameters(name: str) -> None:
     assert values["scheme"] == ("mmkb_rag" if kind == "mmkb_lora" else "mr2ag")
     assert questions_of_a_step(name) == (256 if kind == "mmkb_lora" else 128)
     if kind == "mr2ag_full":
-        assert (values["learning_rate"], values["freeze_vision"]) == (2e-5, True)
+        assert (values["learning_rate"], values["train_towers"]) == (2e-5, ["projector", "language_model"])
     if kind != "mmkb_lora":
         assert values["epochs"] == 1
 

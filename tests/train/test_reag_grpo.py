@@ -211,7 +211,7 @@ def test_rewards_are_the_official_metric_of_what_the_pipeline_reads_and_the_form
 def test_a_few_steps_change_what_trains_and_nothing_else(
     config, weights, family: Family, kind: str, dtype: str
 ) -> None:
-    method = {"method": "lora", "lora_r": 4} if kind == "lora" else {"freeze_vision": True}
+    method = {"method": "lora", "lora_r": 4} if kind == "lora" else {"train_towers": ["projector", "language_model"]}
     settings = config(family=family, kind=kind, dtype=dtype, max_steps=1, **method)
     learn(settings)
 

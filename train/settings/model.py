@@ -35,7 +35,6 @@ class AdapterConfig(Settings):
     method: Literal["full", "lora", "qlora"] = setting(
         "full", "train all weights, adapters, or adapters on a 4-bit language model"
     )
-    freeze_vision: bool = setting(False, "keep the vision tower as it is (full; LoRA always does)")
     train_towers: list[str] = setting(
         [],
         "parts that train: vision_tower, projector, language_model (by adapters if `method` says so); if unset all of "
@@ -57,9 +56,7 @@ class AdapterConfig(Settings):
         """The parts of the model that train, the language model's by adapters if `method` says so."""
         if self.train_towers:
             return frozenset(self.train_towers)
-        if self.method != "full":
-            return frozenset({"language_model"})
-        return frozenset(TOWERS) - ({"vision_tower"} if self.freeze_vision else set())
+        return frozenset(TOWERS if self.method == "full" else ["language_model"])
 
     @property
     def adapters_dropout(self) -> float:
@@ -81,8 +78,6 @@ class AdapterConfig(Settings):
             yield f"`train_towers` may name {', '.join(TOWERS)}; found {', '.join(unknown)}"
         if len(set(self.train_towers)) < len(self.train_towers):
             yield f"`train_towers` should name each part once; found {', '.join(self.train_towers)}"
-        if self.freeze_vision and "vision_tower" in self.train_towers:
-            yield "`freeze_vision` keeps the vision tower as it is, and `train_towers` names it; drop one"
         trained = self.trained_towers
         if self.method != "full" and "language_model" not in trained:
             yield (

@@ -82,8 +82,8 @@ class SftConfig(ValidationConfig, TrainingConfig, DataConfig):
         """Yield the problem of caching the features of a tower that trains."""
         if self.cache_features and "vision_tower" in self.trained_towers:
             yield (
-                "`cache_features` needs a vision tower that stays as it is, and it trains: leave vision_tower out of "
-                "`train_towers`, or set `freeze_vision: true`"
+                "`cache_features` needs a vision tower that stays as it is, and it trains: name the other parts in "
+                "`train_towers`"
             )
 
     def eval_source(self) -> DataSource:

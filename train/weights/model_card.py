@@ -22,7 +22,7 @@ from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.weights.checkpoints import RECORD
 
 _SHOWN = (
-    "train_towers freeze_vision lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler "
+    "train_towers lora_r lora_alpha lora_dropout learning_rate projector_learning_rate lr_scheduler "
     "warmup weight_decay epochs max_steps global_batch dtype seed".split()
 )
 """Settings that the card shows, if the run used them; all are in reflectune.json."""
@@ -101,7 +101,7 @@ def _origin(loaded: Loaded, data: str, settings: Mapping[str, Any], step: int, l
 def _used(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings to show: without adapters' of a full fine-tuning, and `epochs` if steps are given."""
     unused = {"epochs"} if settings.get("max_steps") else set()
-    unused |= {"lora_r", "lora_alpha", "lora_dropout"} if settings["method"] == "full" else {"freeze_vision"}
+    unused |= {"lora_r", "lora_alpha", "lora_dropout"} if settings["method"] == "full" else set()
     return {name: settings[name] for name in _SHOWN if name not in unused and settings.get(name) not in (None, [])}
 
 

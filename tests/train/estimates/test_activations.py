@@ -31,6 +31,7 @@ from reflectune.train.weights.parameters import recompute_layers
 LORA: dict[str, Any] = {"method": "lora"}
 AGAIN: dict[str, Any] = {"gradient_checkpointing": True}
 HALF: dict[str, Any] = {"dtype": "bfloat16"}
+FROZEN_TOWER: dict[str, Any] = {"train_towers": ["projector", "language_model"]}
 
 
 @pytest.fixture
@@ -99,12 +100,12 @@ def autocast(dtype: str) -> Iterator[None]:
         pytest.param("llava", LORA | AGAIN | HALF, marks=pytest.mark.slow),
         pytest.param("qwen2_vl", AGAIN | HALF, marks=pytest.mark.slow),
         pytest.param("qwen2_vl", LORA | HALF, marks=pytest.mark.slow),
-        ("llava", {"freeze_vision": True}),
-        ("llava", AGAIN | {"freeze_vision": True, "every": 2}),
+        ("llava", FROZEN_TOWER),
+        ("llava", AGAIN | FROZEN_TOWER | {"every": 2}),
         ("llava", LORA | {"lora_dropout": 0.1, "lora_r": 64}),
         ("llava", {"train_towers": ["projector"]}),
         ("llava", HALF | {"train_towers": ["projector"]}),
-        ("llava", LORA | {"train_towers": ["projector", "language_model"]}),
+        ("llava", LORA | FROZEN_TOWER),
     ],
 )
 def test_the_formulas_give_what_autograd_saves(prepared, family: Family, changes: dict[str, Any]) -> None:
@@ -118,7 +119,7 @@ def test_so_they_do_where_trees_have_a_dense_mask(prepared, monkeypatch) -> None
     """Accelerators have one mask for all layers."""
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
-    model, batch, predicted = prepared("llava", freeze_vision=True)
+    model, batch, predicted = prepared("llava", **FROZEN_TOWER)
     assert predicted.forward.attention == "dense"
 
     assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, "float32"), rel=0.05)

@@ -106,7 +106,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
 ) -> None:
     if method == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("needs bitsandbytes")
-    config = SftConfig(model=str(base_model(family, size="base")), method=method, freeze_vision=True)
+    config = SftConfig(model=str(base_model(family, size="base")), method=method, train_towers=["language_model"])
     four = Quantization("float32") if method == "qlora" else None
     real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config))
 
@@ -124,7 +124,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
 def test_frozen_weights_of_a_full_training_keep_half_precision_if_stored_in_it(base_model, stored, towers) -> None:
     model = load(str(base_model("llava", size="base"))).model.to(getattr(torch, stored))
     model.config.dtype = getattr(torch, stored)
-    config = SftConfig(method="full", freeze_vision=not towers, train_towers=towers, dtype="bfloat16")
+    config = SftConfig(method="full", train_towers=towers, dtype="bfloat16")
     keeps_half = towers and stored == "bfloat16"
     assert planned_weights(model, config, config.dtype).frozen_bytes == (2 if keeps_half else 4)
 

@@ -122,7 +122,6 @@ def test_a_finished_checkpoint_is_uploaded_with_its_card_and_all_that_loads_it(
     assert all(f"| `{token}` |" in body for token in MR2AG.tokens.values())
     assert re.search(r"\| relevance_auroc \| [01]\.\d{4} \|", body)
     assert ("\n| lora_r |" in body) == (method == "lora")
-    assert ("\n| freeze_vision |" in body) == (method == "full")
     assert "\n| max_steps | 2 |" in body
     assert "\n| epochs |" not in body
 

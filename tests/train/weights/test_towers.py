@@ -155,7 +155,6 @@ def test_the_projectors_modules_are_named_whole(base_model) -> None:
     [
         ({"train_towers": ["merger"]}, "`train_towers` may name vision_tower, projector, language_model; found merger"),
         ({"train_towers": ["projector", "projector"]}, "should name each part once"),
-        ({"train_towers": ["vision_tower"], "freeze_vision": True}, "`freeze_vision` keeps the vision tower as it is"),
         ({"train_towers": ["projector"], "method": "lora"}, "`method: lora` trains adapters of the language model"),
         ({"train_towers": ["vision_tower", "language_model"], "method": "lora"}, "keeps the vision tower as it is"),
         ({"train_towers": ["projector"], "scheme": "mr2ag"}, "rows of the tokens of `scheme: mr2ag` would stay"),
