@@ -13,7 +13,8 @@ from reflectune.core.images import BadImage, origin_of
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
 
-_QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
+"""Types of models whose images keep their shape, between a minimum and a maximum of pixels."""
 _DECIDES: Final = (
     *("do_convert_rgb", "do_pad", "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale"),
     *("rescale_factor", "do_normalize", "image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size"),
@@ -67,7 +68,7 @@ def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
         raise UserError(
             f"`image_fit: {settings.fit}` is for LLaVA-1.5, and this is a {model_type}; leave it at `processor`"
         )
-    if (settings.min_pixels or settings.max_pixels) and model_type not in _QWEN:
+    if (settings.min_pixels or settings.max_pixels) and model_type not in QWEN:
         raise UserError(
             f"`min_pixels` and `max_pixels` are for Qwen's models, and this is a {model_type}, whose images have "
             "sizes of their own; set both to 0"

@@ -27,11 +27,10 @@ from reflectune.core.errors import UserError
 from reflectune.core.values import short
 from reflectune.core.weights import UNLOADABLE, check_names
 from reflectune.models.rendering.chat_template import turn_off_thinking
-from reflectune.models.rendering.image_fitting import use_pillow_padding
+from reflectune.models.rendering.image_fitting import QWEN, use_pillow_padding
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _SMALL = 10**8
 """Parameters that may be built without asking whether there are weights for them."""
 _AGREE = {
@@ -139,7 +138,7 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
     Raises:
         UserError: A file of it is missing or damaged.
     """
-    image_only = model_type in _QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source)))
+    image_only = model_type in QWEN and (find_spec("torchvision") is None or _is_image_only(Path(source)))
     try:
         if image_only:
             processor = ImageOnlyQwen2VLProcessor.from_pretrained(source)
