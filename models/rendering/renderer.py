@@ -32,6 +32,7 @@ from reflectune.models.rendering.turns import (
     documents_text,
     further_images,
     question_turns,
+    result_turn,
 )
 from reflectune.models.rendering.untrusted import SafeTokenizer, common_prefix, cut_at_slots, fill_slots, slot_mark
 
@@ -226,10 +227,10 @@ class Renderer:
                 speaking, end = False, place + 1
         return ids[:end], labels[:end]  # what the template puts after the last end of turn is cut off
 
-    def after_reply(self, turn: Turn, texts: Texts) -> list[int]:
-        """Return the ids between a reply's end token and the assistant's next cue: a user's turn with its texts."""
-        chunks = self._chunks((*question_turns(), Turn("assistant", (ANSWER,)), turn), cue=True)
-        ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], texts))
+    def after_reply(self, result: str) -> list[int]:
+        """Return the ids between a reply's end token and the assistant's next cue: a tool's result."""
+        chunks = self._chunks((*question_turns(), Turn("assistant", (ANSWER,)), result_turn(0)), cue=True)
+        ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], {"result_0": result}))
         return ids[ids.index(self.end_token_id) + 1 :]
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model

@@ -26,7 +26,6 @@ from reflectune.models.rendering.turns import (
     documents_text,
     fit_leading,
     prompt_parts,
-    result_turn,
 )
 from reflectune.models.schemes.base import AskedAnswer, Gate, Scheme, gate_branch
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample, PromptName
@@ -166,10 +165,7 @@ class PromptScheme(Scheme):
         """Return ids and labels of a trajectory after its first reply; tools' results are not supervised."""
         ids, labels = list[int](), list[int]()
         for later in example.follow_ups:
-            read, said = (
-                renderer.after_reply(result_turn(0), {"result_0": later.question}),
-                renderer.reply_ids(later.answer),
-            )
+            read, said = renderer.after_reply(later.question), renderer.reply_ids(later.answer)
             ids += [*read, *said]
             labels += [*[IGNORE] * len(read), *said]
         return ids, labels

@@ -26,15 +26,14 @@ from reflectune.inference.operators.trajectory import SearchFunction, Trajectory
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings, first_turn
 from reflectune.metrics.scoring.registry import Worth
-from reflectune.models.attention.positions import Positions, longest_sequence
+from reflectune.models.attention.positions import longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
-from reflectune.models.rendering.turns import result_turn
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
-from reflectune.train.answer_rewards.prompts import PromptProcessor, prompt_id, rows_of
+from reflectune.train.answer_rewards.prompts import prompt_id, rows_of
 from reflectune.train.answer_rewards.rewards import Reward
-from reflectune.train.answer_rewards.run import ReplyTraining, prompt_renderer
+from reflectune.train.answer_rewards.run import ReplyTraining, prompt_processor
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import image_problem
 from reflectune.train.data.global_batch import GlobalBatch
@@ -137,7 +136,7 @@ class AgentRollout:
         assert isinstance(request, WriteRequest)
         if not request.prompt.rounds:
             return True
-        result = self._renderer.after_reply(result_turn(0), {"result_0": request.prompt.rounds[-1][1]})
+        result = self._renderer.after_reply(request.prompt.rounds[-1][1])
         end = [] if course.ids[-1] == self._renderer.end_token_id else [self._renderer.end_token_id]
         length = len(course.prompt.ids) + len(course.ids) + len(end) + len(result)
         if length + self._reply_tokens > self._longest:
@@ -294,7 +293,7 @@ class AgentTraining(ReplyTraining):
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
         """Make TRL's trainer with our searches."""
         config = self._config
-        prompts = prompt_renderer(config, self._examples, self._roots, loaded)
+        processor = prompt_processor(config, self._examples, self._roots, loaded)
         search, text_base = self._bases()
         rollout = AgentRollout(
             self._questions,
@@ -302,7 +301,7 @@ class AgentTraining(ReplyTraining):
             Promsa(self._settings, text_base),
             search,
             loaded.renderer,
-            prompts.rendered,
+            processor.rendered,
             longest=longest_sequence(loaded.model, config.max_tokens),
             reply_tokens=config.max_new_tokens,
         )
@@ -310,7 +309,7 @@ class AgentTraining(ReplyTraining):
         return AgentTrainer(
             run,
             rows_of(self._examples),
-            PromptProcessor(loaded.renderer, prompts.rendered, types_key=Positions(loaded.model).types_key),
+            processor,
             reward_functions(self._questions, self._correctness, max(max_calls, 1)),
             rollout,
             horizon=config.horizon,
