@@ -187,7 +187,7 @@ class PackedReader:
             return [self._divided(group[0], limit)]
         try:
             return self._pass(group)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not is_out_of_memory(error) or (len(group) == 1 and not group[0].is_divisible):
                 raise
         gc.collect()  # only here, outside the except block, the memory held by the traceback is free
@@ -215,7 +215,7 @@ class PackedReader:
         """Prepare the next pass while the device computes this one; left to the pass itself where memory is short."""
         try:
             self._ahead = {id(parts): self._laid_out(parts)}
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
 
