@@ -194,13 +194,12 @@ def tree_attention(
     return output[:-1].view(rows, length, heads, size)
 
 
-def tree_mask(segments: Tensor, images: Tensor | None = None) -> Tensor:
+def tree_mask(segments: Tensor, images: Tensor) -> Tensor:
     """Return the attention mask of trees.
 
     Args:
         segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
         images: Numbers of images whose tokens see all of their image, -1 for other tokens; shape of `segments`.
-            None: there are none.
 
     Returns:
         Bool of shape (B, 1, L, L): a query sees earlier tokens of its prefix and branch; padding sees itself.
@@ -209,9 +208,8 @@ def tree_mask(segments: Tensor, images: Tensor | None = None) -> Tensor:
     same = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     real = segments[:, None, :] >= 0
     seen = (same & real & (order[:, None] >= order)) | torch.eye(len(order), dtype=torch.bool, device=order.device)
-    if images is not None:
-        seen |= (images[:, None, :] >= 0) & (images[:, None, :] == images[:, :, None])
-    return seen[:, None]
+    in_one_image = (images[:, None, :] >= 0) & (images[:, None, :] == images[:, :, None])
+    return (seen | in_one_image)[:, None]
 
 
 class _TreeAttention(torch.autograd.Function):

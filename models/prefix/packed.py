@@ -45,9 +45,7 @@ COMPILE_AFTER = 1_000_000
 """Tokens after which layers are compiled: before that, compiling takes longer than it saves."""
 
 
-def packed_for(
-    forward: Forward, budget: int, images: ImagePrefixCache[Any], *, compiling: bool = True
-) -> PackedReader | None:
+def packed_for(forward: Forward, budget: int, images: ImagePrefixCache[Any], *, compiling: bool) -> PackedReader | None:
     """Return a reader of packed rows on a GPU, and None on a CPU or with a printed reason.
 
     Args:
@@ -100,7 +98,7 @@ class PackedReader:
         image, keep = self.forward.positions.image_token_id, self._images.most > 0
         return OpenedTrees(prefixes, shared_image_prefixes(prefixes, image, keep))
 
-    def prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool = False) -> list[Spot]:
+    def prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool) -> list[Spot]:
         """Return the ends of some prefixes, with keys and values if they are to be continued."""
         missing = [q for q in questions if q not in trees.spots or (continued and not trees.spots[q].row.cache)]
         self.branch(trees, dict.fromkeys(missing, ()))

@@ -100,7 +100,7 @@ class RemoteModel(Closing):
         """The file of replies."""
         return self._replies.path
 
-    def context_of(self, name: str = "") -> ServerContext:
+    def context_of(self, name: str) -> ServerContext:
         """Return the context of a model of the server; "" for the endpoint's."""
         with self._lock:
             if name not in self._contexts:

@@ -75,7 +75,7 @@ class ServedEngine:
         cached: Tokens of these that the server's prefix cache had; None if it doesn't say so.
     """
 
-    def __init__(self, loaded: Loaded, server: TokenServer, max_length: int = 0) -> None:
+    def __init__(self, loaded: Loaded, server: TokenServer, max_length: int) -> None:
         self.renderer, self.calibration = loaded.renderer, loaded.calibration
         longest: int = loaded.model.config.get_text_config().max_position_embeddings
         self.max_length = min(longest, max_length or longest)

@@ -96,7 +96,7 @@ class PassageScheme(Scheme):
         """Return the branch: [Retrieval], the passage with the instruction, up to the assistant's cue."""
         return renderer.after_prefix(self.passage_turns(style), {"passage": passage_text(passage)})
 
-    def direct_branch(self, renderer: Renderer, style: AnswerStyle = "short") -> list[int]:
+    def direct_branch(self, renderer: Renderer, style: AnswerStyle) -> list[int]:
         """Return the branch without retrieval, up to the answer: [No Retrieval] and the instruction."""
         turns = self.direct_turns(style)
         return [renderer.token_id("no_retrieve")] if turns is None else renderer.after_prefix(turns, {})
@@ -107,7 +107,7 @@ class PassageScheme(Scheme):
         return renderer.supervised(self.verdict_turns(style, relevant=branch.relevant), texts)
 
     def direct_reply(
-        self, renderer: Renderer, answer: str, style: AnswerStyle = "short", follow_ups: Sequence[FollowUp] = ()
+        self, renderer: Renderer, answer: str, style: AnswerStyle, follow_ups: Sequence[FollowUp] = ()
     ) -> Supervised:
         """Return token ids and labels of `direct_branch` and the answer: [No Retrieval], the answer, and the ends.
 

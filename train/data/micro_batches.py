@@ -21,7 +21,7 @@ _CHARACTERS = 4
 """Characters of a token, about, in English."""
 
 
-def micro_batches(lengths: Sequence[int], budget: int, at_least: int = 1) -> list[list[int]]:
+def micro_batches(lengths: Sequence[int], budget: int, at_least: int) -> list[list[int]]:
     """Divide examples into micro-batches of at most `budget` tokens, a longer example alone, the fullest ones first.
 
     Args:

@@ -144,7 +144,7 @@ def training_order(
     batch: GlobalBatch,
     *,
     seed: int,
-    tokens: Callable[[int], int] | None = None,
+    tokens: Callable[[int], int] | None,
 ) -> TrainingOrder:
     """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each.
 

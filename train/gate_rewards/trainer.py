@@ -67,12 +67,12 @@ class GateTrainer(ReflectionTrainer):
         collator: Collator,
         order: TrainingOrder,
         *,
-        projector_learning_rate: float | None = None,
+        projector_learning_rate: float | None,
         objective: Objective,
         first: Sequence[GateOutcome],
         measure: Measure,
-        refresh_steps: int = 0,
-        packs: bool = False,
+        refresh_steps: int,
+        packs: bool,
     ) -> None:
         super().__init__(run, dataset, collator, order, projector_learning_rate=projector_learning_rate, packs=packs)
         self._objective, self._measure = objective, measure

@@ -50,7 +50,7 @@ class WeightedLoss:
 
 
 def load_validation(
-    validation: ValidationConfig, source: DataSource, scheme: str, prompts: str = ""
+    validation: ValidationConfig, source: DataSource, scheme: str, prompts: str
 ) -> tuple[Sequence[TrainingExample], Roots] | None:
     """Read the validation data and check it as training data is checked; None if there is none.
 
