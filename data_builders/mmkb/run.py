@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,9 +32,7 @@ from reflectune.formats.reflection_data import (
     write_examples,
 )
 from reflectune.metrics.judging.bem import Bem, load_bem
-from reflectune.metrics.judging.judges import PROTOCOLS, Judging, answer_to
 from reflectune.metrics.scoring.scoring import Answered, score_answers
-from reflectune.models.remote.client import RemoteModel
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mct import write_reply
 
@@ -69,7 +66,7 @@ def run(config: DeriveConfig) -> str:
     questions = _questions(dataset, split, {probe.question_id for probe in probes})
     probes = [probe for probe in probes if not is_held_out(questions[probe.question_id], config.hold_out)]
     if config.metric:
-        probes, probed["metric"] = _rescored(config, probes, questions)
+        probes, probed["metric"] = _rescored(config, config.metric, probes, questions)
     settings = LabelSettings.of(config)
     scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
     derived = derive(probes, questions, settings, summaries=probed["summary"] != "none", rel_scores=scores)
@@ -141,23 +138,14 @@ def read_rel_scores(path: str | Path) -> RelScores:
 
 
 def _rescored(
-    config: DeriveConfig, probes: Sequence[Probe], questions: Mapping[str, Question]
+    config: DeriveConfig, metric: Metric, probes: Sequence[Probe], questions: Mapping[str, Question]
 ) -> tuple[list[Probe], str]:
-    """Return the probes scored by the config's metric, and the name of that metric. A judge's replies are cached."""
-    answers = answers_of(probes)
-    if config.metric == "judge":
-        protocol = PROTOCOLS[config.judge]
-        cache = config.llm_cache or str(Path(config.output, "judge.replies.jsonl"))
-        with RemoteModel(config.endpoint(), cache) as model:
-            judging = Judging(protocol, config.llm_model, partial(model.texts, desc="judge"))
-            scores = score_by_judge(answers, questions, judging)
-            print(model.summary())
-        return rescore(probes, scores), f"judge {config.llm_model} by {protocol.name} (prompt {protocol.prompt_hash})"
+    """Return the probes scored by a metric, and the name of that metric."""
     from reflectune.core.devices import find_device  # torch is slow to import
 
     bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
-    scores = score_by_metric(answers, questions, cast(Metric, config.metric), bem)
-    return rescore(probes, scores), f"{config.metric} (BEM {bem.fingerprint})" if bem else config.metric
+    scores = score_by_metric(answers_of(probes), questions, metric, bem)
+    return rescore(probes, scores), f"{metric} (BEM {bem.fingerprint})" if bem else metric
 
 
 def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Question]:
@@ -275,22 +263,3 @@ def score_by_metric(
     answered = [Answered(questions[name], text, f"probe of {name}") for name, text in answers]
     values, _ = score_answers(answered, metric, "official", bem, too_long="wrong")
     return dict(zip(answers, values.tolist(), strict=True))
-
-
-def score_by_judge(
-    answers: Sequence[QuestionAnswer], questions: Mapping[str, Question], judging: Judging
-) -> dict[QuestionAnswer, float]:
-    """Return a judge's verdicts as 1 or 0. A reply that is neither verdict counts as incorrect.
-
-    Raises:
-        UserError: No reply is a verdict.
-    """
-    judged = judging.judged([answer_to(questions[name], text) for name, text in answers])
-    if unclear := judged.verdicts.count("unparsed"):
-        print(f"{unclear:,} of {len(answers):,} replies of the judge are no verdict, and count as incorrect")
-    if unclear and unclear == len(answers):
-        raise UserError(
-            f"no reply of {judging.model} is a verdict by {judged.protocol}, the first is {judged.replies[0][:200]!r}; "
-            "choose another model or `judge`, or a higher `llm_max_tokens`"
-        )
-    return {answer: float(verdict == "correct") for answer, verdict in zip(answers, judged.verdicts, strict=True)}

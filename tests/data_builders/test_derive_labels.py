@@ -259,20 +259,9 @@ def test_another_metric_changes_labels_without_the_target_model(config: Make) ->
     assert '"metric": "vqa"' in Path(again.output, "statistics.json").read_text()
 
 
-def test_a_judges_verdicts_are_asked_for_once(config, stub_server) -> None:
-    server = stub_server(lambda text: "Correct" if "elm" in text else "Incorrect")
-    made = config(metric="judge", judge="mrag", llm_url=server.url, llm_model="stub")
-    run(made)
-    requests_once = len(server.requests)
-    run(made)
-    assert (requests_once, len(server.requests)) == (2, 2)  # the four questions are worded alike, with two answers
-    assert "judge stub by mrag" in Path(made.output, "statistics.json").read_text()
-
-
 def test_a_metric_and_what_it_needs_go_together(config: Make) -> None:
-    for settings, problem in (({"metric": "evqa"}, "`bem`"), ({"metric": "judge"}, "`llm_model` is needed")):
-        with pytest.raises(AssertionError, match=problem):
-            config(**settings)
+    with pytest.raises(AssertionError, match="`bem`"):
+        config(metric="evqa")
 
 
 def test_no_model_library_is_needed() -> None:

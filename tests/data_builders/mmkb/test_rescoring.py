@@ -1,18 +1,14 @@
 """Answers of probes, scored by a different metric."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
 
-from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.run import answers_of, rescore, score_by_judge, score_by_metric
+from reflectune.data_builders.mmkb.run import answers_of, rescore, score_by_metric
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
-from reflectune.metrics.judging.judges import PROTOCOLS, Judging
 
 PASSAGE = Passage("e", 0, 0, "T", "", "", "Text.")
 QUESTIONS = {"q": Question("q", "i.png", "What is it made of?", ("oak",))}
@@ -64,21 +60,3 @@ def test_bem_accepts_an_answer_that_does_not_match_exactly() -> None:
     assert score_by_metric(answers, QUESTIONS, "evqa", bem) == {answers[0]: 0.0, answers[1]: 1.0}  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs `bem`"):
         score_by_metric(answers, QUESTIONS, "evqa")
-
-
-def test_a_judges_unclear_reply_counts_as_incorrect() -> None:
-    def complete(conversations: list[list[dict[str, Any]]]) -> list[str]:
-        prompts = [messages[-1]["content"] for messages in conversations]
-        return ["Correct" if "a kind of oak" in text else "well…" for text in prompts]
-
-    answers = answers_of(PROBES)
-    judging = Judging(PROTOCOLS["mrag"], "stub", complete)
-    assert score_by_judge(answers, QUESTIONS, judging) == {answers[0]: 0.0, answers[1]: 1.0}
-    with pytest.raises(UserError, match="no reply of stub is a verdict by mrag, the first is 'well…'"):
-        score_by_judge(answers[:1], QUESTIONS, judging)
-
-
-def test_a_judges_temperature_cannot_be_changed() -> None:
-    server = {"llm_url": "http://localhost:8000/v1", "llm_model": "stub", "llm_options": '{"temperature": 1}'}
-    judged, unjudged = (find_problems(DeriveConfig, dict(metric=metric, **server)) for metric in ("judge", "infoseek"))
-    assert set(judged) - set(unjudged) == {"`llm_options` can't set the temperature of a judge: it is 0"}
