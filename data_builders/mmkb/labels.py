@@ -63,7 +63,6 @@ class LabelSettings(Rule, MixingSettings):
         "probes", "labeller of documents: the model's own answers, or string (the document states an accepted answer)"
     )
     srt_visual: bool = setting(True, "label the documents of visual-dependent questions too")
-    ret_balance: float | None = setting(None, "RET: maximum ratio of the frequent label to the rare one", ge=1)
     srt_balance: float | None = setting(None, "SRT: maximum ratio of the frequent label to the rare one", ge=1)
     ret_limit: int | None = setting(None, "RET: maximum number of examples, drawn by seed", ge=1)
     srt_limit: int | None = setting(None, "SRT: maximum number of examples, drawn by seed", ge=1)
@@ -146,7 +145,7 @@ def take(labels: Labels, settings: LabelSettings) -> Labels:
     else:
         srt = choose(labels.srt, lambda label: label.relevant, LabelLimits(settings.srt_balance, limit, seed))
     return Labels(
-        choose(labels.ret, lambda label: label.retrieve, LabelLimits(settings.ret_balance, settings.ret_limit, seed)),
+        choose(labels.ret, lambda label: label.retrieve, LabelLimits(None, settings.ret_limit, seed)),
         srt,
         choose(labels.mct, lambda label: True, LabelLimits(None, settings.mct_limit, seed)),
         labels.without_summary,

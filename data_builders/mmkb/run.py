@@ -19,7 +19,7 @@ from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, take
 from reflectune.data_builders.mmkb.mct import RelScores
-from reflectune.data_builders.mmkb.statistics import label_statistics, natural_gamma, truth_table, truth_text
+from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.statistics import probe_statistics, probe_table
 from reflectune.data_builders.probing.store import probes_fingerprint, read_settings, stream_probes
@@ -85,8 +85,6 @@ def run(config: DeriveConfig) -> str:
         "truth": truth_table(probes, derived.srt, questions),
         "settings": {"probes": probed, "labels": config.decisive()},
     }
-    if settings.ret_balance:
-        numbers["gamma"] = natural_gamma(numbers["taken"]["ret"], numbers["derived"]["ret"])
     scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
     key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
@@ -113,8 +111,6 @@ def summary(target: Path, numbers: Mapping[str, Any]) -> str:
         total = numbers["derived"][task]["examples"]
         counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in list(taken.items())[1:])
         lines.append(f"  {task.upper()} {taken['examples']:,} of {total:,}: {counts}")
-    if numbers.get("gamma") is not None:
-        lines.append(f"  γ of RET that undoes its balance: {numbers['gamma']:.3f} in place of 0.5")
     return "\n".join([*lines, "probes:", probe_table(numbers["probes"]), truth_text(numbers["truth"])])
 
 

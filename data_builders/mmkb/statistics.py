@@ -45,15 +45,6 @@ def label_statistics(labels: Labels) -> dict[str, Any]:
     }
 
 
-def natural_gamma(taken: Mapping[str, int], derived: Mapping[str, int]) -> float | None:
-    """Return the γ at which RET, trained on drawn labels, decides as at 0.5 if trained on all; None without one kind.
-
-    A draw multiplies the odds of `[Ret]` that a calibrated model learns. γ is where these odds equal that factor.
-    """
-    odds = [counts["[Ret]"] / counts["[NoRet]"] if counts["[NoRet]"] else 0.0 for counts in (taken, derived)]
-    return odds[0] / (odds[0] + odds[1]) if all(odds) else None
-
-
 def truth_table(
     probes: Iterable[Probe], labels: Sequence[SrtLabel], questions: Mapping[str, Question]
 ) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from reflectune.core.config import find_problems
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.labels import LabelLimits, LabelSettings, assemble, choose, derive, take
-from reflectune.data_builders.mmkb.statistics import natural_gamma
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.models.schemes.examples import PromptedBranch
 
@@ -107,14 +106,6 @@ def test_by_utility_a_question_that_no_document_answers_is_not_retrieved_for(rul
     probes = [MIXED, probe("r", True, (True, -1.0, 0.5)), probe("s", False, (False, -9.0, 0.5))]
     expected = roles or ["retrieve", "no_retrieve", "no_retrieve"]
     assert [branch.role for branch in branches(probes, "ret", ret_rule=rule)] == expected
-
-
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
-def test_gamma_moves_the_odds_back(ret: int, no_ret: int, taken: int, no_taken: int) -> None:
-    gamma = natural_gamma({"[Ret]": taken, "[NoRet]": no_taken}, {"[Ret]": ret, "[NoRet]": no_ret})
-    learned = taken / no_taken / (ret / no_ret)  # the odds that a draw makes of even ones
-    assert gamma == pytest.approx(learned / (1 + learned))
-    assert natural_gamma({"[Ret]": 1, "[NoRet]": 0}, {"[Ret]": 1, "[NoRet]": 0}) is None
 
 
 @pytest.mark.parametrize(
