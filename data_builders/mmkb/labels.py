@@ -129,7 +129,7 @@ def derive(
         srt = external_labels(probe, question) if settings.labeller == "string" else srt_labels(probe, rule)
         srts.extend(srt)
         contexts[probe.question_id] = _context(probe, srt, settings.answer_documents, rel_scores)
-        mct = mct_label(probe, srt, rule, mixing, rel_scores)
+        mct = mct_label(probe, srt, mixing, rel_scores)
         if mct is not None and (mct.summary or not summaries):
             mcts.append(mct)
         without_summary += mct is not None and summaries and not mct.summary

@@ -11,7 +11,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
 from reflectune.core.values import Seed
-from reflectune.data_builders.probing.labels import Rule, SrtLabel, is_right
+from reflectune.data_builders.probing.labels import SrtLabel, is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 
 Noise = Literal["no_rel", "unhelpful", "conflicts"]
@@ -68,7 +68,7 @@ class MctLabel:
 
 
 def mct_label(
-    probe: Probe, labels: Sequence[SrtLabel], rule: Rule, mixing: MixingSettings, rel_scores: RelScores | None = None
+    probe: Probe, labels: Sequence[SrtLabel], mixing: MixingSettings, rel_scores: RelScores | None = None
 ) -> MctLabel | None:
     """Return the label by Algorithm 3; None for a question with fewer than `min_relevant` `[Rel]` documents.
 
@@ -78,7 +78,6 @@ def mct_label(
     Args:
         probe: The question's probe.
         labels: Labels of its documents.
-        rule: Rule by which answers are right.
         mixing: Composition of the list.
         rel_scores: Scores that order `keep`; None takes the retriever's. Ties keep the order of the documents.
 
@@ -95,7 +94,7 @@ def mct_label(
         relevant, key=lambda document: (-rel_score(probe.question_id, document, rel_scores), document.rank)
     )
     rng = random.Random(f"{mixing.seed}:{probe.question_id}")
-    irrelevant = _irrelevant(probe, labels, rule, mixing.noise)
+    irrelevant = _irrelevant(probe, labels, mixing.noise)
     conflicting = _conflicting(irrelevant, relevant) if mixing.noise == "conflicts" else []
     expected = int(len(relevant) * mixing.tau / (100 - mixing.tau) + 0.5)
     drawn: list[DocumentProbe] = []
@@ -134,7 +133,7 @@ def rel_score(question_id: str, document: DocumentProbe, rel_scores: RelScores |
     return rel_scores[key]
 
 
-def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], rule: Rule, noise: Noise) -> list[DocumentProbe]:
+def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], noise: Noise) -> list[DocumentProbe]:
     """Return the documents that may be mixed in, best first."""
     by_id = {label.document.passage.id: label.relevant for label in labels}
     return [
@@ -143,7 +142,7 @@ def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], rule: Rule, noise: Noi
         if (
             not by_id[document.passage.id]
             if document.passage.id in by_id
-            else noise != "no_rel" and is_right(document.replies, rule) is False
+            else noise != "no_rel" and is_right(document.replies) is False
         )
     ]
 

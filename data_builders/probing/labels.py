@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.types import Question
@@ -17,9 +17,12 @@ from reflectune.data_builders.probing.records import DocumentProbe, Probe, Probe
 
 RuleName = Literal["paper", "outcome", "margin"]
 
+RIGHT_FROM: Final = 0.5
+"""Least score of a right answer."""
+
 
 class Rule(Settings):
-    """Rule by which an answer is right and a document is relevant.
+    """Rule by which a question needs retrieval and a document is relevant.
 
     `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `margin`:
     `[Rel]` raises the accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]`
@@ -28,7 +31,6 @@ class Rule(Settings):
     """
 
     rule: RuleName = setting("outcome", "rule of relevance: paper, outcome or margin")
-    right_from: float = setting(0.5, "least score of a right answer", gt=0, le=1)
     margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)
     soft: bool = setting(
         False, "`rule: margin`: learn both labels of every document, [Rel] by sigmoid(change / margin)"
@@ -42,10 +44,6 @@ class Rule(Settings):
         """Yield the problem of soft labels without a margin."""
         if self.soft and (self.rule != "margin" or not self.margin):
             yield f"`soft` needs `rule: margin` and a `margin` above 0; found `rule: {self.rule}`, {self.margin}"
-
-    def is_wrong(self, score: float) -> bool:
-        """Return True if an answer with this score is wrong."""
-        return score < self.right_from
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
     correctness = greedy_correctness(probe.replies)
     if correctness is None:
         return None
-    helps = rule.ret_rule == "known" or any(is_right(document.replies, rule) for document in probe.documents)
-    return RetLabel(probe.question_id, rule.is_wrong(correctness) and helps, correctness)
+    helps = rule.ret_rule == "known" or any(is_right(document.replies) for document in probe.documents)
+    return RetLabel(probe.question_id, is_wrong(correctness) and helps, correctness)
 
 
 def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
@@ -104,10 +102,15 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
     return [SrtLabel(probe.question_id, it, note.relevant, None) for it, note in judged if note.label != "unclear"]
 
 
-def is_right(replies: tuple[ProbedAnswer, ...], rule: Rule) -> bool | None:
-    """Return True if answers are right by a rule; None if unknown."""
+def is_wrong(score: float) -> bool:
+    """Return True if an answer with this score is wrong."""
+    return score < RIGHT_FROM
+
+
+def is_right(replies: tuple[ProbedAnswer, ...]) -> bool | None:
+    """Return True if the greedy answer is right; None if unknown."""
     correctness = greedy_correctness(replies)
-    return None if correctness is None else not rule.is_wrong(correctness)
+    return None if correctness is None else not is_wrong(correctness)
 
 
 def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
@@ -122,7 +125,7 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
 def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule: Rule) -> bool | None:
     """Return True for [Rel], False for [NoRel], None for a document that changes too little."""
     if rule.rule in ("paper", "outcome"):
-        before, after = is_right(probe.replies, rule), is_right(document.replies, rule)
+        before, after = is_right(probe.replies), is_right(document.replies)
         if before is None or after is None:
             return None
         if rule.rule == "outcome" and not after:

@@ -27,7 +27,7 @@ def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
     for probe in probes:
         replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
         labels = [label.relevant for label in srt_labels(probe, rule)]
-        before = is_right(probe.replies, rule)
+        before = is_right(probe.replies)
         numbers.update(
             questions=1,
             bad=bool(probe.problem),
@@ -41,7 +41,7 @@ def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
             with_both_labels=len(set(labels)) == 2,
             with_several_relevant=sum(labels) > 1,
         )
-        changes.update(_named(before, is_right(document.replies, rule)) for document in probe.documents)
+        changes.update(_named(before, is_right(document.replies)) for document in probe.documents)
         if probe.problem and len(bad) < 100:
             bad.append({"id": probe.question_id, "problem": probe.problem})
     counts = {name: int(count) for name, count in numbers.items()}

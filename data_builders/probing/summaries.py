@@ -70,11 +70,11 @@ def add_sentences(
         answers: Token ids of each question's accepted answer; empty if it has none.
         styles: Answer style of each question.
     """
-    renderer, rule = engine.renderer, Rule()
+    renderer = engine.renderer
     choices: list[list[tuple[int, str]]] = [[] for _ in probes]  # (document, sentence)
     for q, probe in enumerate(probes):
         for k, document in enumerate(probe.documents):
-            if answers[q] and is_right(document.replies, rule):
+            if answers[q] and is_right(document.replies):
                 choices[q] += [(k, sentence) for sentence in dict.fromkeys(sentences(document.passage.text))]
     rows = [(q, i) for q, question_choices in enumerate(choices) for i in range(len(question_choices))]
     if not rows:

@@ -20,7 +20,7 @@ from reflectune.core.durable import write_json
 from reflectune.core.entry_point import entry_point
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import Rule, is_right
+from reflectune.data_builders.probing.labels import is_right
 from reflectune.data_builders.probing.records import DocumentProbe, Probe
 from reflectune.data_builders.probing.store import read_settings, stream_probes
 from reflectune.examples.pocket.choice_fit import CHOICE_FILE, DocumentChoice, JudgedDocument, fit_choice
@@ -66,9 +66,8 @@ def choose(
         rows = [(name, d.passage.id, score) for name, documents in results.items() for d, score in documents]
         lines = [json.dumps(dict(zip(("question_id", "passage_id", "score"), row, strict=True))) for row in rows]
         (output / "rel_scores.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    rule = Rule()
     held_out = [
-        [JudgedDocument(d.passage.entry_id, d.score, s, is_right(d.replies, rule) is True) for d, s in documents]
+        [JudgedDocument(d.passage.entry_id, d.score, s, is_right(d.replies) is True) for d, s in documents]
         for name, documents in results.items()
         if name not in trained
     ]

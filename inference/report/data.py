@@ -18,7 +18,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.labels import Rule
+from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
@@ -272,7 +272,7 @@ def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], 
     return (
         None
         if base is None or base.error or not measure.has_truth(question)
-        else Rule().is_wrong(measure.correctness(question, base))
+        else is_wrong(measure.correctness(question, base))
     )
 
 

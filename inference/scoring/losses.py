@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.probing.labels import Rule
+from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
 from reflectune.inference.trace_files.columns import with_texts
@@ -37,7 +37,7 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
     it was judged irrelevant or not read, outranked if it was judged relevant and the answer is another passage's, and
     misread if it was read. An answer is right from half of the score on, as for MMKB-RAG's labels.
     """
-    if not Rule().is_wrong(correctness):
+    if not is_wrong(correctness):
         return RIGHT
     if trace.error:
         return "failed"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import Rule
+from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.pipelines.diagnostics import STATING, is_searchable
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
@@ -78,7 +78,7 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer
 
 def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Round the errors of `ret_rows`: 1 for a wrong answer, 0 for a right one, which is worth half a point or more."""
-    return [(gate, float(Rule().is_wrong(1 - wrong))) for gate, wrong in rows]
+    return [(gate, float(is_wrong(1 - wrong))) for gate, wrong in rows]
 
 
 def srt_rows(question: Question, judged: Mapping[str, Trace]) -> list[tuple[float, float]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import Rule
+from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.pipelines.diagnostics import is_searchable, is_stating
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.outcomes import CheckedProbability
@@ -49,9 +49,7 @@ def _judge_mmkb(question: Question, traces: Mapping[str, Trace], measure: TraceS
     trace, closed = traces[REFLECTION], traces[CLOSED_BOOK]
     probabilities = []
     if trace.gate is not None and not closed.error and (measure.official([question]) or measure.visual([question])):
-        probabilities.append(
-            CheckedProbability("gate", trace.gate, Rule().is_wrong(measure.correctness(question, closed)))
-        )
+        probabilities.append(CheckedProbability("gate", trace.gate, is_wrong(measure.correctness(question, closed))))
     return probabilities + _relevance(question, trace, measure)
 
 

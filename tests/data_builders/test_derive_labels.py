@@ -235,10 +235,10 @@ def test_a_second_split_is_added_to_the_folder(config: Make, tmp_path: Path) -> 
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
-    argv = ["--probes", str(tmp_path), "--tau", "100", "--right_from", "0", "--srt_balance", "0.5", "--rel_scores", "x"]
+    argv = ["--probes", str(tmp_path), "--tau", "100", "--srt_balance", "0.5", "--rel_scores", "x"]
     with pytest.raises(UserError) as caught:
         parse_config(DeriveConfig, argv=argv)
-    keys = ("`output` is", "`tau` is a", "`right_from` must", "`srt_balance` must", "`rel_scores`")
+    keys = ("`output` is", "`tau` is a", "`srt_balance` must", "`rel_scores`")
     for part in ("no probes.json", *keys):
         assert part in str(caught.value)
 

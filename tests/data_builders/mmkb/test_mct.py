@@ -29,7 +29,7 @@ def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, 
 
 
 def label(made: Probe, mixing: MixingSettings = MIXING, rel_scores: RelScores | None = None) -> MctLabel | None:
-    return mct_label(made, srt_labels(made, Rule(rule="paper")), Rule(rule="paper"), mixing, rel_scores)
+    return mct_label(made, srt_labels(made, Rule(rule="paper")), mixing, rel_scores)
 
 
 @pytest.mark.parametrize("right", [(), (True,), (True, False, False), (False, False)])
