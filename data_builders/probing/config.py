@@ -25,18 +25,10 @@ class GenerationSettings(Settings):
     """Answers and summaries to generate."""
 
     max_new_tokens: int = setting(32, "maximum number of tokens of an answer", ge=1)
-    gold: bool = setting(True, "compute the accepted answer's log-probability, for `rule: margin`")
     summary: Literal["words", "sentences", "none"] = setting(
         "words", "summary of several relevant documents: the model's own words, sentences that it chooses, or none"
     )
-    max_summary_tokens: int = setting(96, "maximum number of tokens of a summary (`summary: words`)", ge=1)
     seed: Seed = setting(0, "seed of the order of questions and of random documents")
-
-    @cross_check
-    def summary_problems(self) -> Iterator[str]:
-        """Yield the problem of sentences that can't be chosen."""
-        if self.summary == "sentences" and not self.gold:
-            yield "`summary: sentences` needs `gold: true`: sentences are chosen by the accepted answer"
 
 
 class DocumentSettings(Settings):

@@ -76,7 +76,7 @@ class Prober:
         self._correctness("?", question)
         prefix = self._renderer.question_prefix(question.text, image)
         alone = self._scheme.prompt_branch(self._renderer, "vqa", style=question.answer_style)
-        gold = canonical_answer(question) if self._settings.gold else ""
+        gold = canonical_answer(question)
         gold_ids = self._renderer.reply_ids(gold) if gold else []
         room = self._engine.max_length - len(prefix.ids) - max(self._settings.max_new_tokens, len(gold_ids))
         if len(alone) > room:
@@ -125,7 +125,7 @@ class Prober:
             return add_sentences(self._engine, prefixes, probes, [ready.gold_ids for ready in batch], styles)
         if self._settings.summary == "words":
             lengths = [len(ready.prefix.ids) for ready in batch]
-            return add_words(self._engine, prefixes, probes, lengths, self._settings.max_summary_tokens)
+            return add_words(self._engine, prefixes, probes, lengths)
         return probes
 
     def _replies(self, state: Branches, batch: Sequence[PreparedQuestion]) -> dict[BranchIndex, ProbedAnswer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.data_builders.probing.labels import Rule, is_right, srt_labels
@@ -13,10 +14,11 @@ from reflectune.models.prefix.engine import PrefixEngine, Prefixes
 from reflectune.models.rendering.thoughts import without_thoughts
 from reflectune.models.schemes.prompts import PromptScheme
 
+_LONGEST: Final = 96
+"""Maximum tokens of a summary in the model's own words."""
 
-def add_words(
-    engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe], lengths: Sequence[int], max_new_tokens: int
-) -> list[Probe]:
+
+def add_words(engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe], lengths: Sequence[int]) -> list[Probe]:
     """Generate a summary of each question's documents that turn a wrong greedy answer right, if there are several.
 
     If they exceed the context, the best ones that fit are summarised, at least two.
@@ -26,14 +28,13 @@ def add_words(
         prefixes: Prefixes of the questions.
         probes: Probes of the questions.
         lengths: Number of tokens of each prefix.
-        max_new_tokens: Longest summary in tokens.
     """
     renderer = engine.renderer
     passages_by_question: dict[int, list[Passage]] = {}
     branches: list[list[list[int]]] = [[] for _ in probes]
     for q, probe in enumerate(probes):
         passages = [label.document.passage for label in srt_labels(probe, Rule()) if label.relevant]
-        room = engine.max_length - lengths[q] - max_new_tokens
+        room = engine.max_length - lengths[q] - _LONGEST
         while (
             len(passages) > 1
             and len(ids := PromptScheme.of(renderer).prompt_branch(renderer, "summary", passages)) > room
@@ -44,7 +45,7 @@ def add_words(
     if not passages_by_question:
         return list(probes)
     state = engine.branch(prefixes, branches)
-    generated = engine.generate(state, [(q, 0) for q in passages_by_question], max_new_tokens=max_new_tokens)
+    generated = engine.generate(state, [(q, 0) for q in passages_by_question], max_new_tokens=_LONGEST)
     made = list(probes)
     for (q, passages), generation in zip(passages_by_question.items(), generated, strict=True):
         text = "" if finite_sum(generation.log_probs) is None else renderer.strip(without_thoughts(generation.text))

@@ -11,14 +11,13 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     argv = ["--dataset", str(tmp_path), "--documents", "0", "--max_new_tokens", "0", "--metric", "evqa"]
     argv += ["--device_map", "half", "--leave_out_facts", "true"]
     with pytest.raises(UserError) as caught:
-        parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--gold", "false", "--dtype", "int8"])
+        parse_config(ProbeConfig, argv=[*argv, "--summary", "sentences", "--dtype", "int8"])
     for part in (
         "`model` is needed",
         "has no dataset.json",
         "`documents` must be at least 1, found 0",
         "`max_new_tokens` must be at least 1, found 0",
         "the metric `evqa` needs `bem`",
-        "`summary: sentences` needs `gold: true`",
         "`dtype` should be one of",
         "`leave_out_facts` needs `trained_on`",
         "`index` is needed, or `ranked_entities`; or `documents_of: own`",

@@ -93,7 +93,7 @@ def test_the_miniature_reads_its_documents(llava: Loaded, questions: list) -> No
 
 @pytest.mark.parametrize("summary", ["sentences", "words"])
 def test_batch_order_and_budget_do_not_matter(llava: Loaded, questions: list, summary: str) -> None:
-    generation = GenerationSettings(max_new_tokens=8, summary=summary, max_summary_tokens=8)
+    generation = GenerationSettings(max_new_tokens=8, summary=summary)
     together = probes(llava, questions, generation)
     backwards = probes(llava, questions[::-1], generation, budget=200)[::-1]
     for one, other in zip(together, backwards, strict=True):
@@ -151,6 +151,9 @@ def test_broken_numbers_are_kept_as_none_and_label_nothing(llava: Loaded, questi
     assert probe_statistics(made, Rule())["changes"] == {"unclear": sum(len(p.documents) for p in made)}
 
 
-def test_without_a_gold_answer_nothing_is_scored(llava: Loaded, questions: list) -> None:
-    made = probes(llava, questions, GenerationSettings(max_new_tokens=8, gold=False, summary="none"))
-    assert all(probe.gold_log_prob is None and probe.gold == "" for probe in made)
+def test_without_an_accepted_answer_nothing_is_scored(llava: Loaded, questions: list) -> None:
+    question, image, documents = questions[0]
+    ranged = dataclasses.replace(question, answers=(), range=(1.0, 2.0), answer_type="numerical")
+    (made,) = probes(llava, [(ranged, image, documents)])
+    assert made.gold == ""
+    assert [probed.gold_log_prob for probed in (made, *made.documents)] == [None] * (1 + len(documents))

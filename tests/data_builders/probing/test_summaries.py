@@ -58,7 +58,7 @@ def test_the_sentence_with_the_answer_is_chosen(probe, several: Question) -> Non
 
 
 def test_the_models_own_words_are_about_the_documents_that_help(probe, several: Question) -> None:
-    probed = probe(several, GenerationSettings(max_new_tokens=8, summary="words", max_summary_tokens=6))
+    probed = probe(several, GenerationSettings(max_new_tokens=8, summary="words"))
     relevant = [label.document.passage.id for label in srt_labels(probed, Rule()) if label.relevant]
     assert probed.summarised == tuple(relevant)
     assert all(document.sentence == "" for document in probed.documents)
@@ -67,6 +67,6 @@ def test_the_models_own_words_are_about_the_documents_that_help(probe, several: 
 def test_summaries_change_no_answer(probe, several: Question) -> None:
     plain = probe(several, GenerationSettings(max_new_tokens=8, summary="none"))
     for summary in ("words", "sentences"):
-        made = probe(several, GenerationSettings(max_new_tokens=8, summary=summary, max_summary_tokens=6))
+        made = probe(several, GenerationSettings(max_new_tokens=8, summary=summary))
         bare = tuple(dataclasses.replace(document, sentence="") for document in made.documents)
         assert dataclasses.replace(made, summary="", summarised=(), documents=bare) == plain
