@@ -41,7 +41,7 @@ def stages(run: Path, family: str, seed: int) -> dict[str, list[str]]:
 
     def derive(output: str, *options: str) -> list[str]:
         command = module("data_builders.derive_labels", f"{RECIPES}/derive_labels.yaml")
-        return [*command, "--dataset", world, "--probes", probes, "--output", output, "--proofread", "0", *options]
+        return [*command, "--dataset", world, "--probes", probes, "--output", output, *options]
 
     return {
         **{name: shared[name] for name in ("world", "index", "data", "plain_data", "plain_train")},

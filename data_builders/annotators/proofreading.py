@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
@@ -20,6 +20,9 @@ from reflectune.core.tokens import UNSPACED, VOWEL_SIGNS
 from reflectune.core.types import Passage
 
 Item = TypeVar("Item")
+
+DRAWN: Final = 50
+"""Number of random examples on the page of a split."""
 
 LONGEST_SIDE = 320
 """Longest side of an image in pixels. Larger images are scaled down."""

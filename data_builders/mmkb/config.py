@@ -25,7 +25,6 @@ class DeriveConfig(LabelSettings):
     rel_scores: InputFile = setting(
         "", "Parquet or JSONL of question_id, passage_id, score: trained [Rel] that orders MCT's reply"
     )
-    proofread: int = setting(50, "random questions on the page for proof-reading; 0: no page", ge=0)
 
     @cross_check
     def input_problems(self) -> Iterator[str]:

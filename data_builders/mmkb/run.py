@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Metric, Question
-from reflectune.data_builders.annotators.proofreading import PageArticle, PageLabel, write_page
+from reflectune.data_builders.annotators.proofreading import DRAWN, PageArticle, PageLabel, write_page
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, take
@@ -89,17 +89,15 @@ def run(config: DeriveConfig) -> str:
     key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
     add_statistics(output, split, numbers)
-    if config.proofread:
-        asked = [probe for probe in probes if not probe.problem]
-        write_page(
-            output / f"proofread_{split}.html",
-            asked,
-            ProbeArticles(derived, questions),
-            dataset.image_roots,
-            f"{split} of {dataset.root.name}",
-            count=config.proofread,
-            seed=config.seed,
-        )
+    write_page(
+        output / f"proofread_{split}.html",
+        [probe for probe in probes if not probe.problem],
+        ProbeArticles(derived, questions),
+        dataset.image_roots,
+        f"{split} of {dataset.root.name}",
+        count=DRAWN,
+        seed=config.seed,
+    )
     add_split(output, split, manifest, key)
     return summary(output / f"{split}.parquet", numbers)
 

@@ -54,7 +54,6 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     annotator: Annotated[str, one_of(*NAMES)] = setting(
         "string", "source of evidence labels: string (the answer occurs), gold (the data set names evidence), or llm"
     )
-    proofread: int = setting(50, "random examples on the page for proof-reading; 0: no page", ge=0)
     dry_run: bool = setting(False, "describe the build, show one example, and stop")
 
     @cross_check

@@ -18,7 +18,7 @@ from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
-from reflectune.data_builders.annotators.proofreading import write_page
+from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
@@ -118,10 +118,9 @@ def build_split(
     if not built.examples:
         raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
     write_examples(output / f"{split}.parquet", built.examples, ReflectionExample)
-    if config.proofread:
-        page, title = output / f"proofread_{split}.html", f"{split} of {dataset.root.name}"
-        roots = image_roots(dataset, QuestionSettings.of(config), output)
-        write_page(page, built.examples, page_article, roots, title, count=config.proofread)
+    page, title = output / f"proofread_{split}.html", f"{split} of {dataset.root.name}"
+    roots = image_roots(dataset, QuestionSettings.of(config), output)
+    write_page(page, built.examples, page_article, roots, title, count=DRAWN)
     _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{split}.{'?' * len(key)}.*.jsonl"):  # also those of abandoned builds
         log_path.unlink()

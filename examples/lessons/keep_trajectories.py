@@ -30,7 +30,6 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
     held_out: list[SplitName] = setting(
         ["val_unseen_question", "val_unseen_entity"], "splits of `dataset` whose questions are never trained on"
     )
-    proofread: int = setting(50, "random examples on the page for proof-reading; 0: no page", ge=0)
     renamed: int = setting(
         0, "times each is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
     )
@@ -51,7 +50,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     """Keep an agent's good trajectories as training data."""
     # slow to import: after the config is right
     from reflectune.core.hashing import file_fingerprint
-    from reflectune.data_builders.annotators.proofreading import write_page
+    from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
     from reflectune.examples.lessons.renaming import TitleExchange, renamed
     from reflectune.examples.lessons.trajectories import choose, evaluated, page_article
     from reflectune.formats.dataset import Dataset
@@ -105,10 +104,8 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     write_examples(target, examples, PromptedExample)
     add_split(output, split, manifest, file_fingerprint(target))
     add_statistics(output, split, numbers)
-    if config.proofread:
-        page, title = output / f"proofread_{split}.html", f"trajectories of {split} of {dataset.root.name}"
-        roots = dataset.image_roots
-        write_page(page, trajectories, page_article, roots, title, count=config.proofread, seed=config.seed)
+    page, title = output / f"proofread_{split}.html", f"trajectories of {split} of {dataset.root.name}"
+    write_page(page, trajectories, page_article, dataset.image_roots, title, count=DRAWN, seed=config.seed)
 
 
 if __name__ == "__main__":

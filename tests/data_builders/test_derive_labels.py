@@ -151,8 +151,6 @@ def test_the_page_shows_the_questions_that_were_asked(config: Make) -> None:
     page = Path(made.output, "proofread_train.html").read_text()
     assert page.count("<article>") == 4
     assert page.count('class="label relevant"') == 2
-    run(config("without", proofread=0))
-    assert not Path(config("without").output, "proofread_train.html").exists()
 
 
 def test_the_same_settings_give_the_same_files(config: Make) -> None:
@@ -243,9 +241,9 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         assert part in str(caught.value)
 
 
-def test_paths_and_the_page_do_not_determine_the_labels(config: Make) -> None:
+def test_paths_do_not_determine_the_labels(config: Make) -> None:
     made = config()
-    assert made.model_copy(update={"output": "x", "proofread": 3}).decisive() == made.decisive()
+    assert made.model_copy(update={"output": "x"}).decisive() == made.decisive()
     assert made.model_copy(update={"answer_model": "shared"}).decisive() != made.decisive()
 
 

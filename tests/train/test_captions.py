@@ -44,9 +44,7 @@ def test_captions_train_a_projector(tmp_path, base_model) -> None:
     data, reflection, plain = (str(tmp_path / name) for name in ("data", "reflection", "plain"))
 
     convert(ConvertConfig(root=str(root), output=data, **own(root)))
-    build_mr2ag(
-        BuildConfig(dataset=data, output=reflection, visual_ratio=1, negatives_retrieved=0, proofread=0, device="cpu")
-    )
+    build_mr2ag(BuildConfig(dataset=data, output=reflection, visual_ratio=1, negatives_retrieved=0, device="cpu"))
     build_plain(PlainConfig(dataset=data, reflection=reflection, output=plain, evidence=["none"], device="cpu"))
     examples = read_examples(Path(plain, "train.parquet"), PromptedExample)
     run = SftConfig(

@@ -54,7 +54,6 @@ def labels(config: TablesConfig, name: str) -> BuildStage:
         "output": folder,
         "srt_balance": 3.0,
         "seed": config.seed,
-        "proofread": 0,
     }
     if name != MODEL:
         # one example of each other task, the least that the command takes, so that SRT alone is compared

@@ -58,7 +58,7 @@ def test_the_teachers_trajectories_search_and_are_kept(config: TeachingConfig, t
     assert steps[:3] == ["rewrite", "search", "rewrite"]
     assert all(found.base == "pairs" for step in traces[0].steps for found in step.found)
     keys = {"call_passages": 2, "held_out": ["val"], "evaluations": [config.output], "dataset": config.dataset}
-    keep_trajectories(TrajectoriesConfig(**keys, renamed=3, proofread=0, output=str(tmp_path / "data")))
+    keep_trajectories(TrajectoriesConfig(**keys, renamed=3, output=str(tmp_path / "data")))
     examples = read_examples(tmp_path / "data/train.parquet", PromptedExample, PLAIN.problem)
     assert len(examples) > 2  # the tower, alone of its kind, keeps its name
     assert all("Ulm Tower: Ben Roth built it." in example.follow_ups[-1].answer for example in examples)
