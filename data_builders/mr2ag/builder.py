@@ -172,9 +172,7 @@ class ExampleBuilder:
         questions = [self._with_image(question) for question in questions]
         answerable = [question for question in questions if self._try(question, self._open, built) is not None]
         articles = [(q, article) for q in answerable if (article := self._try(q, self._article, built)) is not None]
-        cases_by_question = [
-            [(question, p) for p in candidates(question, article, self._settings)] for question, article in articles
-        ]
+        cases_by_question = [[(question, p) for p in candidates(question, article)] for question, article in articles]
         judgements = iter(self._annotate(list(itertools.chain.from_iterable(cases_by_question))))
         for (question, article), cases in zip(articles, cases_by_question, strict=True):
             judged = [(passage, next(judgements)) for _, passage in cases]
@@ -196,7 +194,7 @@ class ExampleBuilder:
 
     def candidates(self, question: Question) -> list[Passage]:
         """Return the passages that the annotator would judge."""
-        return candidates(question, self._article(question), self._settings)
+        return candidates(question, self._article(question))
 
     def _try(self, question: Question, make: Callable[[Question], Made], built: BuiltExamples) -> Made | None:
         """Call `make`. A bad row is an error, or is added to the rejected questions."""

@@ -32,7 +32,6 @@ class PassageSettings(Settings):
     string_filter: StringFilter = setting(
         "strict", "labels that string search rejects: strict, strict_parts, negatives or off; see PassageSettings"
     )
-    known_sections: bool = setting(True, "look for evidence only in the sections that the data set names, if any")
     positives: int = setting(1, "maximum evidence passages per question", ge=1)
     negatives_same_article: int = setting(2, "other passages of the question's article", ge=0)
     negatives_retrieved: int = setting(2, "hard negatives: passages of the best-ranked other entries", ge=0)
@@ -68,10 +67,10 @@ YES_OR_NO = (
 )
 
 
-def candidates(question: Question, article: Sequence[Passage], settings: PassageSettings) -> list[Passage]:
+def candidates(question: Question, article: Sequence[Passage]) -> list[Passage]:
     """Return the passages that an annotator judges: the known evidence sections, else the whole article."""
     sections = {(evidence.entry_id, evidence.section) for evidence in question.evidence}
-    if not sections or not settings.known_sections:
+    if not sections:
         return list(article)
     return [passage for passage in article if (passage.entry_id, passage.section) in sections]
 

@@ -63,7 +63,7 @@ def build(
 ) -> ExampleResult:
     """Return the question's example, with the annotator's judgements of the candidates."""
     chosen = PassageSettings(**{f"negatives_{key}" if key in SOURCES else key: n for key, n in settings.items()})
-    passages = candidates(question, article, chosen)
+    passages = candidates(question, article)
     judged = list(zip(passages, annotate([(question, candidate) for candidate in passages]), strict=True))
     return knowledge_example(question, article, judged, ranked, drawn, chosen)
 
@@ -231,8 +231,7 @@ def test_a_negative_with_an_item_of_a_list_is_rejected_by_strict_parts() -> None
     assert sections("strict_parts") == {0, 2}
 
 
-def test_named_sections_bound_the_search_unless_they_are_not_trusted() -> None:
-    assert candidates(QUESTION, ARTICLE, PassageSettings()) == ARTICLE[:1]
-    assert candidates(QUESTION, ARTICLE[1:], PassageSettings()) == []
-    assert candidates(QUESTION, ARTICLE, PassageSettings(known_sections=False)) == ARTICLE
-    assert candidates(UNMARKED, ARTICLE, PassageSettings()) == ARTICLE
+def test_named_sections_bound_the_search() -> None:
+    assert candidates(QUESTION, ARTICLE) == ARTICLE[:1]
+    assert candidates(QUESTION, ARTICLE[1:]) == []
+    assert candidates(UNMARKED, ARTICLE) == ARTICLE

@@ -19,7 +19,7 @@ from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
-from reflectune.formats.dataset import Dataset, write_questions
+from reflectune.formats.dataset import Dataset, read_questions, write_questions
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
@@ -290,15 +290,23 @@ def judge(text: str) -> str:
     return "hm" if number % 10 == 0 else "[Relevant]\nAnswer source: x" if "founded in" in text else "[Irrelevant]"
 
 
+@pytest.fixture
+def without_evidence(folder: Path) -> None:
+    """Name no evidence in the questions, so that whole articles are annotated."""
+    questions = read_questions(folder, "train")
+    write_questions(folder, "train", [dataclasses.replace(question, evidence=()) for question in questions])
+
+
 def llm_arguments(run: BuildConfig, url: str) -> list[str]:
     return [
         *("--dataset", run.dataset, "--output", run.output, "--negatives_retrieved", "0", "--annotator", "llm"),
-        *("--llm_url", url, "--llm_model", "stub", "--known_sections", "False"),
+        *("--llm_url", url, "--llm_model", "stub"),
         *("--llm_concurrency", "2", "--llm_input_price", "1"),
     ]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_evidence")
 def test_a_killed_annotation_resumes_and_pays_for_no_reply_twice(
     config: Callable[..., BuildConfig], stub_server: Callable[..., Any], start_program: Callable[..., Any]
 ) -> None:
@@ -340,11 +348,11 @@ PRICES = {"llm_input_price": 2.0, "llm_output_price": 8.0, "llm_max_tokens": 10}
 
 
 @pytest.fixture
-def llm(config: Callable[..., BuildConfig]) -> Callable[..., BuildConfig]:
+def llm(config: Callable[..., BuildConfig], without_evidence: None) -> Callable[..., BuildConfig]:
     """Return a function that makes the config of a build with the annotator `llm`."""
 
     def build(url: str, **changes: Any) -> BuildConfig:
-        asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub", "known_sections": False}
+        asked = {"annotator": "llm", "llm_url": url, "llm_model": "stub"}
         return config(**{**asked, "negatives_retrieved": 0, "negatives_random": 0, **changes})
 
     return build
@@ -382,7 +390,7 @@ def test_a_pilots_replies_give_the_cost_of_the_rest(llm, stub_server, capsys) ->
 
 
 def test_questions_that_differ_in_their_images_alone_are_estimated_once(llm, folder: Path, capsys) -> None:
-    write_questions(folder, "train", [knowledge_question(i) for i in range(300)])
+    write_questions(folder, "train", [dataclasses.replace(knowledge_question(i), evidence=()) for i in range(300)])
     reflection_run.run(llm("http://localhost:1/v1", dry_run=True))
     assert "would be asked about 36 paragraphs: " in capsys.readouterr().out
 
