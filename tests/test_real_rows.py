@@ -120,7 +120,7 @@ def test_the_data_set_has_every_row_with_its_image(folder: Path) -> None:
         "train": {"numerical": 1, "string": 3, "time": 2},
         "val_unseen_entity": {"numerical": 1, "string": 8, "time": 3},
     }
-    assert manifest["images"] == {"found": 18, "missing": 0, "unreadable": 0, "unverified": 0}
+    assert manifest["images"] == {"found": 18, "missing": 0, "unreadable": 0}
     assert manifest["dropped"] == {}
     assert manifest["knowledge"] == {
         "entries": 10, "images": 10, "entries_without_image": 0, "gold_entries": {"named": 6, "found": 6}

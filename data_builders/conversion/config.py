@@ -48,8 +48,8 @@ class ConvertConfig(Settings):
     on_error: Literal["stop", "skip"] = setting(
         "stop", "stop at a bad row, or skip it, list it in rejected.jsonl and exit with 3"
     )
-    verify_images: Literal["none", "header", "decode"] = setting(
-        "header", "for the questions' images: trust the files, read their headers, or decode them"
+    verify_images: Literal["header", "decode"] = setting(
+        "header", "for the questions' images: read their headers, or decode them"
     )
     workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096)
     check: bool = setting(False, "read and validate everything, write nothing")

@@ -35,7 +35,7 @@ class QuestionTotals:
 
     parts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
-    images: Counter[str] = field(default_factory=Counter)
+    images: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     entity_ids: set[str] = field(default_factory=set)
     digests: list[str] = field(default_factory=list)
@@ -47,7 +47,7 @@ class QuestionTotals:
             self.parts.setdefault(split, []).append({"file": file, "rows": rows})
         for split, counts in done.counts.items():
             self.counts.setdefault(split, Counter()).update(counts)
-        self.images.update(done.images)
+        self.images += done.images
         self.kinds.update(done.kinds)
         self.entity_ids.update(done.entity_ids)
         self.digests.append(done.digest)

@@ -25,7 +25,7 @@ from reflectune.data_builders.readers.evqa import RANKED, write_lens
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.formats.dataset import MANIFEST, stream_questions
 
-VERSION = 2
+VERSION = 3
 """Version of the output's layout; an unfinished run with a different one starts again."""
 
 _JOURNAL = ".convert"
@@ -216,16 +216,13 @@ def _numbers(
     config: ConvertConfig, questions: QuestionTotals, knowledge: KnowledgeTotals, rejected: Rejected | None
 ) -> dict[str, Any]:
     """Return the numbers for the manifest and for printing."""
-    coverage = {**questions.images}
-    for kind in ("missing", "unreadable"):
-        if rejected is not None and rejected.images[kind]:
-            coverage[kind] = rejected.images[kind]
+    bad = {kind: rejected.images[kind] if rejected else 0 for kind in ("missing", "unreadable")}
     numbers: dict[str, Any] = {
         "name": _name(config),
         **({"metric": metric} if (metric := config.scored_by()) else {}),
         "seed": config.seed,
         "counts": {split: dict(sorted(counts.items())) for split, counts in sorted(questions.counts.items())},
-        "images": {kind: coverage.get(kind, 0) for kind in ("found", "missing", "unreadable", "unverified")},
+        "images": {"found": questions.images, **bad},
         "kinds": dict(sorted(questions.kinds.items())),
         **({"unanswered": questions.unanswered} if questions.unanswered else {}),
         "dropped": dict(rejected.reasons.most_common()) if rejected is not None else {},

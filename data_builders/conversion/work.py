@@ -27,7 +27,7 @@ from reflectune.data_builders.readers.rows import SourceLine, SourceRow, placed
 from reflectune.formats.dataset import write_question_file
 from reflectune.formats.knowledge_base import shard_name, write_shard
 
-Verify = Literal["none", "header", "decode"]
+Verify = Literal["header", "decode"]
 
 
 @dataclass
@@ -70,13 +70,13 @@ class QuestionBatch:
 class QuestionsDone:
     """Result of a batch; `parts` are (split, file, rows), `counts` by split and answer type, `kinds` by `kind`.
 
-    `unanswered` counts questions with neither an answer nor a range.
+    `images` counts the images of good questions, `unanswered` questions with neither an answer nor a range.
     """
 
     parts: list[tuple[str, str, int]]
     counts: dict[str, dict[str, int]]
     digest: str
-    images: dict[str, int]
+    images: int
     kinds: dict[str, int] = field(default_factory=dict)
     entity_ids: list[str] = field(default_factory=list)
     rejected: list[BadRow] = field(default_factory=list)
@@ -87,14 +87,16 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
     """Check the images of a batch, and write its questions, a part for each split among them."""
     reject, rejected = _rejecter(batch.skip)
     by_split: dict[str, list[Question]] = {}
-    images: Counter[str] = Counter()
+    images = 0
     digest = hashlib.sha256()
     for question, line in zip(batch.questions, batch.lines, strict=True):
         try:
-            images.update([_check_image(path, question.id, line, batch) for path in question.images])
+            for path in question.images:
+                _check_image(path, question.id, line, batch)
         except BadRow as error:
             reject(error)
             continue
+        images += len(question.images)
         by_split.setdefault(question.split, []).append(question)
         digest.update(json.dumps(to_row(question), sort_keys=True).encode())
     parts = []
@@ -108,7 +110,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
         parts=parts,
         counts={split: dict(Counter(q.answer_type for q in questions)) for split, questions in by_split.items()},
         digest=digest.hexdigest()[:32],
-        images=dict(images),
+        images=images,
         kinds=dict(Counter(map(kind, accepted))),
         entity_ids=sorted({name for q in accepted for name in (*q.entity_ids, *(it.entry_id for it in q.evidence))}),
         rejected=rejected,
@@ -212,18 +214,15 @@ def _rejecter(skip: bool) -> tuple[Reject, list[BadRow]]:
     return (rejected.append if skip else stop), rejected
 
 
-def _check_image(image: str, question_id: str, line: SourceLine, batch: QuestionBatch) -> str:
-    """Return `found` or `unverified`; refuse an image that can't be read."""
-    if batch.verify == "none":
-        return "unverified"
+def _check_image(image: str, question_id: str, line: SourceLine, batch: QuestionBatch) -> None:
+    """Raise UnreadableImage for an image that can't be read."""
     path = Path(batch.image_root or "", image)
     if batch.folder is None and not path.is_file():
-        return "found"  # the reader verified the bytes in the row, and a check doesn't write them
+        return  # the reader verified the bytes in the row, and a check doesn't write them
     problem = _image_problem(str(path), batch.verify)
     if problem:
         fix = "replace the file; `on_error: skip` leaves such rows out"
         raise UnreadableImage(*line, question_id, "image", problem, fix)
-    return "found"
 
 
 @lru_cache(maxsize=100_000)

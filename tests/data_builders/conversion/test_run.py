@@ -283,7 +283,7 @@ def test_images_given_as_bytes_are_written_next_to_the_questions(source: Path, r
     assert first == []
     assert content(source.parent) == before
     manifest, _ = convert(wanted)
-    assert numbers["images"] == manifest["images"] == {"found": 9, "missing": 0, "unreadable": 0, "unverified": 0}
+    assert numbers["images"] == manifest["images"] == {"found": 9, "missing": 0, "unreadable": 0}
     out = Dataset(source.parent / "out")
     kept = {question.id: (out.root / question.image).read_bytes() for question in out.questions("train")}
     assert kept == {f"q{n}": images[n % 2] for n in range(9)}
