@@ -40,22 +40,6 @@ class Labels:
     contexts: Mapping[str, tuple[Passage, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LabelLimits:
-    """Balance and number of the labels of one task.
-
-    Attributes:
-        balance: Maximum labels of the frequent kind for each of the rare kind, at least 1; None takes all. If one kind
-            never occurs, all are taken.
-        limit: Maximum labels in all, after balancing; None takes all. A higher limit adds to the draw of a lower one.
-        seed: Seed of the draws.
-    """
-
-    balance: float | None = None
-    limit: int | None = None
-    seed: int = 0
-
-
 class LabelSettings(Rule, MixingSettings):
     """Settings that determine the labels, given the probes."""
 
@@ -140,14 +124,14 @@ def take(labels: Labels, settings: LabelSettings) -> Labels:
     """Draw the labels to train on."""
     seed, limit = settings.seed, settings.srt_limit
     if settings.pairs:
-        limits = LabelLimits(None, limit and max(1, limit // 2), seed)
-        srt = [label for pair in choose(label_pairs(labels.srt), lambda pair: True, limits) for label in pair]
+        pairs = choose(label_pairs(labels.srt), limit and max(1, limit // 2), seed)
+        srt = [label for pair in pairs for label in pair]
     else:
-        srt = choose(labels.srt, lambda label: label.relevant, LabelLimits(settings.srt_balance, limit, seed))
+        srt = choose(labels.srt, limit, seed, settings.srt_balance, lambda label: label.relevant)
     return Labels(
-        choose(labels.ret, lambda label: label.retrieve, LabelLimits(None, settings.ret_limit, seed)),
+        choose(labels.ret, settings.ret_limit, seed),
         srt,
-        choose(labels.mct, lambda label: True, LabelLimits(None, settings.mct_limit, seed)),
+        choose(labels.mct, settings.mct_limit, seed),
         labels.without_summary,
     )
 
@@ -184,16 +168,32 @@ def _context(
     return passages if set(passages) & set(relevant) else ()
 
 
-def choose(labels: Sequence[T], is_positive: Callable[[T], bool], limits: LabelLimits) -> list[T]:
-    """Balance two kinds of labels and draw from them, keeping the order. The draw depends on order and seed only."""
-    rng = random.Random(f"{limits.seed}")
-    sides = [[i for i, label in enumerate(labels) if is_positive(label) is side] for side in (True, False)]
-    if limits.balance is not None and all(sides):
-        most = int(min(map(len, sides)) * limits.balance)
-        sides = [rng.sample(side, min(most, len(side))) for side in sides]
-    taken = sorted(sides[0] + sides[1])
+def choose(
+    labels: Sequence[T],
+    limit: int | None,
+    seed: int,
+    balance: float | None = None,
+    is_positive: Callable[[T], bool] = bool,
+) -> list[T]:
+    """Draw labels, keeping their order. The draw depends on order and seed only.
+
+    Args:
+        labels: Labels of one task.
+        limit: Maximum labels, after balancing; None takes all. A higher limit adds to the draw of a lower one.
+        seed: Seed of the draw.
+        balance: Maximum labels of the frequent kind for each of the rare kind, at least 1; None takes all. If one kind
+            never occurs, all are taken.
+        is_positive: Divides the two kinds.
+    """
+    rng = random.Random(f"{seed}")
+    taken = list(range(len(labels)))
+    if balance is not None:
+        sides = [[i for i in taken if is_positive(labels[i]) is side] for side in (True, False)]
+        if all(sides):
+            most = int(min(map(len, sides)) * balance)
+            taken = sorted(i for side in sides for i in rng.sample(side, min(most, len(side))))
     rng.shuffle(taken)
-    return [labels[i] for i in sorted(taken[: limits.limit])]
+    return [labels[i] for i in sorted(taken[:limit])]
 
 
 def assemble(
