@@ -69,7 +69,7 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     def annotator_problems(self) -> Iterator[str]:
         """Yield the problems of the server that annotates."""
         if self.annotator == "llm":
-            yield from self.llm_problems(sends=not self.dry_run)
+            yield from self.llm_problems()
 
     def replies_file(self) -> Path:
         """Return the file that caches the replies of `annotator: llm`."""

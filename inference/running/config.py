@@ -252,7 +252,7 @@ class CaptionConfig(
         if self.knowledge and not Path(self.knowledge, "kb.json").is_file():
             yield f"`knowledge`: {self.knowledge} has no kb.json; give a knowledge base's folder"
         if self.reader == SERVER:
-            yield from self.llm_problems(sends=not self.dry_run)
+            yield from self.llm_problems()
         elif not self.base_model:
             yield "`base_model` is needed, or `reader: server`"
 

@@ -184,11 +184,10 @@ class RemoteConfig(ConnectionKeys):
     llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
     llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder")
 
-    def llm_problems(self, sends: bool = True) -> list[str]:
+    def llm_problems(self) -> list[str]:
         """Return the problems of the values for a run that asks a remote model, one sentence each.
 
-        Args:
-            sends: True if the run sends requests, and so needs a key; False for a dry run.
+        A dry run sends nothing, and needs no key.
         """
         key = read_key(self.llm_key_variable)
         unusable = key_problems("llm_key_variable", self.llm_key_variable)
@@ -198,7 +197,7 @@ class RemoteConfig(ConnectionKeys):
         if not self.llm_url:
             problems.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
         elif (
-            sends
+            not getattr(self, "dry_run", False)
             and is_url(self.llm_url)
             and not (
                 (urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1"))

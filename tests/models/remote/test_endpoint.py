@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.config import cross_check, find_problems, parse_config
+from reflectune.core.config import cross_check, find_problems, parse_config, setting
 from reflectune.core.errors import UserError
 from reflectune.core.flags import help_text
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
@@ -20,6 +20,8 @@ def test_a_local_server_needs_an_address_and_a_model_only() -> None:
 
 
 class Asking(RemoteConfig):
+    dry_run: bool = setting(False, "send nothing")
+
     @cross_check
     def problems_of_asking(self) -> list[str]:
         return self.llm_problems()
@@ -45,6 +47,12 @@ def test_each_problem_is_reported(settings: dict[str, object], problem: str) -> 
     (problem_found,) = find_problems(Asking, values)
 
     assert problem in problem_found
+
+
+def test_a_dry_run_needs_no_key() -> None:
+    values = {"llm_url": "https://api.example.com/v1", "llm_model": "m", "llm_key_variable": "NO_SUCH_VARIABLE"}
+
+    assert find_problems(Asking, {**values, "dry_run": True}) == []
 
 
 def test_the_key_comes_from_the_environment_and_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
