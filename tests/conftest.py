@@ -220,8 +220,8 @@ def _handler(server: StubServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             server.listed += 1
-            models = {"data": [{"id": "stub", "max_model_len": server.context}]}
-            send_json(self, 200 if server.context and server.says_context else 404, models)
+            base, adapter = {"id": "stub", "max_model_len": server.context}, {"id": "adapter", "parent": "stub"}
+            send_json(self, 200 if server.context and server.says_context else 404, {"data": [base, adapter]})
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -6,7 +6,7 @@ import base64
 import functools
 import json
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -52,11 +52,10 @@ class ServerContext:
     def longest(self) -> int:
         """Maximum tokens of a prompt and its reply: `max_model_len` of `/v1/models`, or `llm_context`; 0 if unknown."""
         try:
-            listed = json.loads(self._transport.get(self._models))["data"]
-            given = [int(it.get("max_model_len") or 0) for it in listed if it["id"] == self._endpoint.model]
+            given = listed_length(json.loads(self._transport.get(self._models))["data"], self._endpoint.model)
         except (Refused, UserError, ValueError, KeyError, TypeError, AttributeError):
-            given = []
-        return min(filter(None, (*given, self._endpoint.context)), default=0)
+            given = 0
+        return min(filter(None, (given, self._endpoint.context)), default=0)
 
     def at_most(self, messages: Sequence[dict[str, Any]]) -> int:
         """Return an upper bound of the tokens of a conversation, without sending its texts."""
@@ -109,6 +108,13 @@ class ServerContext:
         switches = {name: value for name, value in self._endpoint.options.items() if name == "chat_template_kwargs"}
         body = {"model": self._endpoint.model, "messages": messages, **switches}
         return self._transport.post(body, lambda value: int(value.get("count") or 0))
+
+
+def listed_length(models: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Return the longest sequence of a model of `/v1/models`, or of its base if it is an adapter; 0 if unknown."""
+    lengths = {it["id"]: int(it.get("max_model_len") or 0) for it in models}
+    parents = {it["id"]: it.get("parent") for it in models}  # vLLM gives an adapter no `max_model_len`
+    return lengths.get(name) or lengths.get(parents.get(name), 0)
 
 
 def _bytes(messages: Sequence[dict[str, Any]]) -> int:

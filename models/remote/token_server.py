@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from reflectune.core.errors import UnusableInput, UserError
+from reflectune.models.remote.context import listed_length
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.images import ImageUrls, url_key
 from reflectune.models.remote.transport import NotServed, Refused, Transport
@@ -131,7 +132,7 @@ class TokenServer:
             listed = json.loads(self._transport.get("/v1/models"))["data"]
             ids = [str(model["id"]) for model in listed]
             folders = [Path(str(model.get("root") or model["id"])).resolve() for model in listed]
-            longest = [int(model.get("max_model_len") or 0) for model in listed]
+            longest = [listed_length(listed, name) for name in ids]
         except (Refused, NotServed, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{self.endpoint.shown_url} is not vLLM's server: it lists no models ({error})") from None
         for i, folder in enumerate(folders):

@@ -352,15 +352,21 @@ def test_a_local_judgement_is_a_probability_of_the_full_softmax(local: LocalMode
         local.judge([(IMAGE, ASKED)], "Yes", "Yes")
 
 
-@pytest.mark.parametrize(("setting", "counts"), [(0, True), (4096, False)], ids=["of the server", "a key and a rule"])
-def test_documents_are_fitted_to_the_context_before_they_are_sent(setting, counts, stub_server, scripting, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "setting", "counts"),
+    [("stub", 0, True), ("adapter", 0, True), ("stub", 4096, False)],
+    ids=["of the server", "of an adapter's base", "a key and a rule"],
+)
+def test_documents_are_fitted_to_the_context_before_they_are_sent(
+    name, setting, counts, stub_server, scripting, tmp_path
+):
     """MI-RAG's 20 texts and 10 pairs of 200 words each: two texts for a pair are read, and nothing is refused."""
     server = stub_server(say, context=4096, counts=counts)
     server.says_context = not setting
     long = " word" * 199
     script = scripting(find=lambda query, base: [f"{base[:-1]}{n}{long}" for n in range(20 if base == "texts" else 10)])
     steps = MiRag(MiRagSettings(iterations=0, max_new_tokens=8), {"texts": 20, "pairs": 10})
-    with RemoteModel(Endpoint(server.url, "stub", context=setting), tmp_path / "replies.jsonl") as model:
+    with RemoteModel(Endpoint(server.url, name, context=setting), tmp_path / "replies.jsonl") as model:
         served = ServedModel(model)
         tools = Tools({"reader": served, "answerer": served}, script.search, script.embed)
         (trace,) = TrajectoryPipeline("mi_rag", steps, tools).run([Question("q", "i.png", "Who built it?")], [IMAGE])

@@ -276,6 +276,13 @@ def test_a_bad_server_is_refused_with_one_sentence(make, both, stub, images, cha
     assert "\n" not in str(raised.value)
 
 
+def test_an_adapter_takes_as_many_tokens_as_its_base() -> None:
+    models = [{"id": "base", "max_model_len": 512}, {"id": "adapter", "parent": "base", "max_model_len": None}]
+    server = JsonServer(lambda path, body: {"data": models})
+    assert TokenServer(Endpoint(server.url, "adapter")).find("adapter") == 512
+    server.close()
+
+
 @ONE_FAMILY
 def test_a_server_of_other_weights_is_refused(both, stub, monkeypatch) -> None:
     monkeypatch.setattr(probe, "LEAST_MASS", 1.0)
