@@ -296,7 +296,8 @@ class ServedModel:
         if sum(likely) < _MIN_ANSWERED:
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
-                f"{sum(likely):.2%}), so their ratio means nothing; use a judge that begins with its answer",
+                f"{sum(likely):.2%}), so their ratio means nothing; use a judge that begins with its answer, or read "
+                'its written word with `llm_options` {"logprobs": null, "top_logprobs": null}',
                 stacklevel=2,
             )
         return JudgeReply(likely[0], likely[1], prompt.documents_shown, reply.prompt_tokens)

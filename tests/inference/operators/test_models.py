@@ -201,10 +201,16 @@ def test_a_judgement_is_read_from_first_tokens(stub_server, remote) -> None:
 
 def test_a_judgement_that_says_nothing_is_no_secret(stub_server, remote) -> None:
     """A reasoning model begins with its thoughts."""
-    server = stub_server(say, first_token={"<think>": math.log(0.9), "Well": math.log(0.1)})
-    with remote(server.url) as model, pytest.warns(UserWarning, match="begins with neither 'Yes' nor 'No'"):
-        (judged,) = judge(ServedModel(model), ASKED)
+    thoughts = {"<think>": math.log(0.9), "Well": math.log(0.1)}
+    server = stub_server(lambda text: "<think>No?</think>Yes", first_token=thoughts)
+    with remote(server.url) as model:
+        with pytest.warns(UserWarning, match="begins with neither 'Yes' nor 'No'") as warned:
+            (judged,) = judge(ServedModel(model), ASKED)
+        options = json.loads(str(warned[0].message).partition("`llm_options` ")[2])
+        model.endpoint = dataclasses.replace(model.endpoint, options=options)
+        (written,) = judge(ServedModel(model), ASKED)
     assert judged.share == 0
+    assert (written.share, written.written) == (1, True)
 
 
 def served(*listed: tuple[str, float]) -> str:
