@@ -309,8 +309,14 @@ class ServedModel:
             return JudgeReply(0.0, 0.0, 0, reply.prompt_tokens, refused=reply.refused)
         self._writes_labels = self._is_settled = True
         said = label(reply.text, yes, no)
-        shown = prompt.documents_shown
-        return JudgeReply(float(said is True), float(said is False), shown, reply.prompt_tokens, written=True)
+        return JudgeReply(
+            float(said is True),
+            float(said is False),
+            prompt.documents_shown,
+            reply.prompt_tokens,
+            written=True,
+            tokens=reply.completion_tokens,
+        )
 
     def _room(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""

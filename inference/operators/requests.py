@@ -206,6 +206,7 @@ class JudgeReply:
     shared: int | None = None
     refused: str = ""
     written: bool = False
+    tokens: int = 0
 
     @property
     def share(self) -> float:

@@ -67,16 +67,18 @@ class StepLog:
             counts["read"] += reply.read
             counts["documents_read"] += reply.shown
             counts["replies_refused"] += bool(reply.refused)
+            counts["generated"] += reply.tokens
             if isinstance(request, WriteRequest | YesNoRequest) and request.prompt.documents and not reply.refused:
                 self._count(DOCUMENTS_LEFT_OUT, len(request.prompt.documents) - reply.shown)
-            step = dataclasses.replace(step, shown=reply.shown, read=reply.read, refused=reply.refused)
+            step = dataclasses.replace(
+                step, shown=reply.shown, read=reply.read, refused=reply.refused, generated=reply.tokens
+            )
         if isinstance(reply, WriteReply) and isinstance(request, WriteRequest):
             if retried:
                 self._count("replies_retried", 1)
             else:
                 self._count_written(request, reply)
-            counts["generated"] += reply.tokens
-            step = dataclasses.replace(step, text=reply.text, generated=reply.tokens, finished=reply.finished)
+            step = dataclasses.replace(step, text=reply.text, finished=reply.finished)
         elif isinstance(reply, JudgeReply):
             self._count_labels([reply])
             step = dataclasses.replace(step, probability=reply.yes, written=reply.written)
@@ -87,9 +89,10 @@ class StepLog:
             for hit in reply.all_hits:
                 _keep_best(self.hits, hit)
         elif isinstance(reply, JudgeEachReply):
-            shown = sum(judged.shown for judged in reply.each)
+            shown, generated = sum(judged.shown for judged in reply.each), sum(judged.tokens for judged in reply.each)
             counts["calls"] += len(reply.each)
             counts["read"] += reply.read_apart
+            counts["generated"] += generated
             counts["documents_read"] += shown
             each = tuple(judged.yes for judged in reply.each)
             refused = [judged.refused for judged in reply.each if judged.refused]
@@ -98,7 +101,13 @@ class StepLog:
             self._count_labels(reply.each)
             written = any(judged.written for judged in reply.each)
             step = dataclasses.replace(
-                step, each=each, shown=shown, read=reply.read, refused="".join(refused[:1]), written=written
+                step,
+                each=each,
+                shown=shown,
+                read=reply.read,
+                generated=generated,
+                refused="".join(refused[:1]),
+                written=written,
             )
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)

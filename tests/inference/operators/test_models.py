@@ -296,6 +296,10 @@ def test_a_server_without_log_probabilities_writes_the_word(fault: dict[str, Any
     log.add(JudgeEachRequest(0, prompt), judged, 0.0)
     assert log.steps[0].written
     assert (log.tokens["labels_written"], log.tokens["replies_unread"]) == (3, 1)
+    log.add(JudgeRequest(0, prompt), judged.each[0], 0.0)
+    counts = [sum(len(text.split()) for text in said.values()), len(said["One."].split())]
+    assert [step.generated for step in log.steps] == counts
+    assert log.tokens["generated"] == sum(counts)
 
 
 def test_guided_replies_of_known_forms_are_json(stub_server, tmp_path) -> None:
