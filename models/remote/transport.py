@@ -112,6 +112,7 @@ class Transport:
         return self._send(None, self._root + path)
 
     def _send(self, body: dict[str, Any] | None, url: str = "") -> str:
+        import httpx2
         import openai
 
         try:
@@ -122,7 +123,11 @@ class Transport:
             raise self._status_error(error.response) from None
         except openai.APIConnectionError as error:
             reason = f"{type(error.__cause__).__name__}: {redacted(str(error.__cause__))}"
-            raise self._failure(f"{reason} (is the server running?)") from None
+            is_slow = isinstance(error.__cause__, httpx2.ReadTimeout)
+            hint = (
+                f"a long reply needs a longer `{self._endpoint.keys}_timeout`" if is_slow else "is the server running?"
+            )
+            raise self._failure(f"{reason} ({hint})") from None
 
     def _status_error(self, response: httpx2.Response) -> Exception:
         status, content, endpoint = response.status_code, response.text, self._endpoint

@@ -49,7 +49,10 @@ def test_a_reply_that_does_not_come_is_requested_again(stub_server) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [({"drip": 0.02}, "takes more than 1 seconds"), ({"body": " " * 5_000_000}, "more than 4,000,000 bytes")],
+    [
+        ({"drip": 0.02}, "takes more than 1 seconds .a long reply needs a longer `llm_timeout`"),
+        ({"body": " " * 5_000_000}, "more than 4,000,000 bytes"),
+    ],
 )
 def test_a_reply_is_bounded_in_time_and_size(stub_server, monkeypatch, fault: dict[str, Any], message: str) -> None:
     monkeypatch.setattr(transport, "LARGEST_REPLY", 4_000_000)
