@@ -34,7 +34,7 @@ def answer(*, image: str | Path, question: str, model: str, dataset: str | Path,
     return answer_config(make_config(AnswerConfig, **keys, **settings))
 
 
-def evaluate(*, dataset: str | Path, output: str | Path, **settings: Any) -> dict[str, Any] | None:
+def evaluate(*, dataset: str | Path, output: str | Path, **settings: Any) -> dict[str, Any]:
     """Run pipelines over a data set's questions, and write traces, metrics.json and report.html.
 
     Args:
@@ -43,7 +43,7 @@ def evaluate(*, dataset: str | Path, output: str | Path, **settings: Any) -> dic
         **settings: Other keys of `reflectune evaluate`.
 
     Returns:
-        The content of metrics.json; None in a process of a launch that isn't its first.
+        The content of metrics.json; {} in a process of a launch that isn't its first.
 
     Raises:
         UserError: Lists every problem of the settings, or says which input can't be read.
