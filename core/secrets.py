@@ -78,6 +78,16 @@ def shown_url(url: str) -> str:
     return parts._replace(netloc=netloc, query=urlencode(fields, safe="*"), fragment="").geturl()
 
 
+def route_of(url: str) -> str:
+    """Return the path and query of a URL for fingerprints, without secrets. A model that moves to another host has it.
+
+    Example:
+        >>> route_of("http://node7:8000/v1")
+        '/v1'
+    """
+    return urlsplit(shown_url(url))._replace(scheme="", netloc="").geturl()
+
+
 def secrets_in(url: str) -> list[str]:
     """Return the secrets of a URL: its password, the Basic authorization made of it, and secrets in its query."""
     parts = urlsplit(url)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.secrets import shown_options, shown_url
+from reflectune.core.secrets import route_of, shown_options
 from reflectune.core.values import Device, one_of, output_of
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
@@ -79,6 +79,6 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
         """Return the settings that determine the data. Data sets and index are hashed separately."""
         settings = self.model_dump(include=_DECISIVE)
         if self.annotator == "llm":
-            settings |= {"llm_url": shown_url(self.llm_url), "llm_options": shown_options(self.llm_options)}
+            settings |= {"llm_url": route_of(self.llm_url), "llm_options": shown_options(self.llm_options)}
             settings |= {"llm_model": self.llm_model, "llm_max_tokens": self.llm_max_tokens}
         return settings

@@ -12,6 +12,7 @@ from reflectune.core.config import Settings
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.images_ahead import Prepare
 from reflectune.core.launching import launch_processes
+from reflectune.core.secrets import route_of
 from reflectune.formats.dataset import LOOK_ALIKES, PROBES, Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import TextIndexSettings
@@ -128,7 +129,7 @@ def hash_parts(
 def hash_server(config: Settings) -> tuple[Any, ...]:
     """Return everything that a server's replies depend on."""
     endpoint = _endpoint(config)
-    return endpoint.shown_url, endpoint.request([]), endpoint.max_pixels, endpoint.context, endpoint.guided
+    return route_of(endpoint.url), endpoint.request([]), endpoint.max_pixels, endpoint.context, endpoint.guided
 
 
 def _endpoint(config: Settings) -> Endpoint:

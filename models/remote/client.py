@@ -15,6 +15,7 @@ from reflectune.core.durable import Closing
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.progress import progress_bar
+from reflectune.core.secrets import route_of
 from reflectune.models.remote.context import ServerContext
 from reflectune.models.remote.endpoint import Endpoint
 from reflectune.models.remote.images import url_key
@@ -288,8 +289,8 @@ def is_many(count: int, total: int) -> bool:
 
 
 def request_key(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
-    """Return the key of a reply in the file: a hash of the URL and the whole request."""
-    return fingerprint([endpoint.shown_url, {**body, "messages": [*map(_without_images, body["messages"])]}])
+    """Return the key of a reply in the file: a hash of the route and the whole request."""
+    return fingerprint([route_of(endpoint.url), {**body, "messages": [*map(_without_images, body["messages"])]}])
 
 
 def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Endpoint:
 
     @property
     def shown_url(self) -> str:
-        """The URL without its secrets, for messages, files and fingerprints."""
+        """The URL without its secrets, for messages and files."""
         return shown_url(self.url)
 
     def request(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_paths_do_not_determine_the_data() -> None:
 LLM = {"annotator": "llm", "llm_url": "http://localhost:1/v1", "llm_model": "m"}
 
 
-@pytest.mark.parametrize("changes", [{"llm_model": "n"}, {"llm_url": "http://localhost:2/v1"}, {"llm_max_tokens": 9}])
+@pytest.mark.parametrize("changes", [{"llm_model": "n"}, {"llm_url": "http://localhost:1/v2"}, {"llm_max_tokens": 9}])
 def test_the_model_determines_the_data_of_the_annotator_llm_only(changes: dict[str, object]) -> None:
     assert BuildConfig(**LLM).decisive() != BuildConfig(**{**LLM, **changes}).decisive()
     assert BuildConfig().decisive() == BuildConfig(**changes).decisive()
@@ -58,11 +58,17 @@ def test_secrets_in_the_address_are_not_hashed_or_shown() -> None:
         for secret in ("hidden", "other")
     )
     assert first == second
-    assert first["llm_url"] == "http://localhost:1/v1?key=***"
+    assert first["llm_url"] == "/v1?key=***"
 
 
-def test_speed_and_price_do_not_determine_the_data() -> None:
-    changes = {"llm_concurrency": 99, "llm_input_price": 3.0, "llm_cache": "x", "llm_retries": 1}
+def test_speed_price_and_host_do_not_determine_the_data() -> None:
+    changes = {
+        "llm_url": "http://node7:2/v1",
+        "llm_concurrency": 99,
+        "llm_input_price": 3.0,
+        "llm_cache": "x",
+        "llm_retries": 1,
+    }
     assert BuildConfig(**LLM).decisive() == BuildConfig(**{**LLM, **changes}).decisive()
 
 

@@ -122,8 +122,11 @@ def test_an_evaluation_without_a_pipeline_is_refused(make) -> None:
         experiment.plan(EvaluateConfig(pipelines=["oracle_pairs"]), [make.question(0, evidence=())], ENTRIES)
 
 
-def test_replies_in_a_form_are_another_servers() -> None:
-    plain, guided = (
-        EvaluateConfig(llm_url="http://localhost:1/v1", llm_model="m", llm_guided=guided) for guided in (False, True)
+def test_replies_in_a_form_are_another_servers_and_those_of_another_host_are_not() -> None:
+    keys = {"llm_model": "m", "llm_url": "http://localhost:1/v1"}
+    plain, guided, moved = (
+        EvaluateConfig(**{**keys, **changes})
+        for changes in ({}, {"llm_guided": True}, {"llm_url": "http://node7:2/v1"})
     )
     assert hash_server(plain) != hash_server(guided)
+    assert hash_server(plain) == hash_server(moved)

@@ -241,6 +241,17 @@ def test_equal_conversations_are_paid_for_once_and_a_kept_reply_never_again(stub
     assert len(server.requests) == 2
 
 
+def test_a_model_that_moved_to_another_host_keeps_its_replies(stub_server: Start, remote: Open) -> None:
+    servers = [stub_server(echo) for _ in range(2)]
+    for server in servers:
+        with remote(server.url) as model:
+            assert model.texts([ask("hello")]) == ["you said hello"]
+    with remote(f"{servers[1].url}?deployment=b") as model:
+        model.texts([ask("hello")])
+
+    assert [len(server.requests) for server in servers] == [1, 1]
+
+
 @pytest.mark.parametrize("changes", [{"model": "other"}, {"max_tokens": 7}, {"options": {"seed": 1}}])
 def test_requests_that_differ_have_different_replies(stub_server: Start, remote: Open, changes: dict[str, Any]) -> None:
     server = stub_server(echo)
