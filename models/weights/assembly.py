@@ -47,8 +47,6 @@ class Parts:
         language: Folder or hub id of a causal language model of Llama's kind.
         vision: Folder or hub id of a CLIP, or of its image tower.
         projector: File of the projector, `mm_projector.bin` or safetensors; None starts an untrained one, scaled.
-        tokenizer: Folder or hub id of the tokenizer, if it is not in the language model's folder.
-        chat_template: Jinja; "" uses the tokenizer's, extended to images, or LLaVA-1.5's if it has none.
         image_fit: `pad` images to a square, or `crop` their middle.
         image_size: Side of the images in pixels; fewer give fewer image tokens. 0: the tower's own.
         dtype: Precision of the weights.
@@ -57,8 +55,6 @@ class Parts:
     language: str
     vision: str
     projector: Path | None
-    tokenizer: str = ""
-    chat_template: str = ""
     image_fit: ImageFit = "pad"
     image_size: int = 0
     dtype: torch.dtype = torch.float32
@@ -71,9 +67,9 @@ def assemble(parts: Parts) -> tuple[LlavaForConditionalGeneration, LlavaProcesso
         UserError: A part can't be loaded or lacks weights, they don't fit, or the chat template can't take images.
     """
     projector = read_projector(parts.projector) if parts.projector is not None else None
-    tokenizer = load_part(AutoTokenizer, parts.tokenizer or parts.language, "tokenizer")
+    tokenizer = load_part(AutoTokenizer, parts.language, "language")
     _check_fit(projector, parts)
-    template = parts.chat_template or template_of(tokenizer)
+    template = template_of(tokenizer)
     language = load_part(AutoModelForCausalLM, parts.language, "language", dtype=parts.dtype)
     vision = load_part(CLIPVisionModel, parts.vision, "vision", unused=UNUSED_OF_CLIP, dtype=parts.dtype)
     if parts.image_size:
@@ -174,7 +170,7 @@ def load_part(kind: Any, source: str, name: str, unused: Collection[str] = (), *
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         hint = ""
         if kind is AutoTokenizer:
-            hint = "; a `tokenizer.model` alone needs `pip install sentencepiece protobuf`, or give `tokenizer`"
+            hint = "; a `tokenizer.model` alone needs `pip install sentencepiece protobuf`"
         raise UserError(f"`{name}`: cannot load {source}: {' '.join(str(error).split())[:300]}{hint}") from error
     if not is_model:
         return loaded

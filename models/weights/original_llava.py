@@ -54,7 +54,7 @@ _LLAVA_15: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 def read_original(
-    folder: Path, vision: str, chat_template: str, dtype: torch.dtype
+    folder: Path, vision: str, dtype: torch.dtype
 ) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
     """Return the model of a checkpoint in the original layout, in evaluation mode, and a processor.
 
@@ -65,7 +65,6 @@ def read_original(
         folder: The checkpoint's folder, with safetensors.
         vision: Folder or hub id of the CLIP; "" for `mm_vision_tower` of the config. Its weights are replaced by the
             checkpoint's, if it holds any.
-        chat_template: Jinja, in place of the tokenizer's; "" for that.
         dtype: Precision of the weights.
 
     Raises:
@@ -93,7 +92,7 @@ def read_original(
     )
     _check_projector(folder, projector, (tower.config.hidden_size, language.config.hidden_size))
     ends = _end_tokens(language, tokenizer)
-    template = chat_template or template_of(tokenizer, LLAVA_SYSTEM)
+    template = template_of(tokenizer, LLAVA_SYSTEM)
     add_tokens(language, tokenizer)
     model = join(language, tower, projector, tokenizer)
     model.generation_config.eos_token_id = ends

@@ -17,7 +17,7 @@ ASSEMBLED: Final = "assembled.json"
 """The record of an assembled checkpoint's parts, in its folder."""
 ORIGINAL: Final = "LlavaLlamaForCausalLM"
 """Architecture, in `config.json`, of a checkpoint in the layout of LLaVA's own code."""
-_OF_PARTS: Final = ("language", "projector", "tokenizer", "image_fit", "image_size")
+_OF_PARTS: Final = ("language", "projector", "image_fit", "image_size")
 """Settings of parts, which a whole LLaVA and an adapter have in themselves."""
 
 
@@ -29,7 +29,6 @@ class PartsSettings(Settings):
     projector: str = setting(
         "", "the pre-trained projector's file, mm_projector.bin or safetensors; an untrained one, scaled, if unset"
     )
-    tokenizer: ModelName = setting("", "folder or hub id of the tokenizer; the language model's if unset")
     image_fit: Literal["pad", "crop"] = setting(
         "pad", "pad images to a square with the mean colour, as LLaVA-1.5 was tuned, or crop their middle"
     )
@@ -40,17 +39,12 @@ class PartsSettings(Settings):
         ge=0,
         le=65_536,
     )
-    chat_template: str = setting(
-        "", "a Jinja file; if unset the tokenizer's own, extended to images, or LLaVA-1.5's if it has none"
-    )
 
     @cross_check
     def file_problems(self) -> Iterator[str]:
-        """Yield the files that don't exist."""
+        """Yield the problem of a projector's file that doesn't exist."""
         if self.projector and not Path(self.projector).is_file():
             yield f"`projector`: {self.projector} is not a file; it is published as mm_projector.bin"
-        if self.chat_template and not Path(self.chat_template).is_file():
-            yield f"`chat_template`: {self.chat_template} is not a file"
 
 
 class MergeConfig(PartsSettings):
@@ -88,7 +82,6 @@ class MergeConfig(PartsSettings):
             if given:
                 yield f"`checkpoint` is a whole LLaVA; leave out {', '.join(given)}"
             return
-        given += ["`chat_template`"] * bool(self.chat_template)
         if self.checkpoint and self.vision and not self.language and not self.folder.is_dir():
             yield f"`checkpoint`: {self.folder} is not a folder"
             return

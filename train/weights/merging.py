@@ -122,9 +122,7 @@ def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
     parts = assembly.Parts(
         language=_source("language", settings.language),
         vision=_source("vision", settings.vision),
-        tokenizer=_source("tokenizer", settings.tokenizer),
         projector=Path(settings.projector) if settings.projector else None,
-        chat_template=Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else "",
         image_fit=settings.image_fit,
         image_size=settings.image_size,
         dtype=getattr(torch, dtype),
@@ -147,8 +145,7 @@ def convert_original(settings: MergeConfig) -> str:
     record = {**_assembly_record(settings, dtype), "checkpoint": str(folder.resolve())}
     if _is_written(settings.output, record):
         return f"nothing to do: {settings.output} holds this checkpoint"
-    template = Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else ""
-    model, processor = read_original(folder, _source("vision", settings.vision), template, as_dtype(dtype))
+    model, processor = read_original(folder, _source("vision", settings.vision), as_dtype(dtype))
     return _write(model, processor, settings.output, record)
 
 
@@ -181,10 +178,9 @@ def _write(model: Any, processor: Any, output: str, record: Mapping[str, Any]) -
 
 
 def _assembly_record(settings: PartsSettings, dtype: str) -> dict[str, Any]:
-    """Return the names of the parts and the settings, with the content of single files."""
-    record = PartsSettings.of(settings).model_dump()
-    files = {key: file_fingerprint(record[key]) for key in ("projector", "chat_template") if record[key]}
-    return {**record, **files, "dtype": dtype}
+    """Return the names of the parts and the settings, with the content of the projector's file."""
+    projector = file_fingerprint(settings.projector) if settings.projector else ""
+    return {**PartsSettings.of(settings).model_dump(), "projector": projector, "dtype": dtype}
 
 
 def _source(key: str, name: str) -> str:

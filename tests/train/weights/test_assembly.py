@@ -215,7 +215,7 @@ def test_two_parts_of_the_wrong_kind_are_refused(parts) -> None:
     config = parts()
 
     with pytest.raises(UserError, match="`language` is a clip"):
-        merged(MergeConfig(**{**config.model_dump(), "language": config.vision, "tokenizer": config.language}))
+        merged(MergeConfig(**{**config.model_dump(), "language": config.vision}))
 
 
 def test_a_missing_part_is_named(parts) -> None:

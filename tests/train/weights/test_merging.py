@@ -127,10 +127,6 @@ def test_what_cannot_be_merged_is_reported_at_once(tmp_path: Path) -> None:
         parse_config(MergeConfig, argv=["--checkpoint", "miniature/llava", *output])
     with pytest.raises(UserError, match="is an adapter; leave out `image_fit`"):
         parse_config(MergeConfig, argv=["--checkpoint", "pocket/mr2ag", "--image_fit", "crop", *output])
-    template = tmp_path / "chat.jinja"
-    template.write_text("{{ messages }}")
-    with pytest.raises(UserError, match="is an adapter; leave out `chat_template`"):
-        parse_config(MergeConfig, argv=["--checkpoint", "pocket/mr2ag", "--chat_template", str(template), *output])
 
 
 def test_a_shipped_adapter_is_named_as_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
