@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -261,11 +261,39 @@ def _llava_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie
     )
 
 
+def _qwen_text(
+    tokenizer: PreTrainedTokenizerFast, language: Mapping[str, Any], rows: int, tie: bool, **rope: Any
+) -> dict[str, Any]:
+    """Return the part of `text_config` that both Qwen families have."""
+    return {
+        "vocab_size": rows,
+        **language,
+        "num_key_value_heads": language["num_attention_heads"] // 2,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **rope},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "tie_word_embeddings": tie,
+    }
+
+
+def _qwen_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Return the ids of the tokens around and in place of images and videos."""
+    id_of = tokenizer.convert_tokens_to_ids
+    return {
+        "image_token_id": id_of("<|image_pad|>"),
+        "video_token_id": id_of("<|video_pad|>"),
+        "vision_start_token_id": id_of("<|vision_start|>"),
+        "vision_end_token_id": id_of("<|vision_end|>"),
+    }
+
+
 def _qwen_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie: bool) -> Qwen2VLConfig:
     width, layers, heads = _VISION_SIZES[size]
     language = _LANGUAGE_SIZES[size]
     half_head = language["hidden_size"] // language["num_attention_heads"] // 2
-    ids: dict[str, Any] = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS["qwen2_vl"]}
+    side = half_head * 3 // 8
     return Qwen2VLConfig(
         vision_config={
             "depth": layers,
@@ -277,26 +305,9 @@ def _qwen_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, tie:
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
-        text_config={
-            "vocab_size": rows,
-            **language,
-            "num_key_value_heads": language["num_attention_heads"] // 2,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "mrope_section": [half_head - 2 * (half_head * 3 // 8), half_head * 3 // 8, half_head * 3 // 8],
-            },
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "tie_word_embeddings": tie,
-        },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        text_config=_qwen_text(tokenizer, language, rows, tie, mrope_section=[half_head - 2 * side, side, side]),
         tie_word_embeddings=tie,
+        **_qwen_ids(tokenizer),
     )
 
 
@@ -309,7 +320,7 @@ def _hybrid_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, ti
     width, layers, heads = _VISION_SIZES[size]
     language = _LANGUAGE_SIZES[size] | _HYBRID_SIZES[size]
     head = language["hidden_size"] // language["num_attention_heads"]
-    ids: dict[str, Any] = {token: tokenizer.convert_tokens_to_ids(token) for token in _SPECIAL_TOKENS["qwen3_5"]}
+    sections = [head // 4 - 2 * (head // 16), head // 16, head // 16]
     return Qwen3_5Config(
         vision_config={
             "depth": layers,
@@ -321,31 +332,15 @@ def _hybrid_config(tokenizer: PreTrainedTokenizerFast, size: Size, rows: int, ti
             "patch_size": IMAGE_SIZE // 8,
         },
         text_config={
-            "vocab_size": rows,
-            **language,
-            "num_key_value_heads": language["num_attention_heads"] // 2,
+            **_qwen_text(tokenizer, language, rows, tie, partial_rotary_factor=0.5, mrope_section=sections),
             "head_dim": head,
             "linear_num_key_heads": 2,
             "linear_num_value_heads": 4,
             "linear_key_head_dim": head,
             "linear_value_head_dim": head,
-            "max_position_embeddings": 4096,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e4,
-                "partial_rotary_factor": 0.5,
-                "mrope_section": [head // 4 - 2 * (head // 16), head // 16, head // 16],
-            },
-            "bos_token_id": None,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-            "tie_word_embeddings": tie,
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
         tie_word_embeddings=tie,
+        **_qwen_ids(tokenizer),
     )
 
 
