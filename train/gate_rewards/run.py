@@ -82,7 +82,8 @@ class GateTraining(Method):
         self._measure = self._measuring(loaded, self._dataset, self._questions)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"):
             self._outcomes = self._measure(0)
-        say(args, reward_summary(self._outcomes, self._config))
+        self._objective = objective(self._config, loaded)
+        say(args, reward_summary(self._outcomes, self._objective.costs))
 
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe the questions, the rounds of measuring and the steps."""
@@ -125,7 +126,7 @@ class GateTraining(Method):
             Collator(loaded.model),
             order,
             projector_learning_rate=config.projector_learning_rate,
-            objective=objective(config, loaded),
+            objective=self._objective,
             first=self._outcomes,
             measure=self._measure,
             refresh_steps=config.refresh_steps,
@@ -154,15 +155,14 @@ def objective(config: GateConfig, loaded: Loaded) -> Objective:
     return Objective(costs, config.beta, config.hold, config.policy_loss, pairs)
 
 
-def reward_summary(outcomes: Sequence[GateOutcome], config: GateConfig) -> str:
+def reward_summary(outcomes: Sequence[GateOutcome], costs: Costs) -> str:
     """Describe mean rewards before training: of always retrieving, never retrieving, and each question's better way."""
-    costs = Costs(config.retrieval_cost, config.keeping_cost)
     both = [rewards_of(outcome, costs).rewards[0] for outcome in outcomes]
     retrieved, direct = (sum(rewards[side] for rewards in both) / len(both) for side in (0, 1))
     best = sum(map(max, both)) / len(both)
     better = sum(yes > no for yes, no in both)
     return (
-        f"rewards of {len(both):,} questions at λ = {config.retrieval_cost:g}: always retrieving {retrieved:.3f}, "
+        f"rewards of {len(both):,} questions at λ = {costs.retrieval:g}: always retrieving {retrieved:.3f}, "
         f"never {direct:.3f}, the better each time {best:.3f} (retrieving for {better:,})"
     )
 
