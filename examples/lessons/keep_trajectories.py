@@ -6,19 +6,22 @@ further evaluations with another `seed` in `llm_options`. Here the trajectories 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from reflectune.core.command import command
 from reflectune.core.config import cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.values import Seed, SplitName, output_of
-from reflectune.formats.dataset import SplitKey, split_issues
+from reflectune.formats.dataset import Dataset, SplitKey, split_issues
 from reflectune.inference.config import DatasetSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.metrics.config import MetricConfig
 from reflectune.train.answer_rewards.agent_config import PromsaKeys
+
+if TYPE_CHECKING:  # slow to import
+    from reflectune.examples.lessons.trajectories import Trajectory
 
 
 class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
@@ -49,23 +52,11 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
 def keep_trajectories(config: TrajectoriesConfig) -> None:
     """Keep an agent's good trajectories as training data."""
     # slow to import: after the config is right
-    from reflectune.core.hashing import file_fingerprint
-    from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
-    from reflectune.examples.lessons.renaming import TitleExchange, renamed
-    from reflectune.examples.lessons.trajectories import choose, evaluated, page_article
-    from reflectune.formats.dataset import Dataset
-    from reflectune.formats.reflection_data import (
-        Manifest,
-        add_split,
-        add_statistics,
-        earlier_manifest,
-        write_examples,
-    )
+    from reflectune.examples.lessons.trajectories import choose, evaluated
     from reflectune.inference.trace_files.reading import read_traces, trace_files
     from reflectune.metrics.scoring.registry import find_metric
-    from reflectune.models.schemes.examples import PromptedExample
 
-    dataset, split, output = Dataset(Path(config.dataset)), config.split, Path(config.output)
+    dataset, split = Dataset(Path(config.dataset)), config.split
     files = [trace_files(Path(folder, "traces")).get("promsa") for folder in config.evaluations]
     if without := [folder for folder, path in zip(config.evaluations, files, strict=True) if path is None]:
         raise UserError(
@@ -90,13 +81,32 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
         f"{len(leaked):,} questions of {split} are also in {', '.join(config.held_out)} and are left out"
     )
     print("\n".join(f"  left out: {count:,} {reason}" for reason, count in numbers["left_out"].items()))
-    if config.dry_run:
-        return
+    if not config.dry_run:
+        _write(config, dataset, [*chosen.kept.values()], numbers)
+
+
+def _write(
+    config: TrajectoriesConfig, dataset: Dataset, trajectories: Sequence[Trajectory], numbers: Mapping[str, Any]
+) -> None:
+    """Write trajectories as reflection data, with their statistics and a page to proof-read."""
+    from reflectune.core.hashing import file_fingerprint
+    from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
+    from reflectune.examples.lessons.renaming import TitleExchange, renamed
+    from reflectune.examples.lessons.trajectories import page_article
+    from reflectune.formats.reflection_data import (
+        Manifest,
+        add_split,
+        add_statistics,
+        earlier_manifest,
+        write_examples,
+    )
+    from reflectune.models.schemes.examples import PromptedExample
+
+    split, output = config.split, Path(config.output)
     folders = tuple(str(Path(root).resolve()) for root in dataset.image_roots)
     manifest = Manifest("plain", dataset.root, {}, folders)
     earlier_manifest(output, manifest.scheme, manifest.image_root)  # refuses a folder of other data
     output.mkdir(parents=True, exist_ok=True)
-    trajectories = [*chosen.kept.values()]
     examples, target = [trajectory.example() for trajectory in trajectories], output / f"{split}.parquet"
     if config.renamed:
         exchange = TitleExchange(entry.title for entry in dataset.knowledge)

@@ -45,7 +45,11 @@ def _problems(config: TrainingConfig, environment: Mapping[str, str]) -> Iterato
             f"this launch's config has `mixed_precision: {autocast}`, and `dtype` is {config.dtype}; set "
             "`mixed_precision: no` there, since `dtype` decides"
         )
-    kind = sharding(environment)
+    if kind := sharding(environment):
+        yield from _sharding_problems(kind, config, environment)
+
+
+def _sharding_problems(kind: str, config: TrainingConfig, environment: Mapping[str, str]) -> Iterator[str]:
     if kind.startswith("zero") and find_spec("deepspeed") is None:
         yield "this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`"
     if kind == "fsdp" and environment.get("FSDP_VERSION", "1") != "2":
@@ -66,9 +70,9 @@ def _problems(config: TrainingConfig, environment: Mapping[str, str]) -> Iterato
             "set `zero3_save_16bit_model: true` in its config, as in configs/accelerate/zero3.yaml, or in DeepSpeed's "
             "own file `stage3_gather_16bit_weights_on_model_save: true`"
         )
-    if kind and config.device == "cpu" and torch.accelerator.is_available():
+    if config.device == "cpu" and torch.accelerator.is_available():
         yield f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out"
-    if kind and config.dtype != "float32" and not torch.accelerator.is_available():
+    if config.dtype != "float32" and not torch.accelerator.is_available():
         yield f"{kind} without an accelerator computes in float32; leave `dtype` out"
     if kind in ("zero3", "fsdp") and config.method != "full":
         yield (

@@ -20,25 +20,12 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         sources: Keys of the gallery's sources.
         entities: Depicted articles.
     """
-    front = {
-        "pretty_name": manifest["name"],
-        "language": ["en"],
-        "license": "other",
-        "task_categories": ["visual-question-answering"],
-        "tags": ["knowledge-based-vqa", "retrieval-augmented-generation", "reflectune"],
-        "configs": [
-            {
-                "config_name": "default",
-                "data_files": [{"split": split, "path": f"questions/{split}.parquet"} for split in manifest["counts"]],
-            }
-        ],
-    }
     asked = [entity for entity in entities if entity.role != "shown"]
     by_kind = Counter(entity.category for entity in asked)
     used = Counter(image.source for entity in entities for image in (entity.shown, *entity.asked))
     lines = [
         "---",
-        yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(),
+        yaml.safe_dump(_front_matter(manifest), sort_keys=False, allow_unicode=True).rstrip(),
         "---",
         "",
         f"# {manifest['name']}",
@@ -81,3 +68,15 @@ def card(manifest: Mapping[str, Any], sources: Sequence[str], entities: Sequence
         "",
     ]
     return "\n".join(lines)
+
+
+def _front_matter(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    files = [{"split": split, "path": f"questions/{split}.parquet"} for split in manifest["counts"]]
+    return {
+        "pretty_name": manifest["name"],
+        "language": ["en"],
+        "license": "other",
+        "task_categories": ["visual-question-answering"],
+        "tags": ["knowledge-based-vqa", "retrieval-augmented-generation", "reflectune"],
+        "configs": [{"config_name": "default", "data_files": files}],
+    }
