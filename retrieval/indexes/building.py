@@ -116,34 +116,25 @@ def build_index(
     check_shareable(store, processes)
     is_first = processes.index == 0
     if (folder / MANIFEST).is_file():
-        _check_built(folder, read_manifest(folder), leave_out, summaries, sections, captions_of(kb))
-    if (folder / MANIFEST).is_file() and starts_with(kb, encoder, manifest := read_manifest(folder)):
-        check_store(folder, manifest, store)
-        _check_whole(folder, manifest, on_error)
-        processes.wait()  # all know it before the first one takes the index apart
-        shards = folder / UNFINISHED
-        if is_first:
-            settings = _shard_settings(choice_of(folder, manifest), batch_size, shard_rows, leave_out, summaries, kb)
-            claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
-            fields = fields_of(encoder, summaries=summaries)
-            reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), shard_rows)
-        store = choice_of(folder, manifest).address or choice_of(folder, manifest).kind
+        manifest = read_manifest(folder)
+        choice = choice_of(folder, manifest)
+        _check_built(folder, manifest, leave_out, summaries, sections, captions_of(kb))
+        if starts_with(kb, encoder, manifest):
+            check_store(folder, manifest, store)
+            _check_whole(folder, manifest, on_error)
+            processes.wait()  # all know it before the first one takes the index apart
+            if is_first:
+                settings = _shard_settings(choice, batch_size, shard_rows, leave_out, summaries, kb)
+                _reopen(folder, manifest, kb, encoder, settings)
+            store = choice.address or choice.kind
     processes.wait()
     if not (folder / MANIFEST).is_file():
         kb = SectionKnowledge(articles, leave_out) if sections else articles
         if not len(kb):
             raise UserError(f"the knowledge base {kb.folder} has no entries: there is nothing to index")
         plan = plan_index(kb, encoder, store, summaries=summaries)
-        if is_first:
-            check_room(folder, plan)
         work = _Shards(kb, encoder, folder / UNFINISHED, plan, leave_out, batch_size, shard_rows, on_error, workers)
         work.encode(processes, progress=progress and is_first)
-        if work.texts["cut"]:
-            warnings.warn(
-                f"{work.texts['cut']:,} of {work.texts['encoded']:,} titles and summaries are longer than the "
-                f"{encoder.longest:,} tokens that {encoder.name} reads: the rest was cut",
-                stacklevel=2,
-            )
         if is_first:
             _assemble(kb, encoder, folder, plan, leave_out, progress)
     processes.wait()
@@ -185,6 +176,7 @@ class _Shards:
         goes on with it; `stop` encodes one that has again, since its images may be repaired.
         """
         if processes.index == 0:
+            check_room(self.folder.parent, self.plan)
             choice = self.plan.choice
             settings = _shard_settings(
                 choice, self.batch_size, self.shard_rows, self.leave_out, self.has_summaries, self.kb
@@ -205,6 +197,12 @@ class _Shards:
                 elif first in left:
                     bar.update(len(shard))  # another process encodes it meanwhile
         processes.wait()
+        if self.texts["cut"]:
+            warnings.warn(
+                f"{self.texts['cut']:,} of {self.texts['encoded']:,} titles and summaries are longer than the "
+                f"{self.encoder.longest:,} tokens that {self.encoder.name} reads: the rest was cut",
+                stacklevel=3,
+            )
 
     def _is_encoded(self, paths: Mapping[str, Path]) -> bool:
         """Return True if a shard is on the disk, and under `stop` has nothing left out."""
@@ -271,6 +269,15 @@ def _shard_settings(
         "summaries": summaries,
         "captions": captions_of(kb),
     }
+
+
+def _reopen(
+    folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, encoder: ImageTextEncoder, settings: Mapping[str, Any]
+) -> None:
+    """Turn a finished index of the knowledge base's beginning into shards of these settings."""
+    shards, fields = folder / UNFINISHED, fields_of(encoder, summaries=settings["summaries"])
+    claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
+    reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), settings["shard_rows"])
 
 
 def _check_built(

@@ -25,7 +25,7 @@ from reflectune.formats.passages import Cut, Lead, sentences, split_passages
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
-from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files, checksums
+from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
 from reflectune.retrieval.indexes.entry_index import (
     AGAIN,
     check_origin,
@@ -37,9 +37,9 @@ from reflectune.retrieval.indexes.entry_index import (
 )
 from reflectune.retrieval.indexes.planning import Plan, check_room
 from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
-from reflectune.retrieval.indexes.writing import claim_shards, clear_rows, write_array
-from reflectune.retrieval.stores.base import VectorStore
-from reflectune.retrieval.stores.exact import SUFFIXES, ExactStore
+from reflectune.retrieval.indexes.writing import claim_shards, finish_index, open_rows, write_array
+from reflectune.retrieval.stores.base import Vectors, VectorStore
+from reflectune.retrieval.stores.exact import SUFFIXES
 from reflectune.retrieval.stores.ivf import CODES, FaissStore
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice, choose, open_store
@@ -314,10 +314,8 @@ def _assemble(
 ) -> None:
     """Put the shards into a store; the manifest comes last."""
     fields, choice = plan.fields, plan.choice
-    vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
-    if len(vectors) != plan.rows:
-        clear_rows(folder)
-        vectors = ExactStore(folder, fields, precision=choice.precision)
+    vectors = open_rows(folder, fields, choice, plan.rows)
+    if not len(vectors):
         for block in _blocks(shards, 0):
             vectors.add({FIELD: block})
     counts = np.concatenate(list(_blocks(shards, 1)))
@@ -328,18 +326,14 @@ def _assemble(
         "address": choice.address_from(folder),
         "precision": choice.precision,
         "rows": plan.rows,
+        "cut": int(sum(block.sum() for block in _blocks(shards, 2))),
     }
-    manifest["cut"] = int(sum(block.sum() for block in _blocks(shards, 2)))
-    manifest[CHECKSUMS] = checksums(folder / name for name in _files(choice) if name != CODES)
-    is_quiet = not progress or choice.kind == "exact"
-    with progress_bar(total=plan.rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
-        store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
-        store.finish()
-    if isinstance(store, FaissStore):
+
+    def queries(store: FaissStore) -> dict[str, Vectors]:
         texts = list(questions[:_QUERIES]) or _sample_queries(TextIndex(manifest, kb, counts, store))
-        manifest["search"] = store.calibrate({FIELD: encoder.encode_queries(texts)})
-        manifest[CHECKSUMS] |= checksums([folder / CODES])
-    write_json(folder / MANIFEST, manifest)
+        return {FIELD: encoder.encode_queries(texts)}
+
+    finish_index(folder, manifest, fields, choice, _files(choice), queries, progress=progress)
 
 
 def _sample_queries(index: TextIndex) -> list[str]:

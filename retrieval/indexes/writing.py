@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,10 +80,7 @@ def write_index(
     neutral, images, rows = _neutral_image(blocks(), fields["image"])
     if not rows:
         raise UserError(f"no entry has a title: there is nothing to index; see {folder / REJECTED}")
-    vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
-    if len(vectors) != rows:
-        clear_rows(folder)
-        vectors = ExactStore(folder, fields, precision=choice.precision)
+    vectors = open_rows(folder, fields, choice, rows)
     owners: list[Positions] = []
     entries: list[Positions] = []
     with_images: list[npt.NDArray[np.bool_]] = []
@@ -111,13 +108,40 @@ def write_index(
         "images": images,
     }
     names = files_of(choice, tuple(fields), UNIT in record)
+
+    def queries(store: FaissStore) -> dict[str, Vectors]:
+        return _queries(store, np.concatenate(with_images), encoder)
+
+    finish_index(folder, manifest, fields, choice, names, queries, progress=progress)
+
+
+def open_rows(folder: Path, fields: Mapping[str, int], choice: Choice, rows: int) -> ExactStore:
+    """Open the rows of an index: all of them, if a killed build has written them, else none."""
+    vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
+    if len(vectors) != rows:
+        clear_rows(folder)
+        vectors = ExactStore(folder, fields, precision=choice.precision)
+    return vectors
+
+
+def finish_index(
+    folder: Path,
+    manifest: dict[str, Any],
+    fields: Mapping[str, int],
+    choice: Choice,
+    names: Iterable[str],
+    queries: Callable[[FaissStore], Mapping[str, Vectors]],
+    *,
+    progress: bool,
+) -> None:
+    """Fill the store that searches an index's rows, calibrate an approximate one, and write the manifest."""
     manifest[CHECKSUMS] = checksums(folder / name for name in names if name != CODES)
     is_quiet = not progress or choice.kind == "exact"
-    with progress_bar(total=rows, unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
+    with progress_bar(total=manifest["rows"], unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
         store = open_store(choice, folder, fields, collection=collection_of(manifest), progress=bar.update)
         store.finish()
     if isinstance(store, FaissStore):
-        manifest["search"] = store.calibrate(_queries(store, np.concatenate(with_images), encoder))
+        manifest["search"] = store.calibrate(queries(store))
         manifest[CHECKSUMS] |= checksums([folder / CODES])
     write_json(folder / MANIFEST, manifest)
 

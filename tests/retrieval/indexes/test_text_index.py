@@ -107,7 +107,7 @@ def test_a_build_that_was_cut_off_ends_in_the_same_bytes(kb, encoder, tmp_path, 
 def test_rows_that_a_killed_build_left_are_not_taken_for_another_cut(kb, encoder, tmp_path, monkeypatch) -> None:
     """Kill the build between its rows and its manifest; then delete its shards, as for a new start."""
     with monkeypatch.context() as patch:
-        patch.setattr("reflectune.retrieval.indexes.text_index.checksums", lambda paths: 1 / 0)
+        patch.setattr("reflectune.retrieval.indexes.writing.checksums", lambda paths: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_text_index(kb, encoder, tmp_path / "index", Cutting())
     shutil.rmtree(tmp_path / "index/unfinished")
