@@ -309,11 +309,12 @@ class ReflectionTrainer(CheckpointedTrainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with tokens/s and branches left out of all processes since the last row, MFU, and the peak memory."""
+        """Log with tokens/s and branches left out since the last row, MFU, and the fullest device's peak memory."""
         if "loss" in logs:
-            now = time.monotonic()
-            counts = torch.tensor([self._tokens, self._left_out], device=self.args.device)
-            tokens, left_out = self.accelerator.reduce(counts, "sum").tolist()
+            now, device = time.monotonic(), self.args.device
+            peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
+            counts = self.accelerator.gather(torch.tensor([[self._tokens, self._left_out, peak]], device=device))
+            tokens, left_out = counts[:, :2].sum(0).tolist()  # counts: (processes, 3)
             logs["tokens_per_second"] = round(tokens / max(now - self._tokens_since, 1e-9))
             if rate := self.operations_per_second():
                 per_device = logs["tokens_per_second"] / self.args.world_size
@@ -321,8 +322,8 @@ class ReflectionTrainer(CheckpointedTrainer):
             self._tokens, self._tokens_since, self._left_out = 0, now, 0
             if left_out:
                 logs["branches_left_out"] = left_out
-        if "loss" in logs and self.args.device.type != "cpu":
-            logs["peak_memory_gib"] = round(torch.accelerator.max_memory_allocated(self.args.device) / 2**30, 2)
+            if peak:
+                logs["peak_memory_gib"] = round(int(counts[:, 2].max()) / 2**30, 2)
         super().log(logs, start_time)
 
     def operations_per_second(self) -> float:
