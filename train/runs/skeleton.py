@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy, fsdp2_prepare_model
 from peft import PeftModel
 from torch import Tensor, nn
@@ -194,7 +195,8 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
     check_engaged(trainer, os.environ)
     reduce_in_float32(trainer)
     shard(trainer)
-    checkpoint = last_whole_checkpoint(output_dir, settings, discard=args.should_save, say=lambda text: say(args, text))
+    checkpoints = [last_whole_checkpoint(output_dir, settings) if args.process_index == 0 else None]
+    (checkpoint,) = broadcast_object_list(checkpoints)  # archives are read whole, once
     if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     else:

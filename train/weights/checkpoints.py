@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,15 +40,13 @@ def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int, *, si
     sync(folder)
 
 
-def last_whole_checkpoint(
-    output_dir: str | Path, settings: Mapping[str, Any], *, discard: bool = False, say: Callable[[str], None] = print
-) -> Path | None:
-    """Find the newest whole checkpoint of a run, skipping damaged ones; None if there is none yet.
+def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -> Path | None:
+    """Find the newest whole checkpoint of a run; None if there is none yet. Newer damaged ones are marked incomplete.
+
+    One process of a launch calls it.
 
     Args:
         settings: Everything that determines the weights.
-        discard: Mark damaged checkpoints as incomplete. One process of a launch does it.
-        say: Takes a line about skipped checkpoints.
 
     Raises:
         UserError: It belongs to a run with other settings, or all whole checkpoints have damaged files.
@@ -63,9 +61,9 @@ def last_whole_checkpoint(
         problem = damage_of(folder, record[_FILES])
         if not problem:
             if problems:
-                say(f"{'; '.join(problems)}: resuming from the checkpoint before, {folder}")
-            for damaged in _whole_checkpoints(output_dir)[-len(problems) :] if problems and discard else []:
-                (damaged / RECORD).unlink(missing_ok=True)
+                print(f"{'; '.join(problems)}: resuming from the checkpoint before, {folder}", flush=True)
+                for damaged in _whole_checkpoints(output_dir)[-len(problems) :]:
+                    (damaged / RECORD).unlink(missing_ok=True)
             return folder
         problems.append(f"{folder}: {problem}")
     if problems:
