@@ -39,18 +39,18 @@ class PrefixEngine:
         loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
         token_budget: Maximum tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
             many tokens of branches are kept; other branches are read again if they are decoded from.
-        keep_images: Maximum image prefixes to keep from call to call, in a share of the free memory, least recently
-            used first out. With 0, questions of one call still share an image.
+
+    Attributes:
+        image_prefixes: Image prefixes kept from call to call, none before `keep`, in a share of the free memory.
+            Questions of one call always share an image.
 
     Raises:
         UserError: The model's attention can't share a prefix.
     """
 
-    def __init__(
-        self, loaded: Loaded, token_budget: int | None = None, keep_images: int = 0, *, compiling: bool = True
-    ) -> None:
+    def __init__(self, loaded: Loaded, token_budget: int | None = None, *, compiling: bool = True) -> None:
         self._forward = Forward(loaded.model)
-        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(keep_images, image_bytes(loaded.model))
+        self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0, image_bytes(loaded.model))
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration
         self.token_budget = token_budget or find_budget(self._forward)

@@ -116,7 +116,8 @@ def gate_ids(loaded: Loaded) -> list[list[int]]:
 
 def by_engine(loaded: Loaded, asked: Asked, keep_images: int) -> tuple[Tensor, list[list[int]]]:
     """The same log-probabilities and answers by the engine, which shares prefixes."""
-    engine, (retrieval, relevance) = PrefixEngine(loaded, keep_images=keep_images), gate_ids(loaded)
+    engine, (retrieval, relevance) = PrefixEngine(loaded), gate_ids(loaded)
+    engine.image_prefixes.keep(keep_images)
     opened = engine.read(asked.prefixes)
     state = engine.branch(opened, asked.branches)
     gates = [opened.probabilities(retrieval), *state.probabilities(relevance)]

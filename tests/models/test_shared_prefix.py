@@ -421,7 +421,8 @@ def test_questions_about_one_image_read_it_once(family, keep, copied, monkeypatc
     first, other = prefix(model, 1, 4, seed=0), prefix(model, 1, 5, seed=1)
     prefixes = [about(model, first, [20, 21, 22]), other, about(model, first, [23, 24]), first]
     expected = [next_probabilities(model, question, [30, 31])[GATES] for question in prefixes]
-    engine, seen = engine_of(model, packed=packed, keep_images=keep), vision_calls(model)
+    engine, seen = engine_of(model, packed=packed), vision_calls(model)
+    engine.image_prefixes.keep(keep)
     probabilities = engine.branch(engine.read(prefixes), [[[30, 31]]] * 4).probabilities(GATES)
     for gates, wanted in zip(probabilities, expected, strict=True):
         torch.testing.assert_close(gates[0], wanted, rtol=1e-4, atol=1e-7)

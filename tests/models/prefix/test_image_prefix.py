@@ -70,7 +70,8 @@ def test_without_room_nothing_is_kept():
 
 def test_gates_are_the_same_where_few_images_fit(loaded, make):
     """Ten questions about five images, with room for two."""
-    engine, small = (PrefixEngine(loaded, keep_images=9) for _ in range(2))
+    engine, small = (PrefixEngine(loaded) for _ in range(2))
+    engine.image_prefixes.keep(9)
     prefixes = [loaded.renderer.prefix("Who?", make.image(n % 5, (80, 60))) for n in range(10)]
     engine.read(prefixes[:1])
     size = engine.image_prefixes.bytes

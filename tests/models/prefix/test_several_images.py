@@ -53,7 +53,8 @@ def test_a_question_with_several_images_is_answered_as_by_plain_transformers(loa
         torch.testing.assert_close(value, inputs[name])
     ids = list(range(20, 40))
     expected = loaded.model(**inputs).logits[0, -1].softmax(-1)
-    engine = PrefixEngine(loaded, keep_images=2)
+    engine = PrefixEngine(loaded)
+    engine.image_prefixes.keep(2)
     other, one = renderer.plain("What is it?", images), renderer.plain("Who drew this?", images[0])
     for prompt in (dataclasses.replace(rendered, own_images=True), rendered):
         read = engine.read([other, prompt, one])

@@ -35,7 +35,8 @@ def expected(loaded: Loaded, make: SimpleNamespace) -> dict[str, list[Any]]:
 
 def said(loaded: Loaded, model: Any, make: SimpleNamespace, questions: str) -> list[Any]:
     """All that the engine says of four questions, two of them about the same image, and of their passages."""
-    engine = PrefixEngine(SimpleNamespace(**{**vars(loaded), "model": model}), token_budget=600, keep_images=2)
+    engine = PrefixEngine(SimpleNamespace(**{**vars(loaded), "model": model}), token_budget=600)
+    engine.image_prefixes.keep(2)
     renderer = loaded.renderer
     images = [make.image(seed, size) for seed, size in ((0, (80, 60)), (1, (64, 64)), (1, (64, 64)), (2, (30, 120)))]
     prefixes = engine.read([renderer.prefix(*pair) for pair in zip(QUESTIONS[questions], images, strict=True)])
