@@ -63,9 +63,9 @@ class SplitKey(DatasetKey):
 class SplitsKeys(DatasetKey):
     """Several splits of a data set, and the questions drawn from each."""
 
-    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer")
-    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1)
-    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals")
+    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer", hashed=False)
+    limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1, hashed=False)
+    seed: Seed = setting(0, "seed of sampling and of bootstrap intervals", hashed=False)
 
     @cross_check
     def split_problems(self) -> Iterator[str]:

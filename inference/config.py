@@ -22,7 +22,7 @@ ModelRole = Literal["model", "plain_model", "base_model"]
 class DatasetSettings(DatasetKey):
     """The data set, and whether a command only describes its work."""
 
-    dry_run: bool = setting(False, "describe the run without starting it")
+    dry_run: bool = setting(False, "describe the run without starting it", hashed=False)
 
 
 class EngineSettings(Settings):
@@ -39,7 +39,11 @@ class EngineSettings(Settings):
 class BaseModelSettings(Settings):
     """The untuned model."""
 
-    base_model: str = setting("", "untuned model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer")
+    base_model: str = setting(
+        "",
+        "untuned model, used by closed_book, naive_rag, oracle, and MMKB-RAG to answer",
+        hashed=False,  # its content is
+    )
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
@@ -58,11 +62,12 @@ class BaseModelSettings(Settings):
 class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys, ConnectionKeys):
     """The models of pipelines, and how they are loaded."""
 
-    model: str = setting("", "checkpoint that was fine-tuned to reflect")
+    model: str = setting("", "checkpoint that was fine-tuned to reflect", hashed=False)  # its content is
     plain_model: str | dict[str, str] = setting(
         "",
         "tuned_baselines: the base, fine-tuned without reflection (scheme plain); or a mapping of contexts (none, "
         "article, articles, passage, passages) to the checkpoints that read them",
+        hashed=False,  # their content is
     )
     scheme: str = setting("", "the scheme that the checkpoint must have been tuned with")
     calibrated: bool = setting(

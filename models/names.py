@@ -156,9 +156,9 @@ class PlacementKeys(Settings):
     """Precision and place of a model that reads."""
 
     dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own")
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", hashed=False)
     device_map: DeviceMap | None = setting(
-        None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential"
+        None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential", hashed=False
     )
 
     @cross_check

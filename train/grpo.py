@@ -78,6 +78,7 @@ def grpo(config: GrpoConfig) -> None:
         run=fingerprint(config.hashed()),
     )
     hashes = {
+        "base_model": config.base_model,
         "index_fingerprint": RetrieverConfig.of(config).finder_fingerprint(),
         **({"bem_fingerprint": bem.fingerprint} if bem else {}),
     }

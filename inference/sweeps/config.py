@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import model_validator
 
@@ -13,6 +13,7 @@ from reflectune.core.values import InputFile, one_of, output_of
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
 from reflectune.inference.pipelines.registry import find_recipe, sweepable
+from reflectune.inference.running.opening import OnError
 from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
 from reflectune.inference.sweeps.stored import CHOICES
 from reflectune.metrics.config import MetricConfig
@@ -26,19 +27,26 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     """Evaluate a grid of settings, reusing forward passes between its points."""
 
     pipeline: Annotated[str, one_of(*sweepable())] = setting("mr2ag", "pipeline whose settings are varied")
-    grid: dict[str, Any] = setting({}, "a list of values for each setting to vary")
-    product: bool = setting(False, "take all combinations; else vary one setting at a time from this config's values")
+    grid: dict[str, Any] = setting({}, "a list of values for each setting to vary", hashed=False)  # its points are
+    product: bool = setting(
+        False, "take all combinations; else vary one setting at a time from this config's values", hashed=False
+    )
     traces: InputFile = setting(
-        "", "recompute the answers of these traces without a model: mr2ag's, or the complete ones of mr2ag_unjudged"
+        "",
+        "recompute the answers of these traces without a model: mr2ag's, or the complete ones of mr2ag_unjudged",
+        hashed=False,
     )
     fit: bool = setting(
         False,
         "with `traces`: also fit the exponents of the product, cross-validated over entities",
+        hashed=False,
     )
-    output: Annotated[str, output_of()] = setting("", "folder for sweep.json, sweep.html and the plots", needed="")
+    output: Annotated[str, output_of()] = setting(
+        "", "folder for sweep.json, sweep.html and the plots", needed="", hashed=False
+    )
     batch_questions: int = setting(8, "questions kept in memory together", ge=1)
-    on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image or no text: stop, or count it as wrong"
+    on_error: OnError = setting(
+        "stop", "a question with a bad image or no text: stop, or count it as wrong", hashed=False
     )
 
     @model_validator(mode="after")

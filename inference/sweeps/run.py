@@ -34,12 +34,6 @@ from reflectune.inference.trace_files.reading import read_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
-NOT_HASHED = frozenset(
-    "dataset index ranked_entities model base_model bem output device device_map dry_run limit on_error splits grid "
-    "product seed traces fit".split()
-)
-"""Settings that do not determine a question's row, or whose content is hashed."""
-
 
 def run(config: SweepConfig) -> dict[str, Any]:
     """Run all points, and write `sweep.json`, `sweep.html` and an SVG per chart into the config's output folder.
@@ -175,7 +169,7 @@ def _fingerprint(
 ) -> str:
     return fingerprint(
         {
-            "settings": {name: value for name, value in config.model_dump().items() if name not in NOT_HASHED},
+            "settings": config.hashed(),
             "points": [(point.name, repr(point.run_key), point.ranking) for point in points],
             "dataset": dataset.fingerprint,
             "bem": measure.bem.fingerprint if measure.bem is not None else None,

@@ -26,8 +26,6 @@ from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.outcomes import GridOutcomes
 from reflectune.inference.sweeps.runner import GridRunner
 
-NOT_HASHED = frozenset("dataset index ranked_entities model plain_model device device_map".split())
-"""Settings that do not determine a question's row, or whose content is hashed."""
 FOLDERS = ("--output", "--runs")
 """Options that change no number."""
 PLANS = {"mr2ag": mr2ag.plan, "mmkb_rag": mmkb.plan}
@@ -80,7 +78,7 @@ def answer(config: TablesConfig, answering: Answering) -> GridOutcomes:
     runner = GridRunner(reading, dataset, config.paper)
     tuned_plainly: list[ModelRole] = ["plain_model"] if answering.plain else []
     key = {
-        "settings": {name: value for name, value in reading.model_dump().items() if name not in NOT_HASHED},
+        "settings": reading.hashed(),
         "points": [(point.name, repr(point.run_key), point.ranking) for point in answering.points],
         "dataset": dataset.fingerprint,
         "metric": [measured.metric, measured.bem.fingerprint if measured.bem is not None else None],
