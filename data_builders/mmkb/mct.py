@@ -142,7 +142,7 @@ def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], noise: Noise) -> list[
         if (
             not by_id[document.passage.id]
             if document.passage.id in by_id
-            else noise != "no_rel" and is_right(document.replies) is False
+            else noise != "no_rel" and is_right(document.reply) is False
         )
     ]
 

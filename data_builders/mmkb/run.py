@@ -179,13 +179,13 @@ class ProbeArticles:
     def _labels(self, probe: Probe) -> Iterator[PageLabel]:
         ret = self._ret.get(probe.question_id)
         token = "no label" if ret is None else "[Ret]" if ret.retrieve else "[NoRet]"
-        yield PageLabel(token, answer=_answer(probe.replies), details=["alone", *_facts(probe)])
+        yield PageLabel(token, answer=_answer(probe.reply), details=["alone", *_facts(probe)])
         for document in probe.documents:
             relevant = self._srt.get((probe.question_id, document.passage.id))
             yield PageLabel(
                 "no label" if relevant is None else "[Rel]" if relevant else "[NoRel]",
                 "relevant" if relevant else "irrelevant",
-                _answer(document.replies),
+                _answer(document.reply),
                 [*_facts(document), f"{document.rank}. S_ret {document.score:.2f}", "cut" if document.cut else ""],
                 document.passage,
                 is_judged=relevant is not None,
@@ -195,13 +195,13 @@ class ProbeArticles:
             yield PageLabel("MCT", answer=write_reply(mct.keep, mct.summary), details=[f"of {listed}"])
 
 
-def _answer(replies: Sequence[ProbedAnswer]) -> str:
-    return (replies[0].text if replies else "") or "nothing"
+def _answer(reply: ProbedAnswer | None) -> str:
+    return (reply.text if reply else "") or "nothing"
 
 
 def _facts(probed: Probe | DocumentProbe) -> Iterator[str]:
     """Yield the correctness of the greedy answer, and the accepted answer's log-probability."""
-    for reply in probed.replies:
+    if reply := probed.reply:
         yield f"{reply.correctness:g} right" + (", broken" if reply.log_prob is None else "")
     if probed.gold_log_prob is not None:
         yield f"log p(accepted) {probed.gold_log_prob:.1f}"
@@ -214,18 +214,17 @@ QuestionAnswer = tuple[str, str]
 def rescore(probes: Sequence[Probe], scores: Mapping[QuestionAnswer, float]) -> list[Probe]:
     """Return the probes with new scores. An answer without a word scores 0."""
 
-    def rescored(question_id: str, replies: tuple[ProbedAnswer, ...]) -> tuple[ProbedAnswer, ...]:
-        return tuple(
-            dataclasses.replace(reply, correctness=scores[question_id, reply.text] if reply.text.strip() else 0.0)
-            for reply in replies
-        )
+    def rescored(question_id: str, reply: ProbedAnswer | None) -> ProbedAnswer | None:
+        if reply is None:
+            return None
+        return dataclasses.replace(reply, correctness=scores[question_id, reply.text] if reply.text.strip() else 0.0)
 
     return [
         dataclasses.replace(
             probe,
-            replies=rescored(probe.question_id, probe.replies),
+            reply=rescored(probe.question_id, probe.reply),
             documents=tuple(
-                dataclasses.replace(document, replies=rescored(probe.question_id, document.replies))
+                dataclasses.replace(document, reply=rescored(probe.question_id, document.reply))
                 for document in probe.documents
             ),
         )
@@ -237,11 +236,7 @@ def answers_of(probes: Sequence[Probe]) -> list[QuestionAnswer]:
     """Return each different pair of question and answer once, in order, without answers that have no word."""
     return list(
         dict.fromkeys(
-            (probe.question_id, reply.text)
-            for probe in probes
-            for replies in (probe.replies, *(document.replies for document in probe.documents))
-            for reply in replies
-            if reply.text.strip()
+            (probe.question_id, reply.text) for probe in probes for reply in probe.replies if reply.text.strip()
         )
     )
 

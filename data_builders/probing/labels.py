@@ -78,10 +78,10 @@ def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
 
     By `ret_rule: utility` it is `[NoRet]` too if no document gives a right answer.
     """
-    correctness = greedy_correctness(probe.replies)
+    correctness = greedy_correctness(probe.reply)
     if correctness is None:
         return None
-    helps = rule.ret_rule == "known" or any(is_right(document.replies) for document in probe.documents)
+    helps = rule.ret_rule == "known" or any(is_right(document.reply) for document in probe.documents)
     return RetLabel(probe.question_id, is_wrong(correctness) and helps, correctness)
 
 
@@ -107,9 +107,9 @@ def is_wrong(score: float) -> bool:
     return score < RIGHT_FROM
 
 
-def is_right(replies: tuple[ProbedAnswer, ...]) -> bool | None:
+def is_right(reply: ProbedAnswer | None) -> bool | None:
     """Return True if the greedy answer is right; None if unknown."""
-    correctness = greedy_correctness(replies)
+    correctness = greedy_correctness(reply)
     return None if correctness is None else not is_wrong(correctness)
 
 
@@ -118,14 +118,14 @@ def _change(probe: Probe, document: DocumentProbe, rule: Rule) -> float | None:
     if rule.rule == "margin":
         before, after = probe.gold_log_prob, document.gold_log_prob
     else:
-        before, after = greedy_correctness(probe.replies), greedy_correctness(document.replies)
+        before, after = greedy_correctness(probe.reply), greedy_correctness(document.reply)
     return None if before is None or after is None else after - before
 
 
 def _relevant(change: float | None, probe: Probe, document: DocumentProbe, rule: Rule) -> bool | None:
     """Return True for [Rel], False for [NoRel], None for a document that changes too little."""
     if rule.rule in ("paper", "outcome"):
-        before, after = is_right(probe.replies), is_right(document.replies)
+        before, after = is_right(probe.reply), is_right(document.reply)
         if before is None or after is None:
             return None
         if rule.rule == "outcome" and not after:

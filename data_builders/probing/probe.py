@@ -101,13 +101,13 @@ class Prober:
         probes = [
             Probe(
                 question_id=ready.question.id,
-                replies=(replies[q, 0],),
+                reply=replies[q, 0],
                 documents=tuple(
                     DocumentProbe(
                         document.passage,
                         document.score,
                         document.rank,
-                        (replies[q, k],),
+                        replies[q, k],
                         scores.get((q, k)),
                         cut=document.cut,
                         found=document.found,

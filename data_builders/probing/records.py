@@ -37,7 +37,7 @@ class DocumentProbe:
         passage: The document as the model read it.
         score: The retriever's score of the document's entry (S_ret).
         rank: Rank among the question's documents, 1 for the best.
-        replies: The greedy answer, alone.
+        reply: The greedy answer; None if there is none.
         gold_log_prob: Log-probability in nats of the accepted answer, including the end token, with this document.
             None without an accepted answer, or if the number isn't finite.
         sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
@@ -49,7 +49,7 @@ class DocumentProbe:
     passage: Passage
     score: float
     rank: int
-    replies: tuple[ProbedAnswer, ...]
+    reply: ProbedAnswer | None
     gold_log_prob: float | None = None
     sentence: str = ""
     cut: bool = False
@@ -62,18 +62,18 @@ class Probe:
 
     Attributes:
         question_id: The question's id.
-        replies: The greedy answer without a document, alone; none for a question that could not be asked.
+        reply: The greedy answer without a document; None for a question that could not be asked.
         documents: Answers with each document, best first.
         left_out: Number of documents without a sentence that fits into the model's context.
         gold: The first accepted answer, whose log-probability is computed; "" if there is none.
         gold_log_prob: Its log-probability in nats, including the end token, without a document. None as above.
         summary: Summary of several documents in the model's own words, if `summary` was `words`; else "".
         summarised: Ids of the summarised documents, best first.
-        problem: Reason why the question could not be asked, in which case it has no replies; else "".
+        problem: Reason why the question could not be asked, in which case it has no reply; else "".
     """
 
     question_id: str
-    replies: tuple[ProbedAnswer, ...] = ()
+    reply: ProbedAnswer | None = None
     documents: tuple[DocumentProbe, ...] = ()
     left_out: int = 0
     gold: str = ""
@@ -82,10 +82,16 @@ class Probe:
     summarised: tuple[str, ...] = ()
     problem: str = ""
 
+    @property
+    def replies(self) -> list[ProbedAnswer]:
+        """The answers without and with each document."""
+        optional = (self.reply, *(document.reply for document in self.documents))
+        return [reply for reply in optional if reply is not None]
 
-def greedy_correctness(replies: tuple[ProbedAnswer, ...]) -> float | None:
+
+def greedy_correctness(reply: ProbedAnswer | None) -> float | None:
     """Return the greedy answer's score in [0, 1]; None if there is none or its log-probability isn't finite."""
-    return next((reply.correctness for reply in replies[:1] if reply.log_prob is not None), None)
+    return None if reply is None or reply.log_prob is None else reply.correctness
 
 
 def stream_probe_file(path: Path) -> Iterator[Probe]:
@@ -107,13 +113,12 @@ def stream_probe_file(path: Path) -> Iterator[Probe]:
 
 def _check_numbers(probe: Probe) -> None:
     """Raise a `ValueError` for a correctness outside [0, 1], or a log-probability or score that isn't finite."""
-    replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
     log_probs = [probe.gold_log_prob, *(document.gold_log_prob for document in probe.documents)]
-    log_probs += [reply.log_prob for reply in replies]
+    log_probs += [reply.log_prob for reply in probe.replies]
     numbers = [number for number in log_probs if number is not None] + [document.score for document in probe.documents]
     if not all(map(math.isfinite, numbers)):
         raise ValueError(f"question {probe.question_id} has a log-probability or score that is not a finite number")
-    if not all(0 <= reply.correctness <= 1 for reply in replies):
+    if not all(0 <= reply.correctness <= 1 for reply in probe.replies):
         raise ValueError(f"question {probe.question_id} has a reply whose correctness is not in [0, 1]")
 
 

@@ -25,9 +25,8 @@ def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
     changes: Counter[str] = Counter()
     bad: list[dict[str, str]] = []
     for probe in probes:
-        replies = [*probe.replies, *(reply for document in probe.documents for reply in document.replies)]
         labels = [label.relevant for label in srt_labels(probe, rule)]
-        before = is_right(probe.replies)
+        before = is_right(probe.reply)
         numbers.update(
             questions=1,
             bad=bool(probe.problem),
@@ -36,12 +35,12 @@ def probe_statistics(probes: Iterable[Probe], rule: Rule) -> dict[str, Any]:
             documents=len(probe.documents),
             cut=sum(document.cut for document in probe.documents),
             left_out=probe.left_out,
-            empty_answers=sum(not reply.text for reply in replies),
-            broken_answers=sum(reply.log_prob is None for reply in replies),
+            empty_answers=sum(not reply.text for reply in probe.replies),
+            broken_answers=sum(reply.log_prob is None for reply in probe.replies),
             with_both_labels=len(set(labels)) == 2,
             with_several_relevant=sum(labels) > 1,
         )
-        changes.update(_named(before, is_right(document.replies)) for document in probe.documents)
+        changes.update(_named(before, is_right(document.reply)) for document in probe.documents)
         if probe.problem and len(bad) < 100:
             bad.append({"id": probe.question_id, "problem": probe.problem})
     counts = {name: int(count) for name, count in numbers.items()}

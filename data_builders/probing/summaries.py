@@ -75,7 +75,7 @@ def add_sentences(
     choices: list[list[tuple[int, str]]] = [[] for _ in probes]  # (document, sentence)
     for q, probe in enumerate(probes):
         for k, document in enumerate(probe.documents):
-            if answers[q] and is_right(document.replies):
+            if answers[q] and is_right(document.reply):
                 choices[q] += [(k, sentence) for sentence in dict.fromkeys(sentences(document.passage.text))]
     rows = [(q, i) for q, question_choices in enumerate(choices) for i in range(len(question_choices))]
     if not rows:

@@ -67,7 +67,7 @@ def choose(
         lines = [json.dumps(dict(zip(("question_id", "passage_id", "score"), row, strict=True))) for row in rows]
         (output / "rel_scores.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     held_out = [
-        [JudgedDocument(d.passage.entry_id, d.score, s, is_right(d.replies) is True) for d, s in documents]
+        [JudgedDocument(d.passage.entry_id, d.score, s, is_right(d.reply) is True) for d, s in documents]
         for name, documents in results.items()
         if name not in trained
     ]

@@ -29,8 +29,8 @@ SETTINGS = {"model": "m123", "prompts": "p123", "knowledge": "k123", "dataset": 
 SETTINGS |= {"seed": 7, "split": "train", "summary": "sentences"}
 
 
-def answers(right: bool) -> tuple[ProbedAnswer]:
-    return (ProbedAnswer("oak" if right else "elm", float(right), -1.0),)
+def answers(right: bool) -> ProbedAnswer:
+    return ProbedAnswer("oak" if right else "elm", float(right), -1.0)
 
 
 def document(number: int, right: bool, text: str = "It is made of elm.") -> DocumentProbe:

@@ -170,7 +170,7 @@ def _tables(folder: Path) -> Iterator[tuple[Path, Callable[[], Any]]]:
     write_examples(folder / "examples.parquet", examples)
     yield folder / "examples.parquet", lambda: list(stream_examples(folder / "examples.parquet", ReflectionExample))
     reply = ProbedAnswer("Ann", 1.0, -0.5)
-    probes = [to_row(Probe(name, (reply,), (DocumentProbe(passage, 0.5, 1, (reply,)),))) for name in "ab"]
+    probes = [to_row(Probe(name, reply, (DocumentProbe(passage, 0.5, 1, reply),))) for name in "ab"]
     write_parquet(folder / "probes.parquet", pa.Table.from_pylist(probes, schema=schema_of(Probe)))
     yield folder / "probes.parquet", lambda: list(stream_probe_file(folder / "probes.parquet"))
 

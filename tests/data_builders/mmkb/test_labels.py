@@ -38,8 +38,8 @@ def test_without_limits_and_of_a_single_kind_all_are_taken() -> None:
     assert choose([True, True, True], None, 0, balance=1) == [True, True, True]
 
 
-def answer(right: bool) -> tuple[ProbedAnswer]:
-    return (ProbedAnswer("x", float(right), -1.0),)
+def answer(right: bool) -> ProbedAnswer:
+    return ProbedAnswer("x", float(right), -1.0)
 
 
 def probe(name: str, alone: bool, *rows: tuple[bool, float, float]) -> Probe:

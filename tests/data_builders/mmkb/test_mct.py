@@ -20,12 +20,12 @@ def probe(*right: bool, alone: bool = False, scores: list[float] | None = None, 
             Passage(f"e{k}", 0, 0, "T", "", "H", f"Text {k}."),
             scores[k] if scores else 1.0 - k / 10,
             k + 1,
-            (ProbedAnswer("x", float(is_right), -1.0),),
+            ProbedAnswer("x", float(is_right), -1.0),
             sentence=f"Text {k}." if is_right else "",
         )
         for k, is_right in enumerate(right)
     )
-    return Probe("q", (ProbedAnswer("x", float(alone), -1.0),), documents, **more)
+    return Probe("q", ProbedAnswer("x", float(alone), -1.0), documents, **more)
 
 
 def label(made: Probe, mixing: MixingSettings = MIXING, rel_scores: RelScores | None = None) -> MctLabel | None:

@@ -24,12 +24,12 @@ def root(tmp_path: Path) -> Path:
 def page(root: Path, text: str) -> str:
     """Return the page of a question with a relevant, an irrelevant and an unlabelled document, all with this text."""
     passages = [Passage(text, 0, number, text, text, text, text) for number in range(3)]
-    replies = [(ProbedAnswer(text, 1.0, -1.0),), (ProbedAnswer("", 0.0, None),), ()]
+    replies = [ProbedAnswer(text, 1.0, -1.0), ProbedAnswer("", 0.0, None), None]
     documents = tuple(
         DocumentProbe(passage, 0.875, number, answers, -2.0 if answers else None, cut=number == 2)
         for number, (passage, answers) in enumerate(zip(passages, replies, strict=True), start=1)
     )
-    probe = Probe(text, (ProbedAnswer(text, 0.0, -1.0),), documents, gold=text, gold_log_prob=-9.0)
+    probe = Probe(text, ProbedAnswer(text, 0.0, -1.0), documents, gold=text, gold_log_prob=-9.0)
     labels = Labels(
         ret=[RetLabel(text, True, 0.0)],
         srt=[SrtLabel(text, documents[0], True, 1.0), SrtLabel(text, documents[1], False, -1.0)],

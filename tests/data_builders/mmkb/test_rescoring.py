@@ -15,10 +15,11 @@ QUESTIONS = {"q": Question("q", "i.png", "What is it made of?", ("oak",))}
 PROBES = [
     Probe(
         "q",
-        (ProbedAnswer("elm", 0.0, -1.0), ProbedAnswer("a kind of oak", 0.0, -2.0)),
+        ProbedAnswer("elm", 0.0, -2.0),
         (
-            DocumentProbe(PASSAGE, 0.9, 1, (ProbedAnswer("a kind of oak", 0.0, -1.0),)),
-            DocumentProbe(PASSAGE, 0.8, 2, (ProbedAnswer(" ", 1.0, -1.0),)),
+            DocumentProbe(PASSAGE, 0.9, 1, ProbedAnswer("a kind of oak", 0.0, -1.0)),
+            DocumentProbe(PASSAGE, 0.8, 2, ProbedAnswer("elm", 0.0, -1.0)),
+            DocumentProbe(PASSAGE, 0.7, 3, ProbedAnswer(" ", 1.0, -1.0)),
         ),
     ),
     Probe("bad", problem="image not found"),
@@ -36,11 +37,7 @@ class Equivalence:
 
 
 def correctness(probes: Sequence[Probe]) -> list[float]:
-    return [reply.correctness for probe in probes for replies in _replies(probe) for reply in replies]
-
-
-def _replies(probe: Probe) -> list[tuple[ProbedAnswer, ...]]:
-    return [probe.replies, *(document.replies for document in probe.documents)]
+    return [reply.correctness for probe in probes for reply in probe.replies]
 
 
 def test_each_answer_to_a_question_is_scored_once_and_empty_ones_never() -> None:
@@ -49,8 +46,8 @@ def test_each_answer_to_a_question_is_scored_once_and_empty_ones_never() -> None
 
 def test_every_reply_gets_its_new_score_and_an_empty_one_scores_0() -> None:
     rescored = rescore(PROBES, {("q", "elm"): 0.25, ("q", "a kind of oak"): 1.0})
-    assert correctness(rescored) == [0.25, 1.0, 1.0, 0.0]
-    assert [reply.log_prob for reply in rescored[0].replies] == [-1.0, -2.0]
+    assert correctness(rescored) == [0.25, 1.0, 0.25, 0.0]
+    assert [reply.log_prob for reply in rescored[0].replies] == [-2.0, -1.0, -1.0, -1.0]
     assert rescored[1] == PROBES[1]
 
 

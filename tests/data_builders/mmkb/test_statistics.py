@@ -11,14 +11,14 @@ EMPTY, BROKEN = ProbedAnswer("", 0.0, -3.0), ProbedAnswer("z", 0.0, None)
 
 
 def document(rank: int, reply: ProbedAnswer, cut: bool = False) -> DocumentProbe:
-    return DocumentProbe(Passage("e", 0, rank, "T", "", "H", "text"), 0.5, rank, (reply,), cut=cut)
+    return DocumentProbe(Passage("e", 0, rank, "T", "", "H", "text"), 0.5, rank, reply, cut=cut)
 
 
 def test_probes_are_counted_by_the_change_of_the_answer() -> None:
     probes = [
-        Probe("a", (WRONG,), (document(1, RIGHT), document(2, RIGHT, cut=True), document(3, EMPTY)), left_out=2),
-        Probe("b", (RIGHT,), (document(1, WRONG), document(2, BROKEN))),
-        Probe("c", (WRONG,)),
+        Probe("a", WRONG, (document(1, RIGHT), document(2, RIGHT, cut=True), document(3, EMPTY)), left_out=2),
+        Probe("b", RIGHT, (document(1, WRONG), document(2, BROKEN))),
+        Probe("c", WRONG),
         Probe("d", problem="it has no image"),
     ]
     counts = probe_statistics(probes, Rule(rule="paper"))
@@ -55,14 +55,14 @@ def test_labels_are_counted_by_task() -> None:
 
 def stating(entry: str, text: str, right: bool) -> DocumentProbe:
     passage = Passage(entry, 0, len(text), "T", "", "H", text)
-    return DocumentProbe(passage, 0.5, 1, (ProbedAnswer("x", float(right), -1.0),))
+    return DocumentProbe(passage, 0.5, 1, ProbedAnswer("x", float(right), -1.0))
 
 
 def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answer() -> None:
     probes = [
         Probe(
             "k",
-            (ProbedAnswer("x", 0.0, -1.0),),
+            ProbedAnswer("x", 0.0, -1.0),
             (
                 stating("e1", "Built in 1874.", True),  # [Rel], truly
                 stating("e2", "Built in 1874.", True),  # [Rel], of another entity
@@ -71,7 +71,7 @@ def test_a_document_truly_helps_if_it_belongs_to_the_entity_and_states_the_answe
                 stating("e3", "Oak.", False),
             ),
         ),
-        *(Probe(name, (ProbedAnswer("x", 1.0, -1.0),), (stating("e1", "Red.", False),)) for name in "vy"),
+        *(Probe(name, ProbedAnswer("x", 1.0, -1.0), (stating("e1", "Red.", False),)) for name in "vy"),
     ]
     questions = {
         "k": Question("k", "i", "When?", ("1874",), entity_ids=("e1",), requires_retrieval=True),

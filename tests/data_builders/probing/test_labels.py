@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -9,17 +10,17 @@ from reflectune.data_builders.probing.labels import Rule, external_labels, is_ri
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 
 
-def replies(*correctness: float | None) -> tuple[ProbedAnswer, ...]:
-    """Return answers with these scores; None stands for an answer whose log-probability isn't finite."""
-    return tuple(ProbedAnswer("x", value or 0.0, None if value is None else -1.0) for value in correctness)
+def reply(correctness: float | None) -> ProbedAnswer:
+    """Return an answer with this score; None stands for an answer whose log-probability isn't finite."""
+    return ProbedAnswer("x", correctness or 0.0, None if correctness is None else -1.0)
 
 
-def document(number: int, *correctness: float | None, gold: float | None = None, text: str = "") -> DocumentProbe:
+def document(number: int, correctness: float | None, gold: float | None = None, text: str = "") -> DocumentProbe:
     passage = Passage(f"e{number}", 0, 0, "T", "", "H", text)
-    return DocumentProbe(passage, 1 - number / 10, number, replies(*correctness), gold)
+    return DocumentProbe(passage, 1 - number / 10, number, reply(correctness), gold)
 
 
-def probe(alone: tuple[ProbedAnswer, ...], *documents: DocumentProbe, gold: float | None = None) -> Probe:
+def probe(alone: ProbedAnswer | None, *documents: DocumentProbe, gold: float | None = None) -> Probe:
     return Probe("q", alone, documents, gold="x", gold_log_prob=gold)
 
 
@@ -27,7 +28,7 @@ def probe(alone: tuple[ProbedAnswer, ...], *documents: DocumentProbe, gold: floa
     ("alone", "expected"), [(1.0, False), (0.0, True), (0.5, False), (0.3, True), (None, None)], ids=str
 )
 def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float, expected: bool | None) -> None:
-    label = ret_label(probe(replies(alone)), Rule())
+    label = ret_label(probe(reply(alone)), Rule())
     assert (label.retrieve if label else None) is expected
 
 
@@ -43,7 +44,7 @@ def test_a_question_that_is_answered_right_alone_needs_no_retrieval(alone: float
     ],
 )
 def test_algorithm_2_labels_changes_and_the_outcome_wrong_answers_too(before, after, paper, outcome) -> None:
-    made = probe(replies(before), document(1, after))
+    made = probe(reply(before), document(1, after))
     for rule, expected in ((Rule(rule="paper"), paper), (Rule(), outcome)):
         assert [label.relevant for label in srt_labels(made, rule)] == ([] if expected is None else [expected])
 
@@ -53,29 +54,29 @@ def test_algorithm_2_labels_changes_and_the_outcome_wrong_answers_too(before, af
     [(-5.0, -3.0, True), (-3.0, -5.0, False), (-3.0, -2.5, None), (None, -1.0, None), (-1.0, None, None)],
 )
 def test_the_margin_is_in_nats_of_the_accepted_answer(before: float, after: float, expected: bool | None) -> None:
-    labels = srt_labels(probe(replies(0), document(1, 0, gold=after), gold=before), Rule(rule="margin", margin=1.0))
+    labels = srt_labels(probe(reply(0), document(1, 0, gold=after), gold=before), Rule(rule="margin", margin=1.0))
     assert [label.relevant for label in labels] == ([] if expected is None else [expected])
     assert all(math.isclose(label.change, after - before) for label in labels)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=4)))
-def test_by_the_papers_rule_no_question_has_both_labels(alone: list[float], documents: list[list[float]]) -> None:
-    made = probe(replies(*alone), *(document(k, *correctness) for k, correctness in enumerate(documents)))
+@given(st.floats(0, 1), st.lists(st.floats(0, 1)))
+def test_by_the_papers_rule_no_question_has_both_labels(alone: float, documents: list[float]) -> None:
+    made = probe(reply(alone), *itertools.starmap(document, enumerate(documents)))
     labels = srt_labels(made, Rule(rule="paper"))
     assert len({label.relevant for label in labels}) <= 1
-    assert all(label.relevant is not is_right(made.replies) for label in labels)
+    assert all(label.relevant is not is_right(made.reply) for label in labels)
 
 
 @given(st.floats(-50, 0), st.lists(st.floats(-50, 0)), st.floats(0, 10), st.floats(0, 10))
 def test_a_higher_margin_takes_labels_away_and_turns_none(before, after, first, second) -> None:
-    made = probe(replies(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
+    made = probe(reply(0), *(document(k, 0, gold=value) for k, value in enumerate(after)), gold=before)
     low, high = (srt_labels(made, Rule(rule="margin", margin=margin)) for margin in sorted((first, second)))
     assert set(high) <= set(low)
 
 
 def test_an_external_labeller_labels_every_document_by_its_text() -> None:
     question = Question("q", "i.png", "When?", ("1874",), answer_type="time")
-    made = probe(replies(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
+    made = probe(reply(1), document(1, 1, text="Built in 1874."), document(2, 0, text="Built in 1875."))
     assert [label.relevant for label in external_labels(made, question)] == [True, False]
     question = Question("q", "i.png", "Is it green?", ("yes",))
     assert external_labels(made, question) == []  # the words of a text can't tell

@@ -16,7 +16,7 @@ SETTINGS = {"model": "m", "metric": "infoseek", "documents": 10}
 
 
 def probe(number: int, text: str = "answer") -> Probe:
-    return Probe(f"q{number:03d}", (ProbedAnswer(text, 1.0, -0.5),))
+    return Probe(f"q{number:03d}", ProbedAnswer(text, 1.0, -0.5))
 
 
 def fill(folder: Path, numbers: range | list[int], process: int = 0) -> None:

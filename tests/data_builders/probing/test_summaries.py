@@ -49,11 +49,11 @@ def several(probe, world: Path) -> Question:
 
 def test_the_sentence_with_the_answer_is_chosen(probe, several: Question) -> None:
     probed = probe(several, GenerationSettings(max_new_tokens=8, summary="sentences"))
-    right = [document for document in probed.documents if document.replies[0].correctness == 1]
+    right = [document for document in probed.documents if document.reply.correctness == 1]
     assert len(right) >= 2
     assert all(document.sentence and document.sentence in document.passage.text for document in right)
     assert sum(document.sentence != ELSEWHERE for document in right) >= 2
-    assert all(document.sentence == "" for document in probed.documents if document.replies[0].correctness == 0)
+    assert all(document.sentence == "" for document in probed.documents if document.reply.correctness == 0)
     assert probed.summary == ""
 
 

@@ -69,10 +69,10 @@ def test_all_documents_are_judged_and_the_choice_is_fitted_on_held_out_questions
         for name in "abc":
             passages = [Passage(f"e{k}", 0, 0, "T", "", "H", f"It is made of {k}.") for k in range(2)]
             documents = tuple(
-                DocumentProbe(p, 0.8, k, (ProbedAnswer("oak", float(k == 1), -1.0),))
+                DocumentProbe(p, 0.8, k, ProbedAnswer("oak", float(k == 1), -1.0))
                 for k, p in enumerate(passages, start=1)
             )
-            log.append(name, to_row(Probe(name, (ProbedAnswer("elm", 0.0, -1.0),), documents)))
+            log.append(name, to_row(Probe(name, ProbedAnswer("elm", 0.0, -1.0), documents)))
     seal(tmp_path / "probes")
     write_examples(tmp_path / "train.parquet", [PromptedExample("a", "a.png", "?", (PromptedBranch("ret", role="x"),))])
     write_manifest(tmp_path, Manifest("mmkb_rag", tmp_path, {"train": "0"}))
