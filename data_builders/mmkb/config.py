@@ -9,18 +9,17 @@ from typing import Annotated, Any
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import Device, InputFile, output_of
 from reflectune.data_builders.mmkb.labels import LabelSettings
+from reflectune.metrics.config import MetricKeys
 from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
-from reflectune.models.names import BemName
 
 
-class DeriveConfig(LabelSettings):
+class DeriveConfig(MetricKeys, LabelSettings):
     """Derive MMKB-RAG's training data from probes. No model is needed."""
 
     probes: str = setting("", "folder of finished probes", needed="")
     dataset: str = setting("", "data set folder that was probed", needed="")
     output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the reflection data", needed="")
     metric: MetricChoice = setting("", "score the answers again (evqa needs `bem`); the probes' own scores if unset")
-    bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`")
     device: Device = setting("cpu", "device of BEM")
     rel_scores: InputFile = setting(
         "", "Parquet or JSONL of question_id, passage_id, score: trained [Rel] that orders MCT's reply"

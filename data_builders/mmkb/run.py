@@ -31,7 +31,7 @@ from reflectune.formats.reflection_data import (
     earlier_manifest,
     write_examples,
 )
-from reflectune.metrics.judging.bem import Bem, load_bem
+from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.models.schemes.mct import write_reply
@@ -135,9 +135,7 @@ def _rescored(
     config: DeriveConfig, metric: Metric, probes: Sequence[Probe], questions: Mapping[str, Question]
 ) -> tuple[list[Probe], str]:
     """Return the probes scored by a metric, and the name of that metric."""
-    from reflectune.core.devices import find_device  # torch is slow to import
-
-    bem = load_bem(config.bem, device=str(find_device(config.device))) if config.bem else None
+    bem = config.open_bem(config.device)
     scores = score_by_metric(answers_of(probes), questions, metric, bem)
     return rescore(probes, scores), f"{metric} (BEM {bem.fingerprint})" if bem else metric
 
