@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, greedy_correctness
+from reflectune.metrics.scoring.registry import is_wrong
 
 RuleName = Literal["paper", "outcome", "margin"]
-
-RIGHT_FROM: Final = 0.5
-"""Least score of a right answer."""
 
 
 class Rule(Settings):
@@ -100,11 +98,6 @@ def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
     """Label documents by the annotator `string`: `[Rel]` if one states an accepted answer; none that it can't judge."""
     judged = [(document, annotate_by_string(question, document.passage)) for document in probe.documents]
     return [SrtLabel(probe.question_id, it, note.relevant, None) for it, note in judged if note.label != "unclear"]
-
-
-def is_wrong(score: float) -> bool:
-    """Return True if an answer with this score is wrong."""
-    return score < RIGHT_FROM
 
 
 def is_right(reply: ProbedAnswer | None) -> bool | None:

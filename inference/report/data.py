@@ -18,7 +18,6 @@ from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe, reflecting
@@ -29,6 +28,7 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.official.infoseek import normalize_answer
 from reflectune.metrics.reporting.breakdown import headline
+from reflectune.metrics.scoring.registry import is_wrong
 
 REFLECTING = MR2AG.name
 """The pipeline whose stored candidates can be chosen among again."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from reflectune.core.types import Evidence, Question
-from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
 from reflectune.inference.trace_files.columns import with_texts
+from reflectune.metrics.scoring.registry import is_wrong
 from reflectune.retrieval.retrievers.two_stage import ARTICLE
 
 RIGHT: Final = "right"

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.pipelines.diagnostics import STATING, is_searchable
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, mean, score_rows
 from reflectune.metrics.reporting.gates import weighted_calibration_error
+from reflectune.metrics.scoring.registry import is_wrong
 
 Scopes = Mapping[str, Callable[[Question], bool]]
 """Questions of a number by scope: `overall`, all of them, and the columns of the metric's table."""

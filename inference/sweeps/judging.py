@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import Question
-from reflectune.data_builders.probing.labels import is_wrong
 from reflectune.inference.pipelines.diagnostics import is_searchable, is_stating
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.outcomes import CheckedProbability
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.trace import Trace
+from reflectune.metrics.scoring.registry import is_wrong
 
 Judge = Callable[[Question, Mapping[str, Trace], TraceScorer], Sequence[CheckedProbability]]
 REFLECTION = "(reflection)"

@@ -25,6 +25,11 @@ Worth = Callable[[str, Question], float]
 """Function of an answer and a question that returns the answer's score, in [0, 1]."""
 
 
+def is_wrong(score: float) -> bool:
+    """Return True if an answer with this score is wrong."""
+    return score < 0.5
+
+
 def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits | None = None) -> Worth:
     """Return the scoring function of a metric.
 
