@@ -26,7 +26,6 @@ from reflectune.inference.reading.document_choice import (
     keep_entry,
     keep_first,
     keep_relevant,
-    read_mct,
 )
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.ranking import document_shares
@@ -166,9 +165,8 @@ class MMKBRAG:
         replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
         for i, reply in replies.items():
-            parsed = read_mct(reply.text, reply.shown, mode)
-            parsed = dataclasses.replace(parsed, reply=reply.raw, finished=reply.finished)
-            used, mct = apply_mct(traces[i].kept, parsed, mode)
+            used, mct = apply_mct(traces[i].kept, reply.text, reply.shown, mode)
+            mct = dataclasses.replace(mct, reply=reply.raw, finished=reply.finished)
             tokens = {**traces[i].tokens, "mct_generated": reply.tokens}
             agreed[i] = dataclasses.replace(traces[i], used=tuple(used), mct=mct, tokens=tokens)
         return agreed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -110,30 +109,28 @@ def keep_entry(kept: Sequence[int], entries: Sequence[str], scores: Sequence[flo
     return [position for position in kept if entries[position] == best]
 
 
-def read_mct(reply: str, shown: int, mode: Mct) -> MctTrace:
-    """Parse a reply to P_MCT for a mode of MCT."""
+def apply_mct(kept: Sequence[int], reply: str, shown: int, mode: Mct) -> tuple[list[int], MctTrace]:
+    """Return the documents to answer from after MCT, in order; none if the answer is read from the summary alone.
+
+    Args:
+        kept: Positions kept by SRT, in its order.
+        reply: The reply to P_MCT. A malformed one changes nothing.
+        shown: Number of these documents that were shown, the first ones.
+        mode: `filter`: the documents that it keeps; `merge`: its summary; `rerank`: those that it keeps first.
+
+    Returns:
+        Positions, and the parsed reply.
+    """
     parsed = read_reply(reply, shown)
     problem: Problem = parsed.problem
     if mode == "merge" and not problem and not parsed.summary:
         problem = "empty_summary"
-    return MctTrace(reply, shown, keep=parsed.keep, summary=parsed.summary, problem=problem)
-
-
-def apply_mct(kept: Sequence[int], mct: MctTrace, mode: Mct) -> tuple[list[int], MctTrace]:
-    """Return the documents to answer from after MCT, in order; none if the answer is read from the summary alone.
-
-    Args:
-        kept: Positions kept by SRT, in its order; MCT was shown the first `mct.shown` of them.
-        mct: The reply. A malformed one changes nothing.
-        mode: `filter`: the documents that it keeps; `merge`: its summary; `rerank`: those that it keeps first.
-
-    Returns:
-        Positions, and the reply with `merged` set.
-    """
-    if mct.problem:
+    is_merged = mode == "merge" and not problem
+    mct = MctTrace(reply, shown, keep=parsed.keep, summary=parsed.summary, problem=problem, merged=is_merged)
+    if problem:
         return list(kept), mct
-    if mode == "merge":
-        return [], dataclasses.replace(mct, merged=True)
+    if is_merged:
+        return [], mct
     chosen = [kept[number - 1] for number in mct.keep]
     others = [position for position in kept if position not in chosen] if mode == "rerank" else []
     return [*chosen, *others], mct

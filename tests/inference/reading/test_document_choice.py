@@ -8,7 +8,6 @@ from reflectune.inference.reading.document_choice import (
     keep_entry,
     keep_first,
     keep_relevant,
-    read_mct,
 )
 
 scores = st.lists(st.none() | st.floats(0, 1), max_size=8)
@@ -49,7 +48,7 @@ def test_without_srt_the_retrievers_order_stays() -> None:
 @given(st.text(max_size=30), st.integers(2, 5), st.sampled_from(["filter", "merge", "rerank"]))
 def test_any_reply_leaves_a_usable_order(reply: str, shown: int, how) -> None:
     kept = [9, 8, 7, 6, 5]
-    places, mct = apply_mct(kept, read_mct(reply, shown, how), how)
+    places, mct = apply_mct(kept, reply, shown, how)
     assert len(set(places)) == len(places)
     assert set(places) <= set(kept)
     assert mct.merged is (places == [])
