@@ -8,7 +8,8 @@ from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.hashing import file_fingerprint
-from reflectune.formats.dataset import DatasetKey
+from reflectune.formats.dataset import Dataset, DatasetKey
+from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.models.names import PlacementKeys, model_name
 from reflectune.models.remote.endpoint import ConnectionKeys, url_problem
 from reflectune.models.rendering.image_config import ImageKeys
@@ -132,6 +133,10 @@ class TextIndexSettings(Settings):
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 yield f"`{key}`: {folder} has no {marker}"
+
+    def article_source(self, dataset: Dataset) -> KnowledgeBase:
+        """Return the knowledge base of the index."""
+        return KnowledgeBase(self.text_knowledge) if self.text_knowledge else dataset.knowledge
 
     def texts_fingerprint(self) -> str:
         """Return the hash of the index's manifest; "" without an index."""

@@ -23,7 +23,6 @@ from reflectune.examples.lessons.reag import ReagTeacher
 from reflectune.examples.lessons.renaming import TitleExchange, renamed
 from reflectune.examples.lessons.teacher import TrajectoryTeacher, teacher_of
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.reflection_data import Manifest, build_split
 from reflectune.inference.config import ModelSettings, TextIndexSettings
 from reflectune.inference.operators.models import LocalModel
@@ -152,7 +151,7 @@ class LessonWriter:
         loaded = open_model(models, "base_model")
         engine, self.weights = open_engine(models, loaded), [loaded.fingerprint, models.dtype]
         self._model, self.renderer = LocalModel(engine, settings.batch_questions), engine.renderer
-        knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
+        knowledge = texts.article_source(dataset)
         self._titles = TitleExchange(entry.title for entry in knowledge) if settings.renamed else None
         self._parts = PipelineParts(
             dataset.knowledge,

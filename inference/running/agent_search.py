@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from reflectune.formats.dataset import Dataset
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.searching import knowledge_bases
 from reflectune.inference.operators.trajectory import SearchFunction
@@ -29,8 +28,11 @@ def agent_search(
     """
     entries = open_entries(retriever, dataset, device)
     assert isinstance(entries, EntryRetriever | RankedRetriever)  # all that a config can name
-    knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else dataset.knowledge
-    passages = open_text_retriever(texts.text_index, knowledge, device=device) if texts.text_index else None
+    passages = (
+        open_text_retriever(texts.text_index, texts.article_source(dataset), device=device)
+        if texts.text_index
+        else None
+    )
     opened = knowledge_bases(
         entries,
         passages,

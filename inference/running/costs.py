@@ -124,7 +124,7 @@ def describe_cost(
         dataset.root,
         retriever=indexed if RetrieverConfig.of(config).finds_entries else None,
         texts=indexed if texts.text_index else None,
-        text_knowledge=KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else None,
+        text_knowledge=texts.article_source(dataset),
         use=use,
         budget=Budget.of(BudgetSettings.of(config), None),
     )

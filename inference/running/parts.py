@@ -14,7 +14,6 @@ from reflectune.core.images_ahead import Prepare
 from reflectune.core.launching import launch_processes
 from reflectune.core.secrets import route_of
 from reflectune.formats.dataset import LOOK_ALIKES, PROBES, Dataset
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.budget import Budget, BudgetSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
@@ -46,7 +45,7 @@ def open_parts(
     """
     required = {requirement.name for recipe in recipes for requirement in recipe.requires}
     retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-    text_knowledge = KnowledgeBase(texts.text_knowledge) if texts.text_knowledge else None
+    text_knowledge = texts.article_source(dataset)
     reads_texts = bool(required & {"texts", "pages"}) and bool(texts.text_index)
     lead = LeadSettings.of(config).lead
     return PipelineParts(
@@ -57,9 +56,7 @@ def open_parts(
         else None,
         retriever=open_entries(retriever, dataset, device) if retriever.finds_entries else None,
         reranker=open_reranker(RerankerConfig.of(config), device=device) if "reranker" in required else None,
-        texts=open_text_retriever(texts.text_index, text_knowledge or dataset.knowledge, device=device)
-        if reads_texts
-        else None,
+        texts=open_text_retriever(texts.text_index, text_knowledge, device=device) if reads_texts else None,
         text_knowledge=text_knowledge,
     )
 

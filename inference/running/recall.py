@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeVar
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
-from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.running.config import RecallConfig
 from reflectune.inference.running.experiment import select
 from reflectune.inference.scoring.recall import (
@@ -124,7 +123,7 @@ def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) 
 
 def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequence[Question]) -> Figures:
     """Measure passages found by the questions' text, and print the tables."""
-    knowledge = KnowledgeBase(config.text_knowledge) if config.text_knowledge else dataset.knowledge
+    knowledge = config.article_source(dataset)
     retriever = open_text_retriever(config.text_index, knowledge, device=config.device)
     twin = _exact_twin(config, config.text_index, retriever)
     exact = twin.search if twin is not None else None
