@@ -22,22 +22,6 @@ from reflectune.retrieval.config import RetrieverConfig
 NAMES = ("string", "gold", "llm")
 
 
-@contextmanager
-def opened(name: str, config: RemoteConfig, cache: Path) -> Iterator[Annotator]:
-    """Open the annotator of this name; `llm` keeps its file of replies open in this block.
-
-    Args:
-        name: One of `NAMES`.
-        config: Settings of the model for `llm`.
-        cache: Its file of replies, unless the config names one.
-    """
-    if name != "llm":
-        yield {"string": by_string, "gold": by_gold}[name]
-        return
-    with RemoteModel(config.endpoint(), config.llm_cache or cache) as model:
-        yield LlmAnnotator(model)
-
-
 _DECISIVE: Final = {
     *ExampleSettings.model_fields,
     *QuestionSettings.model_fields,
@@ -74,6 +58,15 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
     def replies_file(self) -> Path:
         """Return the file that caches the replies of `annotator: llm`."""
         return Path(self.llm_cache or Path(self.output, "llm_replies.jsonl"))
+
+    @contextmanager
+    def open_annotator(self) -> Iterator[Annotator]:
+        """Open the annotator; `llm` keeps its file of replies open in this block."""
+        if self.annotator != "llm":
+            yield {"string": by_string, "gold": by_gold}[self.annotator]
+            return
+        with RemoteModel(self.endpoint(), self.replies_file()) as model:
+            yield LlmAnnotator(model)
 
     def decisive(self) -> dict[str, Any]:
         """Return the settings that determine the data. Data sets and index are hashed separately."""

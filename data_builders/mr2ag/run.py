@@ -22,7 +22,7 @@ from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
-from reflectune.data_builders.mr2ag.config import BuildConfig, opened
+from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.cost import estimate
 from reflectune.data_builders.mr2ag.report import page_article, statistics, summary
 from reflectune.data_builders.mr2ag.selection import QuestionSettings, image_roots, select_questions
@@ -59,7 +59,7 @@ def run(config: BuildConfig) -> None:
     if processes.index and config.annotator == "llm":
         build_split(dataset, retriever, None, config, processes)
         return
-    with opened(config.annotator, config, config.replies_file()) as annotate:
+    with config.open_annotator() as annotate:
         build_split(dataset, retriever, annotate, config, processes)
         if isinstance(annotate, LlmAnnotator):
             print(annotate.model.summary())
@@ -139,7 +139,7 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
         requests = estimate(_builder(config, dataset, None, by_string), knowledge, endpoint, config.replies_file())
         first = ["the first one:", requests.first] if requests.first else []
         return "\n".join([*lines, requests.describe(endpoint), *first])
-    with opened(config.annotator, config, Path()) as annotate:
+    with config.open_annotator() as annotate:
         builder = _builder(config, dataset, retriever, annotate)
         builder.add_ranking(builder.search(builder.images_to_search(knowledge[:8])))
         for example in builder.build_knowledge(knowledge[:8]).examples[:1]:
