@@ -46,7 +46,7 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
     kinds = {content["metric"]["name"] for content in contents}
     if len(kinds) > 1:
         raise UserError(f"the evaluations are scored by {' and '.join(sorted(kinds))}; compare those of one metric")
-    if len({str(content["metric"].get("bem")) for content in contents}) > 1:
+    if len({str(content["metric"]["bem"]) for content in contents}) > 1:
         raise UserError("the evaluations are scored by different checkpoints of BEM; compare those of one")
     names = dict.fromkeys(name for content in contents for name in content["pipelines"] if name not in BESTS)
     pipelines = {name: _pipeline(name, contents) for name in names}
@@ -55,7 +55,7 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
     return {
         "metric": {**contents[0]["metric"], "columns": _columns(contents)},
         "evaluations": list(metrics),
-        "names": {name: title for content in contents for name, title in content.get("names", {}).items()},
+        "names": {name: title for content in contents for name, title in content["names"].items()},
         "question_sets": len(_question_sets(contents)),
         "best_baselines": [content[BEST_BASELINE] for content in contents],
         "pipelines": pipelines,
@@ -117,18 +117,18 @@ def with_folder_names(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
 
 def _with_noise_named(content: Metrics) -> Metrics:
     """Rename pipelines that read irrelevant passages, so that they are not averaged with those that did not."""
-    return _renamed(content, {name: f"{name}, noise {count}" for name, count in content.get("noise", {}).items()})
+    return _renamed(content, {name: f"{name}, noise {count}" for name, count in content["noise"].items()})
 
 
 def _renamed(content: Metrics, named: Mapping[str, str]) -> Metrics:
     named = {**named, **{f"{name} - {BEST_BASELINE}": f"{new} - {BEST_BASELINE}" for name, new in named.items()}}
     renamed = {
-        part: {named.get(name, name): value for name, value in content.get(part, {}).items()}
+        part: {named.get(name, name): value for name, value in content[part].items()}
         for part in ("pipelines", "comparisons", "costs", "budgets")
     }
-    titles = content.get("names", {}).items()
     renamed["names"] = {
-        named.get(name, name): title + named.get(name, name).removeprefix(name) for name, title in titles
+        named.get(name, name): title + named.get(name, name).removeprefix(name)
+        for name, title in content["names"].items()
     }
     return {**content, **renamed}
 
@@ -146,7 +146,7 @@ def _pipeline(name: str, evaluations: Sequence[Metrics]) -> Record:
         },
         "lead": leads,
         "standing": standing(leads),
-        "costs": {cost: mean_if_all([content["costs"][name].get(cost) for content in ran]) for cost in COSTS},
+        "costs": {cost: mean_if_all([content["costs"][name][cost] for content in ran]) for cost in COSTS},
         "budget": {key: sorted({budget[key] for budget in budgets}) for key in (budgets[0] if budgets else ())},
         "unasked": len(_question_sets(evaluations)) - len(_question_sets(ran)),
     }
@@ -158,7 +158,7 @@ def _columns(evaluations: Sequence[Metrics]) -> dict[str, str]:
 
 
 def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
-    return {content.get("questions", "") for content in evaluations}
+    return {content["questions"] for content in evaluations}
 
 
 def plain(name: str) -> str:

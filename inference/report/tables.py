@@ -33,9 +33,9 @@ COMPUTE = ("calls", "read", "computed")
 
 def plain_names(metrics: Mapping[str, Any]) -> dict[str, str]:
     """Return the plain name of each pipeline, and of the best ones."""
-    names = {name: metrics.get("names", {}).get(name, name) for name in metrics["pipelines"]}
+    names = metrics["names"]
     titles = {BEST_BASELINE: "best baseline", BEST_OF_ALL: "best of all baselines and controls"}
-    return names | {best: f"{title} ({names[metrics[best]]})" for best, title in titles.items() if metrics.get(best)}
+    return names | {best: f"{title} ({names[metrics[best]]})" for best, title in titles.items() if metrics[best]}
 
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
@@ -48,7 +48,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
             Cell(names[name], note) if (note := _reader(metrics, name)) else names[name],
             *(score_cell(table.get(column)) for column in heads),
             *(score_cell(table["by_type"].get(kind)) for kind in types),
-            _share(metrics["coverage"].get(name)),
+            _share(metrics["coverage"][name]),
             *(number(metrics["costs"][name][cost]) for cost in COMPUTE),
         ]
         for name, table in tables.items()
@@ -64,7 +64,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
 
 def _reader(metrics: Mapping[str, Any], name: str) -> str:
     """Return the contexts of a tuned baseline's training, and if it reads others."""
-    if not (reader := metrics.get("readers", {}).get(name)):
+    if not (reader := metrics["readers"].get(name)):
         return ""
     tuned_on = ", ".join(reader["tuned_on"]) or "unknown contexts"
     return f"reader tuned on {tuned_on}" + (f", not on {reader['reads']}" if reader["as_tuned"] is False else "")

@@ -43,9 +43,9 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if len(measured["by_iteration"]) > 1:
             tables.append(_iterations(names[name], measured))
         notes.append(_sentence(names[name], measured))
-    if curve := metrics.get("saturation"):
+    if curve := metrics["saturation"]:
         tables.append(_saturation(curve))
-    if stop := metrics.get("stop_rule"):
+    if stop := metrics["stop_rule"]:
         notes.append(_stop_sentence(stop))
     return render("inference/report/templates/tables.html", tables=tables, notes=notes)
 
@@ -90,7 +90,7 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
     by_iteration: Sequence[Mapping[str, Any]] = measured["by_iteration"]
     bases = list(by_iteration[0]["by_base"]) if by_iteration else []
     texts = {name: title for name, title in _TEXTS.items() if by_iteration and name in by_iteration[0]}
-    answered = any(record.get("answer") for record in by_iteration)
+    answered = any(record["answer"] for record in by_iteration)
     rows = [
         [
             str(iteration),
@@ -135,7 +135,7 @@ def _sentence(name: str, measured: Mapping[str, Any]) -> str:
     courses = measured["courses"]
     shares = ", ".join(f"{_COURSES[course]} {100 * share:.1f} %" for course, share in courses.items())
     text = f"{text} Its records: {shares}." if courses else text
-    converged = {name: score for name, score in measured.get("after_convergence", {}).items() if score}
+    converged = {name: score for name, score in measured["after_convergence"].items() if score}
     counts = ", ".join(f"{_COURSES[name]} {number(score['value'])}" for name, score in converged.items())
     return f"{text} Iterations after records became right for good: {counts}." if counts else text
 

@@ -75,7 +75,7 @@ def run(make: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Simp
     }
     official = MEASURE.official(questions)
     metrics = evaluate(questions[:50], traces, measure=MEASURE, gamma=GAMMA, seed=0)
-    metrics["names"] = {"mr2ag": "mR²AG", "closed_book": EVIL}
+    metrics |= {"names": {"mr2ag": "mR²AG", "closed_book": EVIL}, "readers": {}}
     metrics["losses"] = {name: counted(outcomes(official, made, MEASURE)) for name, made in traces.items()}
     path = folder / "report.html"
     shown = {"title": EVIL, "facts": {EVIL: EVIL}, "notices": [EVIL]}

@@ -31,7 +31,15 @@ def metrics(scores: dict[str, float], read: dict[str, float | None] | None = Non
     leading = [name for name in scores if name in ("pmsr", "mr2ag")]
     leads = {f"{name} - best_baseline": score(scores[name] - scores["naive"]) for name in leading}
     return {
-        "metric": {"name": "infoseek", "caption": "A score", "columns": {"overall": "overall", "visual": "visual"}},
+        "metric": {
+            "name": "infoseek",
+            "caption": "A score",
+            "columns": {"overall": "overall", "visual": "visual"},
+            "bem": None,
+        },
+        "questions": "",
+        "names": {},
+        "noise": {},
         "pipelines": {**table, "best_baseline": table["naive"]},
         "best_baseline": "naive",
         "comparisons": leads,

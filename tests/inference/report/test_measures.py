@@ -17,7 +17,8 @@ from reflectune.inference.trace import by_question
 
 def run(measure: TraceScorer, questions: list[Question], traces: dict[str, list[Any]]) -> dict[str, Any]:
     by_id = {name: by_question(each) for name, each in traces.items()}
-    return evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
+    metrics = evaluate(questions, by_id, measure=measure, gamma=0.5, seed=0)
+    return {**metrics, "names": {name: name for name in by_id}, "readers": {}}
 
 
 def values(table: dict[str, Any]) -> dict[str, float | None]:

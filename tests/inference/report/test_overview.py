@@ -17,8 +17,9 @@ def metrics(lead: float = 0.1, **more: Any) -> dict[str, Any]:
     counts = {"mr2ag": {"right": 60, "gate": 1, "misread": 39}, "closed_book": {"right": 5, "unread": 95}}
     return {
         "pipelines": {name: {"overall": score(value)} for name, value in [*values.items(), ("best_baseline", 0.5)]},
-        "names": {"mr2ag": "mR²AG", "naive_rag_article": "Naive RAG, first article"},
+        "names": {**{name: name for name in values}, "mr2ag": "mR²AG", "naive_rag_article": "Naive RAG, first article"},
         "best_baseline": "naive_rag_article",
+        "best_of_all": None,
         "comparisons": {"mr2ag - best_baseline": score(lead)},
         "losses": counts,
         **more,
@@ -75,7 +76,7 @@ def test_lost_answers_have_their_numbers_as_text_and_only_the_steps_that_happene
 
 def test_a_pipelines_name_is_text() -> None:
     evil = '<img src=x onerror="alert(1)">'
-    names = {"mr2ag": evil}
+    names = {**metrics()["names"], "mr2ag": evil}
     for page in (overview.scores(metrics(names=names)), overview.losses(metrics(names=names))):
         assert "<img" not in page
         assert "&lt;img" in page

@@ -14,7 +14,8 @@ def metrics(make) -> dict:
         "mr2ag": {f"q00{i}": make.trace(i, gate=0.9, passages=candidates, chosen=0) for i in range(2)},
         "naive_rag_article": {f"q00{i}": make.trace(i, "naive_rag_article", "fir") for i in range(2)},
     }
-    return evaluate(questions, traces, measure=TraceScorer("infoseek"), gamma=0.5, seed=0)
+    measured = evaluate(questions, traces, measure=TraceScorer("infoseek"), gamma=0.5, seed=0)
+    return {**measured, "names": {name: name for name in traces}, "readers": {}}
 
 
 def test_scores_are_in_percent_with_their_intervals(metrics) -> None:

@@ -27,27 +27,32 @@ def test_of_many_endings_the_most_common_are_named() -> None:
     assert endings({"ended": {"queries repeat": 2, "identified a": 1}}) == "queries repeat: 2, identified a: 1"
 
 
+UNMEASURED = {"best_baseline": None, "best_of_all": None, "saturation": [], "stop_rule": None}
+ENDED = {"ended": {"done": 9}, "courses": {}, "after_convergence": {}}
+
+
 def test_questions_without_accepted_answers_have_no_share_of_answers() -> None:
     """Numerical questions of one's own may have a range alone."""
     nothing = {"so_far": {}, "alone": {}}
-    iteration = {"article_recall": None, "by_base": {}, "record": None, "prr": nothing}
-    walked = {"iterations": 2, "ended": {"done": 9}, "by_iteration": [iteration] * 2, "courses": {}}
-    costed = {"pipelines": {"pmsr": {}}, "costs": {"pmsr": dict.fromkeys(COSTS, 1.0)}, "trajectories": {"pmsr": walked}}
-    assert "pmsr, after each iteration" in costs(costed)
+    iteration = {"article_recall": None, "by_base": {}, "record": None, "answer": None, "prr": nothing}
+    walked = {"iterations": 2, "by_iteration": [iteration] * 2, **ENDED}
+    costed = {"names": {"pmsr": "PMSR"}, "costs": {"pmsr": dict.fromkeys(COSTS, 1.0)}, **UNMEASURED}
+    assert "PMSR, after each iteration" in costs({**costed, "trajectories": {"pmsr": walked}})
 
 
 def test_only_what_iterates_has_a_table_of_iterations() -> None:
     score = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 9}
-    iteration = {"article_recall": score, "by_base": {}, "record": None}
+    iteration = {"article_recall": score, "by_base": {}, "record": None, "answer": None}
 
     def walked(count: int) -> dict[str, Any]:
-        return {"iterations": count, "ended": {"done": 9}, "by_iteration": [iteration] * count, "courses": {}}
+        return {"iterations": count, "by_iteration": [iteration] * count, **ENDED}
 
     shown = costs(
         {
-            "pipelines": {"once": {}, "twice": {}},
+            "names": {"once": "once", "twice": "twice"},
             "costs": {name: dict.fromkeys(COSTS, 1.0) for name in ("once", "twice")},
             "trajectories": {"once": walked(1), "twice": walked(2)},
+            **UNMEASURED,
         }
     )
     assert "twice, after each iteration" in shown

@@ -161,8 +161,9 @@ def test_the_best_of_all_is_of_baselines_and_controls(make) -> None:
     assert leads == {
         f"mr2ag - {name}": lead for name, lead in {**rivals, "mr2ag_unjudged": 0.25, "mr2ag_first_passage": 0.5}.items()
     }
-    assert "best of all baselines and controls (mr2ag_unjudged)" in tables.scores(metrics)
-    assert "best_of_all" not in trajectories.costs(metrics)
+    named = {**metrics, "names": {name: name for name in metrics["pipelines"]}, "readers": {}}
+    assert "best of all baselines and controls (mr2ag_unjudged)" in tables.scores(named)
+    assert "best_of_all" not in trajectories.costs(named)
 
 
 @pytest.mark.parametrize("tuned", ["mr2ag", "mmkb_rag"])
