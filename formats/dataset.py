@@ -195,21 +195,12 @@ def write_question_file(path: Path, questions: Sequence[Question]) -> None:
     write_parquet(path, pa.Table.from_pylist([to_row(question) for question in questions], schema=schema_of(Question)))
 
 
-def read_questions(folder: str | Path, split: str) -> list[Question]:
-    """Read a split's questions.
-
-    Raises:
-        UserError: The split doesn't exist (the message names those that do), a file of it is damaged or differs from
-            the manifest, a row of it is not a question, or two rows have one id.
-    """
-    return list(stream_questions(folder, split))
-
-
 def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
     """Yield a split's questions, in order; memory holds a few thousand of them, and a hash of every id.
 
     Raises:
-        UserError: As `read_questions`.
+        UserError: The split doesn't exist (the message names those that do), a file of it is damaged or differs from
+            the manifest, a row of it is not a question, or two rows have one id.
     """
     manifest = load_manifest(folder) if Path(folder, MANIFEST).is_file() else {}
     image_root = manifest.get("image_root", "")

@@ -22,11 +22,12 @@ def score(config: ScoreConfig) -> None:
         purpose = f"write {config.submission}" if config.submission else f"score by {metric} ({config.mode})"
         print(f"would {purpose}: {config.predictions} on {config.dataset}")
         return
-    from reflectune.formats import dataset  # slow to import, so only once the config is known to be right
+    # slow to import, so only once the config is known to be right
+    from reflectune.formats.dataset import Dataset, splits
 
-    held_out = [split for split in dataset.splits(config.dataset) if split != "train"]
-    splits = config.splits or held_out or ["train"]
-    questions = [question for split in splits for question in dataset.read_questions(config.dataset, split)]
+    dataset = Dataset(Path(config.dataset))
+    held_out = [split for split in splits(dataset.root) if split != "train"]
+    questions = [question for split in config.splits or held_out or ["train"] for question in dataset.questions(split)]
     if config.submission:
         from reflectune.metrics.scoring.submission import layout_for, write_submission
 
@@ -56,7 +57,7 @@ def score(config: ScoreConfig) -> None:
         report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
         if config.judge:
             print(model.summary())
-    report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.Dataset(Path(config.dataset)).fingerprint}
+    report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.fingerprint}
     if config.output:
         write_json(config.output, report)
     print("\n".join(lines(report)))

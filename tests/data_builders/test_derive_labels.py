@@ -19,7 +19,7 @@ from reflectune.data_builders.mmkb.config import DeriveConfig
 from reflectune.data_builders.mmkb.run import read_rel_scores, run
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.data_builders.probing.store import begin, seal
-from reflectune.formats.dataset import read_questions, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_manifest
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.mct import read_reply
@@ -119,8 +119,8 @@ def test_an_external_labeller_labels_all_documents_in_the_same_form(config: Make
 
 def test_documents_of_visual_questions_can_be_left_unlabelled(config: Make) -> None:
     made = config(srt_visual=False)
-    known = next(q for q in read_questions(made.dataset, "train") if q.id == "known")
-    others = [q for q in read_questions(made.dataset, "train") if q.id != "known"]
+    known = next(q for q in Dataset(Path(made.dataset)).questions("train") if q.id == "known")
+    others = [q for q in Dataset(Path(made.dataset)).questions("train") if q.id != "known"]
     write_questions(made.dataset, "train", [dataclasses.replace(known, requires_retrieval=False), *others])
     by_question = branches(made)
     assert [branch.prompt for branch in by_question["known"]] == ["ret"]
@@ -212,7 +212,7 @@ def test_a_second_split_is_added_to_the_folder(config: Make, tmp_path: Path) -> 
     run(first)
     train = {name: Path(first.output, name).read_bytes() for name in ("train.parquet", "reflection.json")}
     statistics = json.loads(Path(first.output, "statistics.json").read_text())
-    questions = read_questions(first.dataset, "train")
+    questions = Dataset(Path(first.dataset)).questions("train")
     write_questions(first.dataset, "val", [dataclasses.replace(question, split="val") for question in questions])
     with begin(tmp_path / "val_probes", {**SETTINGS, "split": "val"}).open() as log:
         for probe in PROBES:

@@ -12,7 +12,6 @@ from reflectune.core.types import Entry, Evidence, FollowUp, Question
 from reflectune.formats.dataset import (
     Dataset,
     companion,
-    read_questions,
     splits,
     write_question_file,
     write_questions,
@@ -31,7 +30,7 @@ QUESTIONS = [
 
 def test_questions_survive_the_disk(tmp_path: Path) -> None:
     write_questions(tmp_path, "val", QUESTIONS)
-    assert read_questions(tmp_path, "val") == QUESTIONS
+    assert Dataset(tmp_path).questions("val") == QUESTIONS
     assert splits(tmp_path) == ["val"]
 
 
@@ -39,22 +38,22 @@ def test_a_file_without_a_column_is_refused(tmp_path: Path) -> None:
     path = write_questions(tmp_path, "val", QUESTIONS)
     pq.write_table(pq.read_table(path).drop_columns(["follow_ups"]), path)
     with pytest.raises(UserError, match="it has no column `follow_ups`; build the data set again"):
-        read_questions(tmp_path, "val")
+        Dataset(tmp_path).questions("val")
 
 
 def test_further_images_start_at_the_same_folder(tmp_path: Path) -> None:
     several = Question("e", "a.jpg", "Which is older?", split="val", more_images=("c.jpg", "b.jpg"))
     write_questions(tmp_path, "val", [several])
-    assert read_questions(tmp_path, "val") == [several]
+    assert Dataset(tmp_path).questions("val") == [several]
     write_json(tmp_path / "dataset.json", {"fingerprint": "f", "image_root": "../images"})
-    (question,) = read_questions(tmp_path, "val")
+    (question,) = Dataset(tmp_path).questions("val")
     assert question.images == ("../images/a.jpg", "../images/c.jpg", "../images/b.jpg")
 
 
 def test_a_missing_split_names_those_that_exist(tmp_path: Path) -> None:
     write_questions(tmp_path, "val", QUESTIONS)
     with pytest.raises(UserError, match="has the splits val"):
-        read_questions(tmp_path, "train")
+        Dataset(tmp_path).questions("train")
 
 
 @pytest.fixture
@@ -65,8 +64,7 @@ def in_parts(tmp_path: Path) -> Path:
 
 
 def test_parts_are_read_in_order(in_parts: Path) -> None:
-    assert read_questions(in_parts, "val") == QUESTIONS[::2] + QUESTIONS[1::2]
-    assert list(Dataset(in_parts).stream("val")) == read_questions(in_parts, "val")
+    assert Dataset(in_parts).questions("val") == QUESTIONS[::2] + QUESTIONS[1::2]
     assert splits(in_parts) == ["val"]
 
 
@@ -76,19 +74,19 @@ def test_parts_that_are_not_those_of_the_manifest_are_refused(in_parts: Path) ->
         write_json(in_parts / "dataset.json", {"fingerprint": "f", "parts": {"val": parts}})
 
     describe(2, 2)
-    assert len(read_questions(in_parts, "val")) == 4
+    assert len(Dataset(in_parts).questions("val")) == 4
     describe(2, 5)
     with pytest.raises(UserError, match=r"part-00001.parquet holds 2 questions, dataset.json says 5"):
-        read_questions(in_parts, "val")
+        Dataset(in_parts).questions("val")
     describe(2, 2, 1)
     with pytest.raises(UserError, match=r"a part of the data set is missing: .*part-00002"):
-        read_questions(in_parts, "val")
+        Dataset(in_parts).questions("val")
 
 
 @pytest.mark.parametrize(("root", "expected"), [("/data/set", "/data/set/images/a.jpg"), ("..", "../images/a.jpg")])
 def test_images_start_at_the_manifests_root(in_parts: Path, root: str, expected: str) -> None:
     write_json(in_parts / "dataset.json", {"fingerprint": "f", "image_root": root})
-    assert read_questions(in_parts, "val")[0].image == expected
+    assert Dataset(in_parts).questions("val")[0].image == expected
 
 
 def test_a_manifest_may_say_where_the_knowledge_base_is(tmp_path: Path) -> None:
@@ -127,19 +125,19 @@ def damaged(tmp_path: Path, **change: Any) -> Path:
 def test_a_row_that_is_not_a_question_is_refused_whatever_wrote_it(tmp_path, change, problem) -> None:
     folder = damaged(tmp_path, **change)
     with pytest.raises(UserError, match=problem):
-        read_questions(folder, "train")
+        Dataset(folder).questions("train")
 
 
 def test_a_split_that_was_built_with_questions_and_has_none_is_refused(tmp_path: Path) -> None:
     write_questions(tmp_path, "val", QUESTIONS)
     write_json(tmp_path / "dataset.json", {"fingerprint": "f", "counts": {"val": {"string": 3, "numerical": 1}}})
-    assert read_questions(tmp_path, "val") == QUESTIONS
+    assert Dataset(tmp_path).questions("val") == QUESTIONS
     write_questions(tmp_path, "val", [])
     with pytest.raises(UserError, match=r"val.parquet holds 0 questions, dataset.json says 4"):
-        read_questions(tmp_path, "val")
+        Dataset(tmp_path).questions("val")
     write_json(tmp_path / "dataset.json", {"fingerprint": "f", "counts": {"val": {"string": "3"}}})
     with pytest.raises(UserError, match="`counts` of val are not numbers"):
-        read_questions(tmp_path, "val")
+        Dataset(tmp_path).questions("val")
 
 
 def test_a_companion_file_has_the_hash_of_the_manifest(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def _tables(folder: Path) -> Iterator[tuple[Path, Callable[[], Any]]]:
 
     yield from ((path, read_base) for path in (folder / "kb").glob("*.*"))
     yield folder / "set/dataset.json", read_set
-    yield folder / "set/questions/train.parquet", partial(dataset.read_questions, folder / "set", "train")
+    yield folder / "set/questions/train.parquet", partial(dataset.Dataset(folder / "set").questions, "train")
 
 
 @pytest.mark.parametrize("seed", range(8))

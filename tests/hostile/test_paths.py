@@ -49,7 +49,7 @@ def test_a_part_of_a_split_is_below_its_data_set(folders: Path, name: str) -> No
     edit(folder / "dataset.json", lambda it: it.update(parts={"train": [{"file": name, "rows": 1}]}))
 
     with pytest.raises(UserError, match=r"leads out of its folder|part of the data set is missing: .*train/etc/hosts"):
-        dataset.read_questions(folder, "train")
+        dataset.Dataset(folder).questions("train")
 
 
 @pytest.mark.parametrize("place", ["train.parquet", "train/part-00000.parquet"])
@@ -60,7 +60,7 @@ def test_a_split_is_not_a_link_out_of_its_data_set(folders: Path, place: str) ->
     (folder / place).symlink_to(folders / "private" / "questions" / "train.parquet")
 
     with pytest.raises(UserError, match="leads out of"):
-        dataset.read_questions(folders / "hostile", "train")
+        dataset.Dataset(folders / "hostile").questions("train")
 
 
 def test_a_shard_is_below_its_knowledge_base(folders: Path) -> None:

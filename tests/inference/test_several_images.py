@@ -18,7 +18,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.run import convert
 from reflectune.data_builders.mr2ag.examples import question_problem
-from reflectune.formats.dataset import read_questions, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.models import LocalModel, ServedModel
 from reflectune.inference.operators.pair_images import PairImages
@@ -59,7 +59,7 @@ PROMPT = Prompt("Question: {question}\nKnowledge: {documents}\n", {"question": "
 def several(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The world with a split of two questions, one with three images."""
     folder = shutil.copytree(world, tmp_path_factory.mktemp("several") / "world")
-    (plain, *_) = read_questions(folder, "val_unseen_entity")
+    (plain, *_) = Dataset(folder).questions("val_unseen_entity")
     write_questions(folder, "several", [SEVERAL, dataclasses.replace(plain, id="one", split="several")])
     return folder
 
@@ -181,7 +181,7 @@ def test_mrag_bench_from_its_file_to_its_score(checkpoints, tmp_path) -> None:
     (trace,) = read_traces(tmp_path / "run" / "traces" / "closed_book.jsonl")
     assert not trace.error
     assert scores["overall"]["value"] == accuracy(trace.answer, ["B"])  # an untrained model writes no letter
-    (question,) = read_questions(tmp_path / "set", "test")
+    (question,) = Dataset(tmp_path / "set").questions("test")
     assert TraceScorer("choice").correctness(question, dataclasses.replace(trace, answer="(B)")) == 1.0
 
 

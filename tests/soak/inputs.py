@@ -11,7 +11,7 @@ from chain import DATA, INDEX, INPUTS, WORLD
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, LlamaConfig, LlamaForCausalLM
 
 from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
-from reflectune.formats.dataset import read_questions
+from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 
 
@@ -30,7 +30,7 @@ def _write_user_data(world: Path, folder: Path) -> None:
     columns = {"id": "id", "image": "image", "text": "question", "answers": "answers", "entity_ids": "entity_ids"}
     questions = [
         {column: getattr(question, name) for name, column in columns.items()}
-        for question in read_questions(world, "train")
+        for question in Dataset(world).questions("train")
     ]
     entries = list(KnowledgeBase(world / "knowledge"))
     articles = [

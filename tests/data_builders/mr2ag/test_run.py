@@ -19,7 +19,7 @@ from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.examples import NO_EVIDENCE
 from reflectune.data_builders.mr2ag.run import build_split, preview
-from reflectune.formats.dataset import Dataset, read_questions, write_questions
+from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
@@ -293,7 +293,7 @@ def judge(text: str) -> str:
 @pytest.fixture
 def without_evidence(folder: Path) -> None:
     """Name no evidence in the questions, so that whole articles are annotated."""
-    questions = read_questions(folder, "train")
+    questions = Dataset(folder).questions("train")
     write_questions(folder, "train", [dataclasses.replace(question, evidence=()) for question in questions])
 
 
