@@ -93,15 +93,15 @@ def trajectories(
     traces: Traces,
     *,
     seed: int,
-    measure: TraceScorer | None = None,
-    names: Mapping[str, Sequence[str]] = {},
+    measure: TraceScorer,
+    names: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     """Measure each iterative pipeline's trajectories: iterations, endings, and findings after each iteration.
 
     Args:
         questions: The scored questions.
         traces: By pipeline, then by question id.
-        measure: Scorer of answers; None to score none.
+        measure: Scorer of answers.
         names: Names of each question's entities; see `mentions_by_iteration`.
 
     Returns:
@@ -128,7 +128,7 @@ def _of_pipeline(
     questions: Sequence[Question],
     traces: Mapping[str, Trace],
     seed: int,
-    measure: TraceScorer | None,
+    measure: TraceScorer,
     names: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     known = [question for question in questions if question.entity_ids]
@@ -136,18 +136,21 @@ def _of_pipeline(
     bases = sorted({hit.base for q in questions for step in traces[q.id].steps for hit in step.found})
     records = {question.id: records_right(question, traces[question.id], last) for question in questions}
     recorded = [question for question in questions if records[question.id]]
-    answers = answers_right(questions, traces, last, measure) if measure is not None else {}
+    answers = answers_right(questions, traces, last, measure)
     mentions = mentions_by_iteration(questions, traces, names, bases=bases, last=last, seed=seed) or [{}] * (last + 1)
+    newly_found = [found_until(q, traces[q.id], last) - found_until(q, traces[q.id], 0) for q in known]
+    newly_right = [records[q.id][-1] - records[q.id][0] for q in recorded]
+
+    def recall(iteration: int, base: str = "") -> Score | None:
+        return mean(known, [found_until(q, traces[q.id], iteration, base) for q in known], seed)
+
     return {
         "iterations": mean_if_all([traces[question.id].tokens.get("iterations") for question in questions]),
         "ended": dict(Counter(traces[question.id].ended for question in questions).most_common()),
         "by_iteration": [
             {
-                "article_recall": mean(known, [found_until(q, traces[q.id], iteration) for q in known], seed),
-                "by_base": {
-                    base: mean(known, [found_until(q, traces[q.id], iteration, base) for q in known], seed)
-                    for base in bases
-                },
+                "article_recall": recall(iteration),
+                "by_base": {base: recall(iteration, base) for base in bases},
                 "alone": {
                     base: mean(known, [found_at(q, traces[q.id], iteration, base) for q in known], seed)
                     for base in bases
@@ -159,14 +162,8 @@ def _of_pipeline(
             for iteration in range(last + 1)
         ],
         "gained": {
-            "article_recall": mean(
-                known, [found_until(q, traces[q.id], last) - found_until(q, traces[q.id], 0) for q in known], seed
-            )
-            if last > 0
-            else None,
-            "record": mean(recorded, [records[q.id][-1] - records[q.id][0] for q in recorded], seed)
-            if last > 0
-            else None,
+            "article_recall": mean(known, newly_found, seed) if last > 0 else None,
+            "record": mean(recorded, newly_right, seed) if last > 0 else None,
             "bases": _joined(known, traces, last, bases, seed) if len(bases) > 1 else None,
         },
         "asked": _asked(questions, traces, seed),

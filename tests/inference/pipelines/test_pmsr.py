@@ -10,6 +10,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
@@ -106,7 +107,13 @@ def test_tau_decides(script: Any, tau: float, rounds: int) -> None:
 
 def share_asked(trace: Trace) -> float:
     """The share of later searches that are said to have a query that the model wrote."""
-    measured = trajectories([dataclasses.replace(ASKED, answers=("Ann Kirk",))], {"pmsr": {"q": trace}}, seed=0)
+    measured = trajectories(
+        [dataclasses.replace(ASKED, answers=("Ann Kirk",))],
+        {"pmsr": {"q": trace}},
+        seed=0,
+        measure=TraceScorer("exact_match"),
+        names={},
+    )
     return float(measured["pmsr"]["asked"]["value"])
 
 

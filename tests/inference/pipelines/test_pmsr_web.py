@@ -10,6 +10,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings, pieces
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
@@ -96,7 +97,9 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
 def share_asked(trace: Trace) -> float:
     """Return the share of later searches with a query that the model wrote."""
     question = dataclasses.replace(ASKED, answers=("Ann Kirk",))
-    measured: dict[str, Any] = trajectories([question], {"pmsr_web": {"q": trace}}, seed=0)["pmsr_web"]
+    measured: dict[str, Any] = trajectories(
+        [question], {"pmsr_web": {"q": trace}}, seed=0, measure=TraceScorer("exact_match"), names={}
+    )["pmsr_web"]
     return float(measured["asked"]["value"])
 
 

@@ -15,6 +15,7 @@ from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.tool_calls import Action, keeps_format, read_action
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.promsa import LAST, SYSTEM, Promsa, PromsaSettings
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace, from_row, to_row
 
@@ -64,7 +65,13 @@ def test_every_prompt_and_search_of_a_trajectory(scripting: type[Any]) -> None:
     assert trace.tokens["text_search_calls"] == 1
     assert trace.tokens["calls_unread"] == trace.tokens["replies_unread"] == 0
     assert from_row(to_row(trace)) == trace
-    measured: Any = trajectories([Question("q", "bird.png", QUESTION)], {"promsa": {"q": trace}}, seed=0)
+    measured: Any = trajectories(
+        [Question("q", "bird.png", QUESTION)],
+        {"promsa": {"q": trace}},
+        seed=0,
+        measure=TraceScorer("exact_match"),
+        names={},
+    )
     assert measured["promsa"]["asked"]["value"] == 0.5  # the second search has the image alone, the third a query
 
 

@@ -1,6 +1,7 @@
 """Findings and records of trajectories by iteration, against counts made by hand."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from reflectune.inference.scoring.trajectories import (
 from reflectune.inference.scoring.variants import saturation_curve
 from reflectune.inference.trace import FoundPassage, PassageTrace, Step, Trace
 
+measure = functools.partial(trajectories, seed=0, measure=TraceScorer("exact_match"), names={})
 OF_RECORD = "Question: What is it made of?\nIt is a chair.\n"
 
 
@@ -87,7 +89,7 @@ def test_iterations_after_convergence_are_the_records_after_the_first_that_stays
 def test_a_record_is_not_searched_for_what_cannot_stand_in_it(make, walked, more: dict[str, str]) -> None:
     """Other metrics score such a question; of the record nothing is said."""
     question = make.question(1, entity_ids=("e1",), **more)
-    measured = trajectories([question], {"pmsr": {question.id: walked}}, seed=0)["pmsr"]
+    measured = measure([question], {"pmsr": {question.id: walked}})["pmsr"]
     assert [each["record"] for each in measured["by_iteration"]] == [None, None]
     assert [each["article_recall"]["value"] for each in measured["by_iteration"]] == [0.0, 1.0]
     assert measured["courses"] == {}
@@ -116,7 +118,7 @@ def test_all_of_it_by_pipeline(make: SimpleNamespace, walked: Trace) -> None:
     other = make.trace(2, "pmsr", steps=steps, ended="after 0 iterations", tokens={"iterations": 1})
     failed = make.trace(3, "pmsr", error="no image")
     traces = {"pmsr": {"q001": walked, "q002": other, "q003": failed}, "closed_book": {"q001": make.trace(1)}}
-    measured: dict[str, Any] = trajectories([first, second, make.question(3)], traces, seed=0)
+    measured: dict[str, Any] = measure([first, second, make.question(3)], traces)
     assert list(measured) == ["pmsr"]
     measured_pmsr = measured["pmsr"]
     assert measured_pmsr["iterations"] == 2.0
@@ -138,9 +140,9 @@ def test_what_a_model_asks_itself_is_counted_of_later_searches_alone(make: Simpl
     asks = make.trace(1, "mi_rag", steps=(Step("search", 0, queries=("q", "r")), own, search(2)))
     once = make.trace(2, "mi_rag", steps=(search(0, ("e2", "pairs")),))
     questions = [make.question(1), make.question(2)]
-    measured_pmsr: dict[str, Any] = trajectories(questions, {"mi_rag": {"q001": asks, "q002": once}}, seed=0)["mi_rag"]
+    measured_pmsr: dict[str, Any] = measure(questions, {"mi_rag": {"q001": asks, "q002": once}})["mi_rag"]
     assert (measured_pmsr["asked"]["value"], measured_pmsr["asked"]["n"]) == (0.5, 1)
-    alone: dict[str, Any] = trajectories(questions, {"mi_rag": {"q002": once}}, seed=0)["mi_rag"]
+    alone: dict[str, Any] = measure(questions, {"mi_rag": {"q002": once}})["mi_rag"]
     assert alone["asked"] is None
     assert alone["gained"] == {"article_recall": None, "record": None, "bases": None}
 
@@ -167,9 +169,7 @@ def test_texts_found_are_measured_by_iteration_without_entity_ids(make: SimpleNa
     texts = (reads("e2", "Elm", "A tree."), reads("e3", "Bench", "See the Windsor chair."), reads("e1", "Oak", "Wood."))
     traces = {"pmsr": {"q001": dataclasses.replace(walked, passages=texts)}}
     question = make.question(1)  # its answer is oak
-    [first, second] = trajectories([question], traces, seed=0, names={"q001": ["Windsor Chair"]})["pmsr"][
-        "by_iteration"
-    ]
+    [first, second] = measure([question], traces, names={"q001": ["Windsor Chair"]})["pmsr"]["by_iteration"]
 
     def values(measured: dict[str, Any]) -> dict[str, float]:
         return {base: score["value"] for base, score in measured.items()}
@@ -178,14 +178,14 @@ def test_texts_found_are_measured_by_iteration_without_entity_ids(make: SimpleNa
     assert values(second["entity_mention"]["alone"]) == {"": 0.0, "pairs": 0.0, "texts": 0.0}
     assert values(second["entity_mention"]["so_far"]) == {"": 1.0, "pairs": 1.0, "texts": 0.0}
     assert [values(each["prr"]["so_far"])[""] for each in (first, second)] == [0.0, 1.0]
-    [by_answer, _] = trajectories([question], traces, seed=0)["pmsr"]["by_iteration"]
+    [by_answer, _] = measure([question], traces)["pmsr"]["by_iteration"]
     assert by_answer["entity_mention"]["so_far"][""]["value"] == 0.0  # without a name, its answers'
-    unread: dict[str, Any] = trajectories([question], {"pmsr": {"q001": walked}}, seed=0)["pmsr"]
+    unread: dict[str, Any] = measure([question], {"pmsr": {"q001": walked}})["pmsr"]
     assert "entity_mention" not in unread["by_iteration"][0]
 
 
 def test_recall_of_a_base_in_one_iteration(make: SimpleNamespace, walked: Trace) -> None:
-    measured = trajectories([make.question(1, entity_ids=("e2",))], {"pmsr": {"q001": walked}}, seed=0)["pmsr"]
+    measured = measure([make.question(1, entity_ids=("e2",))], {"pmsr": {"q001": walked}})["pmsr"]
     assert [each["alone"]["texts"]["value"] for each in measured["by_iteration"]] == [1.0, 1.0]
     assert [each["alone"]["pairs"]["value"] for each in measured["by_iteration"]] == [0.0, 0.0]
 
@@ -201,8 +201,8 @@ def fixed(make: SimpleNamespace, *answers: str) -> Trace:
 
 
 def test_what_the_stop_would_have_done_at_each_threshold(make: SimpleNamespace) -> None:
-    questions, measure = [make.question(1, answer_type="string")], TraceScorer("infoseek")
-    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": fixed(make, "elm", "oak", "elm")}}, measure=measure)
+    questions, scorer = [make.question(1, answer_type="string")], TraceScorer("infoseek")
+    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": fixed(make, "elm", "oak", "elm")}}, measure=scorer)
     at = {point["tau"]: point for point in curve}
     assert [at[tau]["iterations"] for tau in (0.6, 0.9, 2.0)] == [1, 2, 3]
     assert [at[tau]["stopped"] for tau in (0.6, 0.9, 2.0)] == [1, 1, 0]
@@ -213,12 +213,12 @@ def test_what_the_stop_would_have_done_at_each_threshold(make: SimpleNamespace) 
     detailed = fixed(make, "It is elm.", "It may be oak.", "So it is elm.")
     short = [Step("extract", i, text=f"##Best Answer: {said}") for i, said in enumerate(("elm", "oak", "elm"))]
     shortened = dataclasses.replace(detailed, steps=(*detailed.steps, *short))
-    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": shortened}}, measure=measure)
+    curve = saturation_curve(questions, {"pmsr_fixed": {"q001": shortened}}, measure=scorer)
     at = {point["tau"]: point for point in curve}
     assert [at[tau]["answer"] for tau in (0.6, 0.9, 2.0)] == [0, 1, 0]
     assert [at[tau]["calls"] for tau in (0.6, 0.9, 2.0)] == [4, 6, 7]
     early = dataclasses.replace(fixed(make), steps=(*fixed(make).steps[:-1], Step("answer", 0, text="elm")))
     for once in (fixed(make), early):  # one answer in all, whichever iteration it is of
-        curve = saturation_curve(questions, {"pmsr_fixed": {"q001": once}}, measure=measure)
+        curve = saturation_curve(questions, {"pmsr_fixed": {"q001": once}}, measure=scorer)
         assert {point["answer"] for point in curve} == {None}
-    assert saturation_curve(questions, {"pmsr": {"q001": fixed(make)}}, measure=measure) == []
+    assert saturation_curve(questions, {"pmsr": {"q001": fixed(make)}}, measure=scorer) == []
