@@ -36,6 +36,8 @@ TextSearch = Callable[[Sequence[str], int], Sequence[Sequence[PassageHit]]]
 """Find at most `n` passages for each text, best first."""
 _Asked = tuple[str, str]
 """An image's path and a text to search with, "" if unused."""
+_SearchKey = tuple[str, bool]
+"""A search's name, and True if it is exact."""
 
 _BATCH = 16
 _TEXTS = 256
@@ -77,16 +79,8 @@ def measure_entries(
         )
     everything = {(name, False): search for name, search in searches.items()}
     everything |= {(name, True): search for name, search in (exact or {}).items()}
-    ranked: dict[tuple[str, bool], dict[_Asked, list[str]]] = {key: {} for key in everything}
     different = list(dict.fromkeys(_asked(question, with_texts) for question in known))
-    with progress_bar(total=len(different), unit=" queries", desc="searching") as bar:
-        for start in range(0, len(different), _BATCH):
-            batch = different[start : start + _BATCH]
-            queries = [Query(load_image(image, root=dataset.image_roots), text) for image, text in batch]
-            for key, search in everything.items():
-                ids = ([hit.entry_id for hit in hits] for hits in search(queries, max(depths)))
-                ranked[key].update(zip(batch, ids, strict=True))
-            bar.update(len(batch))
+    ranked = _ranked(dataset, different, everything, max(depths))
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
         in_split = [question for question in known if question.split == split]
@@ -110,6 +104,22 @@ def measure_entries(
             },
         }
     return figures
+
+
+def _ranked(
+    dataset: Dataset, asked: Sequence[_Asked], searches: Mapping[_SearchKey, Search], depth: int
+) -> dict[_SearchKey, dict[_Asked, list[str]]]:
+    """Return the ids of the entries that each search finds for each query."""
+    ranked: dict[_SearchKey, dict[_Asked, list[str]]] = {key: {} for key in searches}
+    with progress_bar(total=len(asked), unit=" queries", desc="searching") as bar:
+        for start in range(0, len(asked), _BATCH):
+            batch = asked[start : start + _BATCH]
+            queries = [Query(load_image(image, root=dataset.image_roots), text) for image, text in batch]
+            for key, search in searches.items():
+                ids = ([hit.entry_id for hit in hits] for hits in search(queries, depth))
+                ranked[key].update(zip(batch, ids, strict=True))
+            bar.update(len(batch))
+    return ranked
 
 
 def measure_passages(
@@ -137,14 +147,7 @@ def measure_passages(
         By split `resampled`, `questions`, `without_evidence`, `without_answers`, and under `scores`
         `passage_recall@k`, `prr@k` and, with `exact`, `overlap@k`, each a score; None if it is over no question.
     """
-    rows: list[_Found] = []
-    with progress_bar(total=len(questions), unit=" questions", desc="searching") as bar:
-        for start in range(0, len(questions), _TEXTS):
-            batch = questions[start : start + _TEXTS]
-            texts = [question.text for question in batch]
-            hits = search(texts, max(depths))
-            rows += map(_Found, batch, hits, exact(texts, max(depths)) if exact else hits)
-            bar.update(len(batch))
+    rows = _found(questions, search, exact, max(depths))
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
         in_split = [row for row in rows if row.question.split == split]
@@ -183,6 +186,19 @@ class _Found(NamedTuple):
     def overlap(self, k: int) -> float:
         ranked, truth = ([hit.passage.id for hit in hits] for hits in (self.hits, self.exact))
         return overlap_at_k(ranked, truth, k)
+
+
+def _found(questions: Sequence[Question], search: TextSearch, exact: TextSearch | None, depth: int) -> list[_Found]:
+    """Return the passages found for each question; without an exact search, the same as the exact ones."""
+    rows: list[_Found] = []
+    with progress_bar(total=len(questions), unit=" questions", desc="searching") as bar:
+        for start in range(0, len(questions), _TEXTS):
+            batch = questions[start : start + _TEXTS]
+            texts = [question.text for question in batch]
+            hits = search(texts, depth)
+            rows += map(_Found, batch, hits, exact(texts, depth) if exact else hits)
+            bar.update(len(batch))
+    return rows
 
 
 def _asked(question: Question, with_texts: bool) -> _Asked:
