@@ -50,16 +50,8 @@ def run(config: DeriveConfig) -> str:
     Raises:
         UserError: The probes are of a different data set, the folder holds other data, or no label is found.
     """
-    dataset, probed = Dataset(Path(config.dataset)), read_settings(config.probes, **_PROBED)
-    if probed["dataset"] != dataset.fingerprint:
-        raise UserError(
-            f"{config.probes} was probed on the data set {probed['about'].get('dataset')} (fingerprint "
-            f"{probed['dataset']}), {config.dataset} has {dataset.fingerprint}; give the data set that was probed"
-        )
-    if config.min_relevant == 1 and probed["summary"] == "words":
-        raise UserError(
-            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or more"
-        )
+    dataset = Dataset(Path(config.dataset))
+    probed = _read_probed(config, dataset)
     split, output = str(probed["split"]), Path(config.output)
     manifest = earlier_manifest(output, SCHEME, dataset.root)
     probes = list(stream_probes(config.probes))
@@ -100,6 +92,21 @@ def run(config: DeriveConfig) -> str:
     )
     add_split(output, split, manifest, key)
     return summary(output / f"{split}.parquet", numbers)
+
+
+def _read_probed(config: DeriveConfig, dataset: Dataset) -> dict[str, Any]:
+    """Return the settings of the probes; raise UserError if they don't fit the data set or the config."""
+    probed = read_settings(config.probes, **_PROBED)
+    if probed["dataset"] != dataset.fingerprint:
+        raise UserError(
+            f"{config.probes} was probed on the data set {probed['about'].get('dataset')} (fingerprint "
+            f"{probed['dataset']}), {config.dataset} has {dataset.fingerprint}; give the data set that was probed"
+        )
+    if config.min_relevant == 1 and probed["summary"] == "words":
+        raise UserError(
+            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or more"
+        )
+    return probed
 
 
 def summary(target: Path, numbers: Mapping[str, Any]) -> str:

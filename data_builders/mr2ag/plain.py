@@ -49,13 +49,7 @@ def run(config: PlainConfig) -> None:
     if source.image_root != dataset.root.resolve():
         raise UserError(f"`reflection`: {config.reflection} was not built from {dataset.root}; name its own `dataset`")
     path = Path(config.reflection, f"{config.split}.parquet")
-    examples = read_examples(path, ReflectionExample, MR2AG.problem)
-    if config.hold_out:
-        held_out = {question.id for question in dataset.stream(config.split) if is_held_out(question, config.hold_out)}
-        examples = [example for example in examples if example.id not in held_out]
-    if not examples:
-        left = " that are not held out" if config.hold_out else ""
-        raise UserError(f"`reflection`: {path} has no questions{left}; build it again")
+    examples = _examples(config, dataset, path)
     retriever = reranker = contexts = None
     if any(form in PICKED for form in config.evidence):
         reranker = open_reranker(config, device=config.device)
@@ -89,6 +83,18 @@ def run(config: PlainConfig) -> None:
             print(f"{form}: {share:.1%} of the contexts hold a passage labelled as evidence")
         if numbers["questions_left_out"]:
             print(f"left out: {numbers['questions_left_out']:,} questions {_UNKNOWN}")
+
+
+def _examples(config: PlainConfig, dataset: Dataset, path: Path) -> list[ReflectionExample]:
+    """Return the mR²AG-IT examples that are not held out, at least one."""
+    examples = read_examples(path, ReflectionExample, MR2AG.problem)
+    if config.hold_out:
+        held_out = {question.id for question in dataset.stream(config.split) if is_held_out(question, config.hold_out)}
+        examples = [example for example in examples if example.id not in held_out]
+    if not examples:
+        left = " that are not held out" if config.hold_out else ""
+        raise UserError(f"`reflection`: {path} has no questions{left}; build it again")
+    return examples
 
 
 def statistics(

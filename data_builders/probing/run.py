@@ -84,25 +84,27 @@ def run(config: ProbeConfig) -> None:
         logs = begin(config.output, settings(config, dataset, loaded, metric, bem, reranker))
     done = answered(config.output)
 
-    def finish() -> None:
-        name = str(dataset.manifest.get("name", dataset.root.resolve().name))
-        about = {"model": loaded.name, "dataset": name, "encoder": config.encoder, "limit": config.limit}
-        print(f"{seal(config.output, about):,} questions probed: {config.output}")
-        if free_form := count_free_form(dataset, config.split, visual=config.visual):
-            print(f"{free_form:,} free-form questions left out: no metric can score an answer in sentences")
-        print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
-
     with worker.images:
         run_batches(
             [questions[start : start + config.window] for start in range(0, len(questions), config.window)],
             lambda window: answer(worker, window, done),
             logs,
             done,
-            merge=finish,
+            merge=lambda: _finish(config, dataset, loaded.name),
             processes=processes,
             desc="probing",
             ahead=worker.images.begin,
         )
+
+
+def _finish(config: ProbeConfig, dataset: Dataset, model: str) -> None:
+    """Sort the probes into Parquet files, and print their statistics."""
+    name = str(dataset.manifest.get("name", dataset.root.resolve().name))
+    about = {"model": model, "dataset": name, "encoder": config.encoder, "limit": config.limit}
+    print(f"{seal(config.output, about):,} questions probed: {config.output}")
+    if free_form := count_free_form(dataset, config.split, visual=config.visual):
+        print(f"{free_form:,} free-form questions left out: no metric can score an answer in sentences")
+    print(probe_table(probe_statistics(stream_probes(config.output), Rule())))
 
 
 def answer(

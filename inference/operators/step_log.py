@@ -89,25 +89,15 @@ class StepLog:
             for hit in reply.all_hits:
                 _keep_best(self.hits, hit)
         elif isinstance(reply, JudgeEachReply):
-            shown, generated = sum(judged.shown for judged in reply.each), sum(judged.tokens for judged in reply.each)
-            counts["calls"] += len(reply.each)
-            counts["read"] += reply.read_apart
-            counts["generated"] += generated
-            counts["documents_read"] += shown
-            each = tuple(judged.yes for judged in reply.each)
-            refused = [judged.refused for judged in reply.each if judged.refused]
-            counts["replies_refused"] += len(refused)
-            self._count(DOCUMENTS_LEFT_OUT, sum(not judged.shown and not judged.refused for judged in reply.each))
-            self._count_labels(reply.each)
-            written = any(judged.written for judged in reply.each)
+            self._count_each(reply)
             step = dataclasses.replace(
                 step,
-                each=each,
-                shown=shown,
+                each=tuple(judged.yes for judged in reply.each),
+                shown=sum(judged.shown for judged in reply.each),
                 read=reply.read,
-                generated=generated,
-                refused="".join(refused[:1]),
-                written=written,
+                generated=sum(judged.tokens for judged in reply.each),
+                refused=next((judged.refused for judged in reply.each if judged.refused), ""),
+                written=any(judged.written for judged in reply.each),
             )
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
@@ -124,6 +114,16 @@ class StepLog:
         self.tokens["replies_unread"] += unread and not reply.refused
         self.tokens["queries_unread"] += unread and request.prompt.form == "queries"
         self.tokens["records_empty"] += unread and request.operator == "reason"
+
+    def _count_each(self, reply: JudgeEachReply) -> None:
+        """Count judgements of single documents."""
+        self.tokens["calls"] += len(reply.each)
+        self.tokens["read"] += reply.read_apart
+        self.tokens["generated"] += sum(judged.tokens for judged in reply.each)
+        self.tokens["documents_read"] += sum(judged.shown for judged in reply.each)
+        self.tokens["replies_refused"] += sum(bool(judged.refused) for judged in reply.each)
+        self._count(DOCUMENTS_LEFT_OUT, sum(not judged.shown and not judged.refused for judged in reply.each))
+        self._count_labels(reply.each)
 
     def _count_labels(self, judgements: Sequence[JudgeReply]) -> None:
         """Count judgements read from a written word, and those without one."""
