@@ -76,7 +76,7 @@ def export_checkpoint(config: ExportConfig) -> str:
         partial.mkdir()
         write = _write_split if config.adapter else _write_merged
         renderer, model_type, rank = write(folder, partial, as_dtype(dtype))
-        served = Served(config.to, output.resolve().name, model_type in _WITH_VIDEO, dtype, rank)
+        served = Served(config.to, output.resolve().name, model_type, dtype, rank)
         write_atomically(partial / "README.md", readme(served, renderer))
         write_json(partial / RECORD, record)
     return f"{folder} exported as {form}, in {dtype}; loaded again, its logits are equal\n{launch_line(served, output)}"

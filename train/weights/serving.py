@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
+
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.rendering.turns import Slot
 from reflectune.models.schemes.base import Scheme
@@ -26,16 +28,21 @@ class Served:
     Attributes:
         to: Server, `vllm` or `sglang`.
         name: Name of the model in requests.
-        takes_video: True if the family reads videos too.
+        model_type: Family of the model.
         dtype: Precision of the weights.
         rank: Rank of the adapter; 0 if it is merged.
     """
 
     to: str
     name: str
-    takes_video: bool
+    model_type: str
     dtype: str
     rank: int = 0
+
+    @property
+    def takes_video(self) -> bool:
+        """True if the family has a video processor, as Qwen's and InternVL have."""
+        return self.model_type in VIDEO_PROCESSOR_MAPPING_NAMES
 
 
 def launch_line(served: Served, folder: str | Path = ".") -> str:

@@ -20,7 +20,7 @@ from reflectune.models.schemes.calibration import Calibration, GateScaling, load
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.exporting import export_checkpoint
-from reflectune.train.weights.serving import Served, readme
+from reflectune.train.weights.serving import Served, launch_line, readme
 from tests.narrow_models import plain_inputs
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
@@ -129,9 +129,17 @@ def test_a_full_checkpoint_keeps_its_precision_and_calibration(write_base, draw_
 )
 def test_the_readme_asks_a_gate_as_training_did(base_model, scheme: str, asked: str) -> None:
     loaded = load(str(base_model("llava", size="test")), scheme=scheme)
-    text = readme(Served("vllm", "mine", takes_video=False, dtype="bfloat16"), loaded.renderer)
+    text = readme(Served("vllm", "mine", "llava", "bfloat16"), loaded.renderer)
     request = json.loads(text.partition("```json\n")[2].partition("```")[0])
     assert request["messages"][0]["content"][1]["text"] == asked
+
+
+@pytest.mark.parametrize(
+    ("family", "takes_video"), [(family, "qwen" in family) for family in FAMILIES] + [("internvl", True)]
+)
+def test_the_option_for_pillow_is_one_that_a_video_processor_takes(family: str, takes_video: bool) -> None:
+    line = launch_line(Served("vllm", "mine", family, "bfloat16"))
+    assert ('"video": 0' in line, '{"use_fast": false}' in line) == (takes_video, takes_video)
 
 
 def test_an_adapter_of_four_bits_keeps_its_form_on_plain_weights(
