@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 from reflectune.models.attention.recurrence import LINEAR
 
 _MEGAPIXEL = 1000 * 1000
-_TILES = 5
-"""Tiles of a large image in LLaVA-NeXT."""
+_TILES = {"llava_next": 5, "internvl": 13}
+"""Tiles of a large image, the whole one among them, by the published processors."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,9 @@ def image_tokens(model: PreTrainedConfig, max_pixels: int = 0) -> int:
         return (max_pixels or _MEGAPIXEL) // side**2
     if model.model_type == "gemma3":
         return int(model.mm_tokens_per_image)
-    squares = (_side(vision.image_size) // _side(vision.patch_size)) ** 2
-    if ratio := getattr(model, "downsample_ratio", None):  # InternVL's
-        return int(squares * ratio**2)
-    return squares * (_TILES if model.model_type == "llava_next" else 1)
+    squares = (_side(vision.image_size) // _side(vision.patch_size)) ** 2 * _TILES.get(model.model_type, 1)
+    ratio = getattr(model, "downsample_ratio", 1)  # InternVL's
+    return int(squares * ratio**2)
 
 
 def image_patches(model: PreTrainedConfig, tokens: int) -> int:

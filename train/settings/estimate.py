@@ -17,7 +17,7 @@ class EstimateConfig(SftConfig):
     offload: bool = setting(False, "keep weights and optimiser states in the CPU's memory")
     device_gib: float | None = setting(None, "memory of a device in GiB, for a verdict", gt=0)
     image_tokens: int | None = setting(
-        None, "tokens of an image; if unset LLaVA's own number, or of Qwen `max_pixels` (1 MP if that is 0)", gt=0
+        None, "tokens of an image; if unset those of a large one, of Qwen of `max_pixels` (1 MP if that is 0)", gt=0
     )
     branches: int | None = setting(
         None, "passages or prompts of a long question; those of the recipes' data if unset", gt=0

@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from transformers import AutoConfig, InternVLConfig
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from reflectune.core.errors import UserError
 from reflectune.train import estimate
@@ -84,8 +86,14 @@ def test_a_large_image_of_each_family() -> None:
 def test_internvls_squares_have_two_sides_and_its_patches_are_joined() -> None:
     config = InternVLConfig()
     assert Architecture.of(config).patch_size == 14
-    assert image_tokens(config) == config.image_seq_length == 256
-    assert image_patches(config, 256) == (448 // 14) ** 2
+    assert image_patches(config, config.image_seq_length) == (448 // 14) ** 2
+
+
+def test_a_large_image_of_internvl_has_the_tiles_of_its_processor() -> None:
+    tiles = GotOcr2ImageProcessorPil(size={"height": 448, "width": 448})
+    wide = tiles([Image.new("RGB", (1600, 1200))], crop_to_patches=True, return_tensors="pt")
+    config = InternVLConfig()
+    assert image_tokens(config) == config.image_seq_length * len(wide["pixel_values"]) == 3328
 
 
 def test_only_what_a_launch_offloads_is_left_out() -> None:
