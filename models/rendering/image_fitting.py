@@ -18,7 +18,7 @@ QWEN: Final = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 _DECIDES: Final = (
     *("do_convert_rgb", "do_pad", "do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale"),
     *("rescale_factor", "do_normalize", "image_mean", "image_std", "patch_size", "temporal_patch_size", "merge_size"),
-    "image_grid_pinpoints",
+    *("image_grid_pinpoints", "min_patches", "max_patches", "do_pan_and_scan"),
 )
 """Settings of image processors that determine the pixels of the model's input."""
 MAX_PADDED: Final = 1 << 28

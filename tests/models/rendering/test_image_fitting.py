@@ -11,6 +11,8 @@ from PIL import Image
 from torch import Tensor
 from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
@@ -18,7 +20,7 @@ from reflectune.core.images import BadImage, load_image
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.rendering import image_fitting
 from reflectune.models.rendering.image_config import ImageKeys, ImageSettings
-from reflectune.models.rendering.image_fitting import fit_images
+from reflectune.models.rendering.image_fitting import fit_images, images_fingerprint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 
 SIDE = 64
@@ -169,3 +171,13 @@ def test_an_image_that_a_processor_refuses_or_would_pad_too_far_is_named(make, t
     monkeypatch.setattr(image_fitting, "MAX_PADDED", 89 * 89)
     with pytest.raises(BadImage, match=r"too large to pad to a square: .*wide\.png .* 90 × 30 pixels; scale it down"):
         renderer.prefix("Who?", image)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(GotOcr2ImageProcessorPil, {"max_patches": 6}), (Gemma3ImageProcessorPil, {"do_pan_and_scan": True})],
+    ids=["internvl", "gemma3"],
+)
+def test_the_number_of_tiles_is_a_part_of_the_fingerprint(kind: Any, settings: dict[str, Any]) -> None:
+    one, other = (images_fingerprint(SimpleNamespace(image_processor=each)) for each in (kind(), kind(**settings)))
+    assert one != other
