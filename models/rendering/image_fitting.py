@@ -75,13 +75,6 @@ def refuse_other_family(settings: ImageSettings, model_type: str) -> None:
         )
 
 
-def use_pillow_padding(processor: Any) -> None:
-    """Use Pillow to scale LLaVA's padded images, as in its training, even if torchvision is installed."""
-    images: Any = getattr(processor, "image_processor", None)
-    if type(images).__name__ == "LlavaImageProcessor":
-        processor.image_processor = LlavaImageProcessorPil.from_dict(images.to_dict())
-
-
 def images_fingerprint(processor: Any) -> dict[str, Any]:
     """Return everything in a processor that determines the model's input of an image, by name."""
     values = {name: getattr(processor.image_processor, name, None) for name in _DECIDES}

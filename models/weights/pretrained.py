@@ -13,6 +13,7 @@ from PIL import Image
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoProcessor,
     PreTrainedModel,
@@ -27,7 +28,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.values import short
 from reflectune.core.weights import UNLOADABLE, check_names
 from reflectune.models.rendering.chat_template import turn_off_thinking
-from reflectune.models.rendering.image_fitting import QWEN, use_pillow_padding
+from reflectune.models.rendering.image_fitting import QWEN
 from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -133,7 +134,9 @@ def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """Return the processor of a model; Qwen's lacks its video half if torchvision is absent, or was when it was saved.
+    """Return the processor of a model, whose images are resized by Pillow wherever it runs.
+
+    Qwen's lacks its video half if torchvision is absent, or was when it was saved.
 
     Raises:
         UserError: A file of it is missing or damaged.
@@ -146,11 +149,11 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
             processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
         if not hasattr(processor, "image_processor"):  # AutoProcessor's answer to a class that it doesn't know
             raise ValueError(f"it is {type(processor).__name__}, which takes no images")
+        # the default is torchvision where it is installed, which resizes a little differently
+        processor.image_processor = AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=False)
         try_image_processor(processor.image_processor)
     except Exception as error:  # tokenizers raises no narrower class for a damaged file
         raise UserError(f"cannot load the processor of {source}: {' '.join(str(error).split())[:400]}") from error
-    if not image_only:
-        use_pillow_padding(processor)
     if model_type == "qwen3_5":
         turn_off_thinking(processor)
     return processor

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import AutoProcessor
+from transformers.models.auto import image_processing_auto
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import attention_of
@@ -303,3 +306,16 @@ def test_a_processor_saved_without_torchvision_loads_where_it_is_installed(make,
     monkeypatch.setattr("reflectune.models.weights.pretrained.find_spec", lambda name: object())
 
     assert type(load_processor(tmp_path, "qwen2_vl")) is ImageOnlyQwen2VLProcessor
+
+
+def test_images_are_resized_by_pillow_where_torchvision_is_installed(make, tmp_path, monkeypatch):
+    class CLIPImageProcessor(CLIPImageProcessorPil):
+        """Stands for torchvision's, which has this name."""
+
+    backends = {"torchvision": CLIPImageProcessor, "pil": CLIPImageProcessorPil}
+    monkeypatch.setattr(image_processing_auto, "is_torchvision_available", lambda: True)
+    monkeypatch.setattr(image_processing_auto, "IMAGE_PROCESSOR_MAPPING_NAMES", {"clip": backends})
+    make.processor("llava").save_pretrained(tmp_path)
+
+    assert type(AutoProcessor.from_pretrained(tmp_path).image_processor) is CLIPImageProcessor
+    assert type(load_processor(tmp_path, "llava").image_processor) is CLIPImageProcessorPil
