@@ -397,10 +397,11 @@ class Renderer:
             first = self._safe.encode_continuation(text)[:1]
             ids_by_role[role] = self.tokenizer.convert_tokens_to_ids(token)
             if first != [ids_by_role[role]] or ids_by_role[role] == self.tokenizer.unk_token_id:
-                raise UserError(
-                    f"the tokenizer doesn't read {token} as one token after the assistant's cue; load the model with "
-                    f"scheme={self.scheme.name if self.scheme else ''}, which adds it"
-                )
+                before = self._before_reply
+                fix = f"load the model with scheme={self.scheme.name if self.scheme else ''}, which adds it"
+                if before.strip(" "):
+                    fix = f"the chat template writes {before!r} before each reply: set one that writes nothing there"
+                raise UserError(f"the tokenizer doesn't read {token} as one token after the assistant's cue; {fix}")
         return ids_by_role
 
     @property

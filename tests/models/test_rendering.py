@@ -533,6 +533,14 @@ def test_a_template_that_changes_earlier_turns_is_refused(make):
         Renderer(MR2AG, processor)
 
 
+def test_a_template_with_a_line_break_before_replies_is_named(make):
+    """As that of llava-hf/llama3-llava-next-8b-hf is."""
+    processor = make.renderer("qwen2_vl").processor
+    processor.chat_template = processor.chat_template.replace("part['text']", "'\n' + part['text']")
+    with pytest.raises(UserError, match=r"the chat template writes '\\n' before each reply"):
+        Renderer(MR2AG, processor)
+
+
 @pytest.mark.parametrize("content", ["message['content'] + '\n'", "message['content'].strip()"])
 def test_a_template_that_takes_texts_alone_is_refused_with_how_to_write_one(make, content):
     """As SmolLM2's and Llama 2's are: both fail within Jinja."""
