@@ -108,8 +108,10 @@ def any_process(*flags: bool) -> list[bool]:
 def _check_shared(folder: Path, index: int) -> None:
     from torch import distributed  # slow to import
 
+    from reflectune.core.partials import partial_path  # imports this module
+
     folder.mkdir(parents=True, exist_ok=True)  # in each: NFS may keep that a name, even the folder's, was missing
-    names = [f".{secrets.token_hex(8)}.partial"]
+    names = [partial_path(folder / secrets.token_hex(8)).name]
     if index == 0:
         Path(folder, names[0]).touch()
     distributed.broadcast_object_list(names, group=_waiting(distributed.group.WORLD))
