@@ -32,7 +32,7 @@ REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_u
 """Keys of the counts of a model's failed replies: refused by a server, truncated at the maximum length, or not in the
 requested format; among the unread and refused ones, those without queries, and empty records."""
 DOCUMENTS_LEFT_OUT: Final = "documents_left_out"
-"""Key of the count of documents that a model wasn't shown, as they didn't fit its context."""
+"""Key of the count of documents that a model wasn't shown: they didn't fit its context, or its server refused them."""
 NOTED: Final = ("replies_retried", "labels_written", DOCUMENTS_LEFT_OUT)
 """Keys of counts that are there if they are not 0: unread replies that were asked for again, judgements read from a
 written word, and documents left out."""

@@ -64,8 +64,8 @@ def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
             sentences.append(f"{warning}{name}: of {counts['calls']:,} replies {', '.join(named)}.")
         if left_out := counts.get(DOCUMENTS_LEFT_OUT):
             sentences.append(
-                f"{name}: {left_out:,} documents didn't fit the model's context and were left out, of each knowledge "
-                "base the last ones."
+                f"{name}: {left_out:,} documents didn't fit the model's context, or were refused by the server, and "
+                "were left out, of each knowledge base the last ones."
             )
     return sentences
 

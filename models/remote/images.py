@@ -43,7 +43,7 @@ class ImageUrls:
             return url
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=32)  # a URL may have 10 MB
 def url_key(url: str) -> str:
     """Return the hash of an image's data URL; all requests about an image share one URL."""
     return hashlib.sha256(url.encode()).hexdigest()
