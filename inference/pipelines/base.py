@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from PIL import Image
 
 from reflectune.core.images import Images
-from reflectune.core.types import Passage, Question
+from reflectune.core.types import AnswerType, Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.reader import Reader
 from reflectune.inference.trace import PassageTrace, Trace, publish
@@ -32,9 +32,9 @@ class Pipeline(Protocol):
         ...
 
 
-def answer(pipeline: Pipeline, question: str, image: Image.Image) -> Trace:
+def answer(pipeline: Pipeline, question: str, image: Image.Image, answer_type: AnswerType = "string") -> Trace:
     """Answer a single question."""
-    return pipeline.run([Question(id="question", image="", text=question)], [image])[0]
+    return pipeline.run([Question(id="question", image="", text=question, answer_type=answer_type)], [image])[0]
 
 
 class Clock:

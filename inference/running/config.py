@@ -12,6 +12,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, InputFile, OutputFile, Share
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import (
+    AskSettings,
     BaseModelSettings,
     DatasetSettings,
     EngineSettings,
@@ -173,7 +174,7 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
             yield "`fit_calibration` fits to the answers of `diagnose`"
 
 
-class AnswerConfig(ModelSettings, DatasetSettings, ReflectingPipelines):
+class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipelines):
     """Answer one question about one image, or show how an evaluation answered one of its questions."""
 
     image: InputFile = setting("", "the image, a path")

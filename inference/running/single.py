@@ -29,7 +29,7 @@ def answer(config: AnswerConfig) -> Trace:
     image = load_image(config.image)
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
     name, parts = open_reflecting(config, models, dataset)
-    return base.answer(build_pipeline(name, config, parts), config.question, image)
+    return base.answer(build_pipeline(name, config, parts), config.question, image, config.answer_type)
 
 
 def open_reflecting(

@@ -8,7 +8,7 @@ from typing import Final
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.types import Question
-from reflectune.inference.config import DatasetSettings
+from reflectune.inference.config import AskSettings, DatasetSettings
 from reflectune.inference.running.config import PipelinesConfig
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
@@ -42,7 +42,7 @@ class ServerSettings(Settings):
             )
 
 
-class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
+class ServeConfig(ServerSettings, AskSettings, PipelinesConfig, DatasetSettings):
     """Serve answers, their traces and searches over HTTP."""
 
     pipelines: list[str] = setting(
@@ -54,7 +54,7 @@ class ServeConfig(ServerSettings, PipelinesConfig, DatasetSettings):
     @cross_check
     def served_problems(self) -> Iterator[str]:
         """Yield the pipelines that need more than an image and a question."""
-        asked = Question(id="", image="", text="")
+        asked = Question(id="", image="", text="", answer_type=self.answer_type)
         for name, recipe in self.recipes().items():
             if not recipe.takes(asked) or not recipe.form:
                 yield f"`pipelines`: {name} needs a data set's gold evidence, which a request doesn't have"

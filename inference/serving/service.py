@@ -147,7 +147,7 @@ class AnswerService:
         """
         chosen = self._built[self.pipeline_named(pipeline)] if isinstance(pipeline, str) else pipeline
         number = next(self._numbers)
-        asked = Question(id=f"question_{number}", image="", text=question)
+        asked = Question(f"question_{number}", image="", text=question, answer_type=self.config.answer_type)
         if not question.strip():
             raise UnusableInput("the question is empty; ask one")
         return self._put(_Task(Future(), chosen, asked, image, on_event))

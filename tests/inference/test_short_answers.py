@@ -31,6 +31,8 @@ from reflectune.inference.running import single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running.loading import open_engine, open_entries
 from reflectune.inference.running.rollout import GateRewardRollout
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.trace import Trace
 from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load, save_checkpoint
@@ -251,11 +253,14 @@ def test_each_document_alone_is_asked_for_the_same(chatty, parts, world) -> None
 
 
 @ONE_FAMILY
+@pytest.mark.parametrize(("answer_type", "said"), [("", WORD), ("multi_answer", LIST), ("free_form", SENTENCE)])
 @pytest.mark.parametrize("yes", [0.1, 0.9])
 @pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
-def test_a_single_question_is_answered_in_a_word(
+def test_a_single_question_is_answered_in_the_form_that_is_asked_for(
     scheme: str,
     yes: float,
+    answer_type: str,
+    said: str,
     chatty: Chatty,
     checkpoints: SimpleNamespace,
     prompted: SimpleNamespace,
@@ -265,10 +270,18 @@ def test_a_single_question_is_answered_in_a_word(
     chatty.yes = yes
     more = {"answer_model": "tuned", "mct": "none"} if scheme == "mmkb_rag" else {}
     model = (prompted if scheme == "mmkb_rag" else checkpoints).tuned
+    more |= {"answer_type": answer_type} if answer_type else {}
     where = {"model": model, "image": str(world / "e0.png"), "question": "What does it live in?"}
     trace = single.answer(AnswerConfig(**settings(**where, **more)))
     assert trace.retrieved is (yes > 0.5)
-    assert trace.answer == WORD
+    assert trace.answer == said
+
+
+@ONE_FAMILY
+def test_a_server_asks_for_the_form_of_its_config(chatty, checkpoints, settings, world: Path) -> None:
+    config = settings(model=checkpoints.tuned, pipelines=["mr2ag"], answer_type="free_form")
+    with AnswerService(ServeConfig(**config)) as service:
+        assert service.submit("What does it live in?", load_image(world / "e0.png")).result(60).answer == SENTENCE
 
 
 @ONE_FAMILY
