@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from transformers import TrainerCallback
-from trl.trainer.utils import RepeatSampler
+from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid
 
 from reflectune.core.config import find_problems
 from reflectune.core.durable import write_json
@@ -30,9 +30,10 @@ from reflectune.inference.pipelines.reag import ANSWER, THINK_SYSTEM
 from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import load
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig
-from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer
+from reflectune.train.answer_rewards.prompts import PromptProcessor, PromptRenderer, rows_of
 from reflectune.train.answer_rewards.rewards import keeps_format, reward_functions
 from reflectune.train.answer_rewards.run import (
     AnswerTraining,
@@ -158,6 +159,20 @@ def test_trl_is_given_the_tokens_that_the_pipeline_reads(family: Family, world, 
     vision = {name for name, value in sampled.items() if isinstance(value, Tensor)}
     assert vision == set(prompts.rendered("q0").vision)
     assert all(torch.equal(sampled[name], scored[name]) for name in vision)
+
+
+def test_trl_splits_a_batch_by_the_tiles_of_each_image(tuned) -> None:
+    """As it does for InternVL, whose images are tiles: a square has one here, a wide image four."""
+    tiles = {"square": torch.zeros(1, 3, 8, 8), "wide": torch.ones(4, 3, 8, 8)}
+    processor = PromptProcessor(
+        load(tuned()).renderer, lambda name: Rendered([1], [0], {"pixel_values": tiles[name]}), types_key=""
+    )
+    names = ["wide", "square"]
+    images = [[row["image"]] for row in rows_of([dataclasses.replace(PROMPTS[0], id=name) for name in names])]
+    counts = processor.image_processor(images=images, crop_to_patches=True, return_tensors="pt")["num_patches"]
+    batch = {"pixel_values": processor(text=names)["pixel_values"], "num_images": [1, 1], "num_tiles": counts.tolist()}
+    for part, name in zip(split_pixel_values_by_grid(batch)["pixel_values"], names, strict=True):
+        assert torch.equal(part, tiles[name])
 
 
 @pytest.mark.parametrize(

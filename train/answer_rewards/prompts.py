@@ -81,7 +81,7 @@ class PromptProcessor(ProcessorMixin):
     def __init__(self, renderer: Renderer, rendered: Callable[[str], Rendered], *, types_key: str) -> None:
         # ProcessorMixin's own constructor needs the parts of one family
         self.tokenizer = renderer.tokenizer
-        self.image_processor = renderer.processor.image_processor
+        self.image_processor = self._tiles
         self.chat_template = None
         self._renderer, self.rendered, self._types_key = renderer, rendered, types_key
 
@@ -111,14 +111,18 @@ class PromptProcessor(ProcessorMixin):
         written: list[str] = self._renderer.processor.save_pretrained(save_directory, push_to_hub, **options)
         return written
 
+    def _tiles(self, images: Sequence[Sequence[str]], **options: Any) -> dict[str, Tensor]:
+        """Return the number of tiles of each prompt's image; TRL (1.16) asks for InternVL's."""
+        return {"num_patches": torch.tensor([len(self.rendered(name).vision["pixel_values"]) for [name] in images])}
+
     def _types(self, ids: Sequence[int]) -> list[int]:
         return [int(token == self._renderer.expansion.token) for token in ids]
 
 
 def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
-    """Return the rows of TRL's data set. An image is given by its path, and the processor loads it."""
+    """Return the rows of TRL's data set. The id stands for the image too: the processor loads it."""
     return [
-        {"prompt": [{"role": "user", "content": example.id}], "image": example.image, "question_id": example.id}
+        {"prompt": [{"role": "user", "content": example.id}], "image": example.id, "question_id": example.id}
         for example in examples
     ]
 
