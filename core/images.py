@@ -14,10 +14,12 @@ No other module calls Pillow's `open`, so that training, indexing and inference 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import math
 import os
+import stat
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -47,6 +49,9 @@ _READY: Final = "reflectune_ready"
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 _MAX_SENT: Final = 8 << 20
 """Bytes of a file that is sent as it is."""
+_ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
+_DAMAGED: Final = (None, errno.EINVAL)
+"""Errors of a decoder: Pillow's have no number, and a seek to a place that no file can have has EINVAL."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -103,13 +108,14 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
     Raises:
         BadImage: The file is missing, truncated, not an image, or so large that decoding it would exhaust memory.
         UserError: The file leads out of `root`.
+        OSError: The file can't be read for another reason, which may pass; also MemoryError.
     """
     asker = f" (needed by {needed_by})" if needed_by else ""
     try:
         full = Path(path) if root is None else resolve_below(path, root)
     except OutsideRoot as error:
         raise UserError(f"image refused{asker}: {error}") from error
-    if not os.path.isfile(full):  # False for a name that is too long, too
+    if not _is_file(full):
         raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
     image = open_image(full, asker=asker)
     setattr(image, _ORIGIN, (full, asker))
@@ -143,6 +149,7 @@ def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, as
 
     Raises:
         BadImage: It is not an image, damaged, holds NaN or infinite values, or is too large to decode safely.
+        OSError: The file can't be read for another reason, which may pass; also MemoryError.
     """
     with _opened(source, asker) as image:
         try:
@@ -156,6 +163,7 @@ def read_header(source: Path | bytes) -> Header:
 
     Raises:
         BadImage: It is not in a format that is read, or is too large to decode safely.
+        OSError: The file can't be read for another reason, which may pass; also MemoryError.
     """
     with _opened(source, whole=False) as image:
         is_animated = bool(getattr(image, "is_animated", False))
@@ -241,9 +249,28 @@ def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Ite
             raise BadImage(problem, "scale it down first") from error
         except BadImage:
             raise
+        except MemoryError as error:
+            raise MemoryError(f"too little memory to read the image {_name(source)}{asker}") from error
+        except OSError as error:
+            if error.errno in (*_DAMAGED, *_ABSENT):
+                raise _unreadable(source, asker, error) from error
+            error.filename = _name(source)  # a failed read has none
+            raise
         except Exception as error:  # RuntimeError (AVIF), AttributeError (SPIDER), NotImplementedError (DDS) …
             raise _unreadable(source, asker, error) from error
         yield image
+
+
+def _is_file(path: Path) -> bool:
+    """Return True for an existing file. Unlike `os.path.isfile`, raise an error that may pass, such as ESTALE."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except ValueError:  # a null byte
+        return False
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
 
 
 def _decoded(stream: IO[bytes], name: str, whole: bool) -> Image.Image:

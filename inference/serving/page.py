@@ -240,6 +240,6 @@ def find_examples(dataset: Dataset) -> list[Question]:
 def _is_readable(question: Question, dataset: Dataset) -> bool:
     try:
         load_image(question.image, root=dataset.image_roots)
-    except UserError:
+    except (UserError, OSError):
         return False
     return True

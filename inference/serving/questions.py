@@ -162,6 +162,6 @@ class PageQuestions:
             image = (
                 load_image(knowledge.image_path(entry), root=(knowledge.image_root, *roots)) if entry.images else None
             )
-        except UserError:
+        except (UserError, OSError):
             image = None
         return entry.title, data_uri(image, SIDE) if image else ""

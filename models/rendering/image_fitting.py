@@ -44,6 +44,8 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
         raise BadImage(problem, "scale it down, or set `image_fit: crop`")
     try:
         return processor(images=[fitted or image], return_tensors="pt", **arguments)
+    except MemoryError:
+        raise
     except Exception as error:  # of any model's processor
         said = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadImage(f"image refused by the model's processor: {name}: {said}", "replace it") from error

@@ -1,8 +1,12 @@
+import errno
 import io
+import os
 import random
 import re
+import resource
 import struct
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +34,38 @@ def test_a_bad_image_names_the_file_and_who_needs_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(UserError, match="too large"):
         load_image(whole)
+
+
+@pytest.mark.parametrize("read", [load_image, open_image, read_header])
+def test_an_error_that_may_pass_is_not_taken_for_a_bad_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    Image.new("RGB", (8, 8)).save(path := tmp_path / "good.png")
+    with pytest.raises(OSError, match=r"Input/output error: '/proc/self/mem'"):
+        read(Path("/proc/self/mem"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"Too many open files: '.*good\.png'"):
+            read(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", lambda *_, **__: bytes(1 << 60))
+        with pytest.raises(MemoryError, match=r"too little memory to read the image .*good\.png"):
+            read(path)
+
+
+def test_a_file_whose_state_is_unknown_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8)).save(path := tmp_path / "good.png")
+
+    def unreachable(name: Path) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle", str(name))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", unreachable)
+        with pytest.raises(OSError, match=r"Stale file handle: '.*good\.png'"):
+            load_image(path)
 
 
 def test_a_transparent_palette_gives_the_same_pixels_without_a_warning(tmp_path: Path) -> None:
