@@ -202,6 +202,7 @@ def run_chunks(
     *,
     processes: Processes = ALONE,
     desc: str = "questions",
+    ahead: Callable[[Sequence[Item]], None] = lambda chunk: None,
 ) -> Iterator[Row]:
     """Compute one row for every `size` items, divided among the processes; yield all rows in order.
 
@@ -212,15 +213,20 @@ def run_chunks(
         logs: Logs of the rows, which the caller deletes once it has stored them.
         processes: Processes of the launch.
         desc: Label of the progress bar.
+        ahead: Called with the next row's items before the work on one begins.
     """
     starts = range(0, len(items), size)
 
     def work(batch: Sequence[int]) -> Iterator[tuple[str, Row]]:
         return ((str(start), make(items[start : start + size])) for start in batch)
 
+    def begin(batch: Sequence[int]) -> None:
+        for start in batch:
+            ahead(items[start : start + size])
+
     batches = [[start] for start in starts]
     done = logs.places()
-    run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}")
+    run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}", ahead=begin)
     return logs.rows(map(str, starts))
 
 

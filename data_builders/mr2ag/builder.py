@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from PIL import Image
 from reflectune.core.config import setting
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import load_image
+from reflectune.core.images_ahead import ImagesAhead, Prepare
 from reflectune.core.paths import Roots
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.protocol import Annotator
@@ -108,6 +109,9 @@ class ExampleBuilder:
         settings: Settings of the examples.
         image_roots: The folders that image paths may lead into; relative ones start at the first.
         blank: Path of the black image, for `without_image: blank`.
+
+    Attributes:
+        images: Opens the images of the next search.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class ExampleBuilder:
         self._dataset, self._retriever, self._annotate, self._settings = dataset, retriever, annotate, settings
         self._roots, self._blank = image_roots, blank
         self._ranked: dict[str, Sequence[str]] = {}
+        self.images = ImagesAhead(self._open, functools.partial(_preparers, retriever))
         self._passages = functools.lru_cache(maxsize=8192)(
             lambda entry_id: split_passages(dataset.knowledge.get(entry_id), lead=settings.lead)
         )
@@ -145,7 +150,7 @@ class ExampleBuilder:
             UserError: An image is bad, and `on_error` is `stop`; else the image is left out.
         """
         rejected = BuiltExamples()
-        images = {q.image: image for q in questions if (image := self._try(q, self._open, rejected)) is not None}
+        images = {q.image: image for q in questions if (image := self._try(q, self.images.take, rejected)) is not None}
         try:
             return self._search(images)
         except UnusableInput:  # of the encoder
@@ -169,8 +174,7 @@ class ExampleBuilder:
     def build_knowledge(self, questions: Sequence[Question]) -> BuiltExamples:
         """Build the examples of knowledge-based questions, with one call of the annotator."""
         built = BuiltExamples()
-        questions = [self._with_image(question) for question in questions]
-        answerable = [question for question in questions if self._try(question, self._open, built) is not None]
+        answerable = list(self._readable(questions, built))
         articles = [(q, article) for q in answerable if (article := self._try(q, self._article, built)) is not None]
         cases_by_question = [[(question, p) for p in candidates(question, article)] for question, article in articles]
         judgements = iter(self._annotate(list(itertools.chain.from_iterable(cases_by_question))))
@@ -185,11 +189,8 @@ class ExampleBuilder:
     def build_visual(self, questions: Sequence[Question], count: int | None = None) -> BuiltExamples:
         """Build the examples of visual-dependent questions, of the first `count` valid ones if it is given."""
         built = BuiltExamples()
-        for question in map(self._with_image, questions):
-            if len(built.examples) == count:
-                break
-            if self._try(question, self._open, built) is not None:
-                built.examples.append(visual_example(question))
+        for question in itertools.islice(self._readable(questions, built), count):
+            built.examples.append(visual_example(question))
         return built
 
     def candidates(self, question: Question) -> list[Passage]:
@@ -208,6 +209,15 @@ class ExampleBuilder:
                 raise UserError(f"question {question.id} of {self._dataset.root}: {error}; {advice}") from error
             built.rejected.append(RejectedQuestion(question.id, str(error), bad=True))
             return None
+
+    def _readable(self, questions: Sequence[Question], built: BuiltExamples) -> Iterator[Question]:
+        """Yield the valid questions whose image opens, as it has if it was searched for; reject the others."""
+        questions = [self._with_image(question) for question in questions]
+        with ImagesAhead(self._open) as images:
+            images.begin([q for q in questions if q.image not in self._ranked and not question_problem(q)])
+            for question in questions:
+                if self._try(question, lambda q: q.image in self._ranked or images.take(q), built):
+                    yield question
 
     def _with_image(self, question: Question) -> Question:
         if question.image.strip() or self._settings.without_image == "refuse":
@@ -233,3 +243,9 @@ class ExampleBuilder:
     def _draw_article(self, rng: random.Random) -> list[Passage]:
         knowledge = self._dataset.knowledge
         return self._passages(knowledge.id_at(rng.randrange(len(knowledge))))
+
+
+def _preparers(retriever: Retriever | None) -> list[Prepare]:
+    from reflectune.retrieval.retrievers.entry_retriever import search_preparers  # slow to import
+
+    return search_preparers(retriever)

@@ -45,7 +45,7 @@ CHUNK = 64
 def run(config: BuildConfig) -> None:
     """Build a split; a dry run shows one example, sends no request and writes nothing.
 
-    The processes of a launch share images to search for and questions to annotate. Only the first one asks a server.
+    The processes of a launch share images to search for and questions to build. Only the first one asks a server.
     """
     processes = launch_processes("" if config.dry_run else config.output)
     dataset = Dataset(Path(config.dataset), config.part)
@@ -106,12 +106,12 @@ def build_split(
         )
     sharing = ALONE if config.annotator == "llm" else processes
     logs = Logs(output, f".{split}.{key}.examples.*.jsonl", key)
-    built = _build_logged(builder.build_knowledge, knowledge, logs, sharing)
+    built, count = _build_logged(builder.build_knowledge, knowledge, logs, sharing)
+    visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(count)
+    logs = Logs(output, f".{split}.{key}.visual.*.jsonl", key)
+    looked_at, _ = _build_logged(builder.build_visual, visual[:visual_count], logs, sharing, "visual questions")
     if not is_first:
         return
-    visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(len(built.examples))
-    logs = Logs(output, f".{split}.{key}.visual.*.jsonl", key)
-    looked_at = _build_logged(builder.build_visual, visual[:visual_count], logs, desc="visual questions")
     built.extend(looked_at)
     built.extend(builder.build_visual(visual[visual_count:], visual_count - len(looked_at.examples)))  # for bad rows
     numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
@@ -176,7 +176,9 @@ def _search_logged(builder: ExampleBuilder, questions: Sequence[Question], logs:
     def search(chunk: Sequence[Question]) -> Row:
         return {"entries": builder.search(chunk)}
 
-    for row in run_chunks(searched, CHUNK, search, logs, processes=processes, desc="searching"):
+    with builder.images as images:
+        rows = run_chunks(searched, CHUNK, search, logs, processes=processes, desc="searching", ahead=images.begin)
+    for row in rows:
         builder.add_ranking(row["entries"])
     processes.wait()  # the process that finishes first deletes the logs
 
@@ -185,16 +187,22 @@ def _build_logged(
     build: Callable[[Sequence[Question]], BuiltExamples],
     questions: Sequence[Question],
     logs: Logs,
-    processes: Processes = ALONE,
+    processes: Processes,
     desc: str = "questions",
-) -> BuiltExamples:
-    """Build in chunks, each one row of a log. The first process returns all examples, the others none."""
-    built = BuiltExamples()
+) -> tuple[BuiltExamples, int]:
+    """Build in chunks, each one row of a log.
+
+    Returns:
+        The examples, none in all processes but the first, and their number.
+    """
+    built, count = BuiltExamples(), 0
     rows = run_chunks(questions, CHUNK, lambda chunk: to_row(build(chunk)), logs, processes=processes, desc=desc)
-    for row in rows if processes.index == 0 else ():
-        built.extend(from_row(BuiltExamples, row))
+    for row in rows:
+        count += len(row["examples"])
+        if processes.index == 0:
+            built.extend(from_row(BuiltExamples, row))
     processes.wait()  # the first process deletes the logs, which the others still scan
-    return built
+    return built, count
 
 
 def _reasons(numbers: dict[str, Any]) -> str:

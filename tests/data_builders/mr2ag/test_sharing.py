@@ -68,6 +68,13 @@ def test_processes_search_for_each_image_once_and_write_the_bytes_of_one(config,
 
         return annotate
 
+    looking, build_visual = set(), reflection_run.ExampleBuilder.build_visual
+
+    def noting(self: Any, questions: Sequence[Any], *left: int) -> Any:
+        looking.update([threading.get_ident()] if questions else [])
+        return build_visual(self, questions, *left)
+
+    monkeypatch.setattr(reflection_run.ExampleBuilder, "build_visual", noting)
     build_together(shared, searchers, [counting(number) for number in range(count)])
     assert searcher.asked == list(range(ENTITIES))
     assert sorted(shade for searcher in searchers for shade in searcher.asked) == list(range(ENTITIES))
@@ -75,6 +82,7 @@ def test_processes_search_for_each_image_once_and_write_the_bytes_of_one(config,
     if chunk < 5:
         assert all(other.asked for other in searchers)
         assert all(judged)
+        assert len(looking) == count
     assert files(shared) == files(alone)
 
 
