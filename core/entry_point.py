@@ -60,9 +60,12 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             status = _say(f"error: {problem}", errno.ENOSPC if error.errno in DISK_FULL else 2)
         except Exception as error:
-            if not _says_disk_full(error):
+            if _SHARED_MEMORY in str(error):
+                status = _say(f"error: {_SMALL_SHM}", 2)
+            elif _says_disk_full(error):
+                status = _say(f"error: {_NO_SPACE.format('the output folder')} ({error})", errno.ENOSPC)
+            else:
                 raise
-            status = _say(f"error: {_NO_SPACE.format('the output folder')} ({error})", errno.ENOSPC)
         finally:
             release_outputs()
         _end_launch(status)
@@ -76,6 +79,12 @@ _NO_SPACE: Final = (
 )
 _FULL: Final = ("os error 28", "os error 122", "no space left on device", "disk quota exceeded", "unexpected pos ")
 """Words of safetensors, tokenizers and torch's archives about a disk or a quota that filled as they wrote."""
+_SHARED_MEMORY: Final = "unable to write to file </torch_"
+"""Words of PyTorch about a full `/dev/shm`, which it doesn't name."""
+_SMALL_SHM: Final = (
+    "/dev/shm is full, through which `dataloader_workers` pass batches; start the container with a larger "
+    "`--shm-size`, or set `dataloader_workers: 0`"
+)
 
 
 def _says_disk_full(error: Exception) -> bool:

@@ -24,6 +24,7 @@ def run(error: BaseException) -> None:
         (OSError(errno.EDQUOT, "full"), errno.ENOSPC, "while writing the output folder; free some"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), errno.ENOSPC, "while writing the output"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), errno.ENOSPC, "no space"),
+        (RuntimeError("unable to write to file </torch_7_2>: No space left on device (28)"), 2, "--shm-size`, or set"),
         (OSError(errno.EACCES, "Permission denied", "runs/out"), 2, "error: runs/out: Permission denied"),
         (OSError(errno.EXDEV, "Other device", "partial", None, "a/b"), 2, "error: a/b: Other device"),
         (OSError(errno.EBUSY, "Device busy", b"a/b"), 2, "error: a/b: Device busy"),
