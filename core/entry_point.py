@@ -28,6 +28,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     Exit status: 2 for a `UserError`, an extra that is not installed, and a path that can't be read or written, 28 for a
     full disk, 130 for Ctrl-C, 141 without a line if nobody reads the output any more.
     Any other exception is a bug and keeps its traceback. Secrets are removed from both.
+    The environment variable `REFLECTUNE_TRACEBACK` shows the traceback before the line, for reports of issues.
     """
 
     @functools.wraps(main)
@@ -129,6 +130,9 @@ def _end_launch(status: int | None) -> None:
 
 
 def _say(message: str, status: int) -> int:
+    """Print the error that is handled, in one line; return the status."""
+    if os.environ.get("REFLECTUNE_TRACEBACK"):
+        print(redacted(traceback.format_exc()), file=sys.stderr)
     print(redacted(message), file=sys.stderr, flush=True)
     return status
 
