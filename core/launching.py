@@ -1,4 +1,4 @@
-"""The processes of a launch by torchrun, accelerate or MPI."""
+"""The processes of a launch by torchrun, accelerate or MPI, which join one group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from reflectune.core.errors import UserError
+from reflectune.core.partials import partial_path
 from reflectune.core.secrets import redacted
 
 if TYPE_CHECKING:
     from accelerate import PartialState
-
-MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-_SIZES: Final = ("WORLD_SIZE", *MPI_SIZES)
-_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
-
 
 _PATIENCE: Final = timedelta(days=30)
 """Time that a process waits for the others: the first may finish hours before the last."""
@@ -108,8 +104,6 @@ def any_process(*flags: bool) -> list[bool]:
 def _check_shared(folder: Path, index: int) -> None:
     from torch import distributed  # slow to import
 
-    from reflectune.core.partials import partial_path  # imports this module
-
     folder.mkdir(parents=True, exist_ok=True)  # in each: NFS may keep that a name, even the folder's, was missing
     names = [partial_path(folder / secrets.token_hex(8)).name]
     if index == 0:
@@ -186,27 +180,3 @@ def _watch(store: Any, ended: threading.Event, seconds: float) -> None:
 
 _POLLS: Final = 3
 """Polls in a row without an answer that end a process."""
-
-
-def launched(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of processes of this launch, as accelerate counts them; 1 without a launcher."""
-    return max(int(environment.get(name, 1)) for name in _SIZES)
-
-
-def rank() -> int:
-    """Return this process's number in its launch; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
-
-
-def alone(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of the environment without the launcher's variables, to start a command outside this launch."""
-    return {
-        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
-    }
-
-
-_LAUNCHED: Final = frozenset(
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT".split()
-)
-_LAUNCHERS: Final = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")

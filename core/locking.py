@@ -14,7 +14,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from reflectune.core.launching import rank
+from reflectune.core.launch_variables import rank
 
 _NAME_BYTES: Final = 200
 """Longer names are cut: file systems take 255 bytes, and a prefix and an ending are added."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from reflectune.core.errors import DISK_FULL, UserError
-from reflectune.core.launching import rank
+from reflectune.core.launch_variables import rank
 from reflectune.core.locking import lock_path, remove, take
 from reflectune.core.partials import remove_partials
 

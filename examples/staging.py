@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.launching import alone
+from reflectune.core.launch_variables import alone
 
 CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
 """Folder of the recipes, wherever the package is installed."""

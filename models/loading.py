@@ -25,8 +25,15 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 from reflectune.models.schemes.calibration import GateScaling
 from reflectune.models.schemes.decision import write_decision
 from reflectune.models.schemes.registry import find_scheme, load_scheme
-from reflectune.models.weights.pretrained import as_dtype, dtype_of, load_pretrained, load_processor, settle
-from reflectune.models.weights.quantization import Quantization, dequantized, require_bitsandbytes
+from reflectune.models.weights.pretrained import (
+    as_dtype,
+    dequantized,
+    dtype_of,
+    load_pretrained,
+    load_processor,
+    settle,
+)
+from reflectune.models.weights.quantization import Quantization, require_bitsandbytes
 from reflectune.models.weights.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.weights.spreading import Places, spread
 from reflectune.models.weights.tokens import add_reflection_tokens, known_tokens

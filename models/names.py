@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Protocol
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.launching import launched
+from reflectune.core.launch_variables import launched
 from reflectune.core.values import Device, DeviceMap, Dtype, checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")

@@ -125,6 +125,16 @@ def settle(module: PreTrainedModel, device: torch.device, dtype: torch.dtype | N
     whole.to(device)
 
 
+def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model with each 4-bit weight dequantised: the same function, by plain layers.
+
+    Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
+    """
+    whole = model.dequantize(dtype=dtype)
+    settle(whole, model.device, dtype)
+    return whole
+
+
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the buffers that are saved with a model, as loading in this dtype does; the others have their own."""
     saved = {id(buffer) for buffer in model.state_dict(keep_vars=True).values()}

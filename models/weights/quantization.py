@@ -96,15 +96,3 @@ def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
 def quantized_layers(model: nn.Module) -> dict[str, Any]:
     """Return the layers with 4-bit weights, by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "support_avx512bf16_for_cpu")}
-
-
-def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model with each 4-bit weight dequantised: the same function, by plain layers.
-
-    Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
-    """
-    from reflectune.models.weights.pretrained import settle  # slow to import
-
-    whole = model.dequantize(dtype=dtype)
-    settle(whole, model.device, dtype)
-    return whole

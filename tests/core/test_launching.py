@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.config import find_problems
-from reflectune.core.launching import alone, launched, rank
+from reflectune.core.launch_variables import alone, launched, rank
 from reflectune.models.names import PlacementKeys
 
 

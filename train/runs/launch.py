@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.launching import MPI_SIZES, launched
+from reflectune.core.launch_variables import MPI_SIZES, launched
 from reflectune.models.loading import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig

@@ -30,8 +30,15 @@ from reflectune.models.loading import (
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS, load_adapter, read_adapter
-from reflectune.models.weights.pretrained import as_dtype, load_pretrained, load_processor, set_config_dtype, settle
-from reflectune.models.weights.quantization import Quantization, dequantized
+from reflectune.models.weights.pretrained import (
+    as_dtype,
+    dequantized,
+    load_pretrained,
+    load_processor,
+    set_config_dtype,
+    settle,
+)
+from reflectune.models.weights.quantization import Quantization
 from reflectune.models.weights.reading import check_reading
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.checkpoints import refuse_full_disk

@@ -9,7 +9,8 @@ from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import build_model
 from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
-from reflectune.models.weights.quantization import Quantization, dequantized, quantized_layers
+from reflectune.models.weights.pretrained import dequantized
+from reflectune.models.weights.quantization import Quantization, quantized_layers
 
 pytest.importorskip("bitsandbytes")
 

@@ -1,0 +1,35 @@
+"""Environment variables that torchrun, accelerate and MPI set for the processes of a launch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Final
+
+MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+_SIZES: Final = ("WORLD_SIZE", *MPI_SIZES)
+_RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of processes of this launch, as accelerate counts them; 1 without a launcher."""
+    return max(int(environment.get(name, 1)) for name in _SIZES)
+
+
+def rank() -> int:
+    """Return this process's number in its launch; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+
+
+def alone(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of the environment without the launcher's variables, to start a command outside this launch."""
+    return {
+        name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)
+    }
+
+
+_LAUNCHED: Final = frozenset(
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT".split()
+)
+_LAUNCHERS: Final = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "OMPI_", "PMI_", "MV2_")
