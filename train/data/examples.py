@@ -168,7 +168,7 @@ class EncodedExamples(Dataset[EncodedExample]):
             later = [round.answer for round in example.follow_ups]
             replies = [(branch.reply, *later) for branch in example.branches]
             return weigh_answers(tree, replies, self._renderer, self._answer_weight)
-        except (UserError, ValueError) as error:  # of the processor, e.g. about an image of one row
+        except UserError as error:
             raise UserError(f"training example {example.id} can't be encoded: {error}") from error
         except Exception as error:
             raise RuntimeError(f"training example {example.id} can't be encoded: {error}") from error

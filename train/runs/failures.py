@@ -18,6 +18,8 @@ from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
+_MISFITS = "features and image tokens do not match"
+"""Words of transformers' ValueError about a prompt with more or fewer image tokens than the model has features."""
 _SHOWN = 8
 """Examples that a message names."""
 
@@ -72,7 +74,7 @@ def naming(batch: FailingBatch) -> Iterator[None]:
     """Name the batch's examples in errors that this block raises.
 
     Raises:
-        UserError: The model refuses its inputs (ValueError).
+        UserError: The prompts have other numbers of image tokens than the model has features.
         StepOutOfMemoryError: Memory ran out.
         RuntimeError: Anything else failed; it is the cause, with its traceback.
     """
@@ -80,14 +82,14 @@ def naming(batch: FailingBatch) -> Iterator[None]:
         yield
     except (UserError, OSError):  # these name their subject
         raise
-    except ValueError as error:
-        raise UserError(
-            f"the model refuses {batch.words}: {error}; look into these examples, and whether the processor is this "
-            "model's own"
-        ) from error
     except Exception as error:
         if is_out_of_memory(error):
             raise StepOutOfMemoryError(batch) from error
+        if _MISFITS in str(error):
+            raise UserError(
+                f"the model refuses {batch.words}: {error}; look into these examples, and whether the processor is "
+                "this model's own"
+            ) from error
         raise RuntimeError(f"failed at {batch.words}: {error}") from error
 
 

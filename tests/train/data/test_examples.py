@@ -96,6 +96,14 @@ def test_a_conversation_is_shortened_by_its_last_rounds(encoded, examples) -> No
     assert encoded(max_tokens=three.depth + 3)[0].trees[0].prefix == three.prefix
 
 
+def test_a_bug_in_the_encoding_names_the_example_and_keeps_its_cause(encoded, monkeypatch) -> None:
+    dataset = encoded()
+    monkeypatch.setattr(type(dataset.scheme), "encode", lambda *_: int("three"))
+    with pytest.raises(RuntimeError, match=f"training example {dataset.examples[0].id} can't be encoded: ") as raised:
+        dataset[0]
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
 def test_a_truncated_image_is_named_with_its_example(encoded, data_folder, examples) -> None:
     path = data_folder / "images" / examples[0].image
     path.write_bytes(path.read_bytes()[:60])
