@@ -96,7 +96,13 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """Return the part of a larger config that these settings are."""
+        """Return the part of a larger config that these settings are.
+
+        Raises:
+            TypeError: The config's class doesn't have all of these settings.
+        """
+        if foreign := cls.model_fields.keys() - type(config).model_fields.keys():
+            raise TypeError(f"{type(config).__name__} lacks keys of {cls.__name__}: {', '.join(sorted(foreign))}")
         values = {name: config.__dict__[name] for name in cls.model_fields if name in config.__dict__}
         part = cls.model_construct(**values)
         for name in cls.model_fields.keys() - values.keys():

@@ -79,12 +79,11 @@ def open_servers(
     """
     model: RemoteModel | None = None
     tool: ServedPages | None = None
-    remote_settings, web = RemoteConfig.of(config), WebConfig.of(config)
     with ExitStack() as stack:
         if remote:
-            replies = own_file(Path(remote_settings.llm_cache or output / "replies.jsonl"))
+            replies = own_file(Path(RemoteConfig.of(config).llm_cache or output / "replies.jsonl"))
             model = stack.enter_context(RemoteModel(_endpoint(config), replies))
-        if pages and web.web_url:
+        if pages and (web := WebConfig.of(config)).web_url:
             tool = stack.enter_context(ServedPages(web.web_endpoint(), own_file(output / "pages.jsonl")))
         budget = Budget.of(BudgetSettings.of(config), model)
         yield dataclasses.replace(parts, remote=model, pages=tool, budget=budget)

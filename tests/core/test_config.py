@@ -325,6 +325,8 @@ def test_a_union_has_the_keys_and_checks_of_all() -> None:
         "`saturation` is 0",
     ]
     assert First.of(make_config(both, saturation=0.5)) == First(saturation=0.5)
+    with pytest.raises(TypeError, match="Second lacks keys of First: saturation"):
+        First.of(Second())
 
 
 def test_a_union_refuses_a_key_that_is_declared_twice() -> None:
