@@ -39,6 +39,7 @@ def teach_agent(config: TeachingConfig) -> None:
     """Write a scripted teacher's trajectories."""
     # slow to import: after the config is right
     from reflectune.core.hashing import fingerprint
+    from reflectune.core.launching import launch_processes
     from reflectune.examples.lessons.agent_model import ScriptedAgent
     from reflectune.examples.lessons.teacher import teacher_of
     from reflectune.examples.lessons.writing import drawn
@@ -57,6 +58,7 @@ def teach_agent(config: TeachingConfig) -> None:
     if config.dry_run:
         print(f"{len(questions):,} questions of {config.split} can be taught")
         return
+    launch_processes(config.output)
 
     def build() -> TrajectoryPipeline:
         search, base = agent_search(dataset, settings, retriever, texts, config.device)

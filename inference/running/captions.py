@@ -12,7 +12,7 @@ from typing import Any, Final
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_state
+from reflectune.core.launching import launch_processes
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings
@@ -53,8 +53,9 @@ def run(config: CaptionConfig) -> int:
         writer = config.llm_model if config.reader == SERVER else config.base_model
         print(f"would caption {len(images):,} of {len(kb):,} entries' images with {writer}, into {config.output}")
         return 0
+    processes = launch_processes(config.output)
     traces = _written(config, kb, images)
-    if not launch_state().is_main_process:
+    if processes.index:
         return 0
     captions = {image.id: traces[image.id].answer.strip() for image in images}
     path = Path(config.output, CAPTION_FILE)

@@ -16,7 +16,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_state
+from reflectune.core.launching import launch_processes
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.questions import check_one_image
@@ -92,14 +92,15 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         The content of metrics.json on the main process, which alone scores the answers; {} on the others.
 
     Raises:
-        UserError: A question can't be answered or can't be scored, or the folder holds traces of other settings.
+        UserError: A question can't be answered or can't be scored, the folder holds traces of other settings, or the
+            machines of the launch don't share it.
     """
-    state = launch_state()
+    is_first = launch_processes(config.output).index == 0
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     metric = config.scored_by(config.dataset)
     check_scorable(questions, metric)
-    measure = TraceScorer(metric, config.open_bem(config.device) if state.is_main_process else None)
+    measure = TraceScorer(metric, config.open_bem(config.device) if is_first else None)
     record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
     models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
     calibration = calibration_for(models, dataset, config.splits)
@@ -111,7 +112,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     hashes = hash_parts(config, dataset, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
         traces, loaded = _answer(dataset, served, planned, models, running, hashes)
-    if not state.is_main_process:
+    if not is_first:
         return {}
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}

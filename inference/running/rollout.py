@@ -12,6 +12,7 @@ from typing import Any
 from reflectune.core.config import Settings
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
+from reflectune.core.launching import launch_processes
 from reflectune.core.odds import log_odds
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
@@ -79,6 +80,7 @@ class GateRewardRollout:
         self._correctness = correctness
         self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
         self._run = run
+        launch_processes(folder)  # raises if they don't share it
         for question in questions:
             self._correctness("?", question)  # raises for a question that can't be scored, before hours of answering
 

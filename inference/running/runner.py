@@ -68,7 +68,7 @@ def run_pipeline(
         build: Builds the pipeline; not called if no question is left.
         questions: The questions; their ids must be unique.
         image_root: The data set's folder, which image paths are relative to (see `dataset.image_roots`).
-        folder: Folder of the traces (see `TraceStore`).
+        folder: Folder of the traces (see `TraceStore`), which all processes share (see `launch_processes`).
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch; None for a pipeline whose models are all served: there are no batches.
         on_error: Behaviour for a question whose image or text can't be used.
@@ -108,7 +108,7 @@ def run_pipeline(
     store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
     ordered = sorted(questions, key=lambda question: question.id)
     with opened:
-        return store.fill(ordered, work, batch_questions, launch_processes(folder), reopen=reopen, ahead=begin)
+        return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen, ahead=begin)
 
 
 def _streamed(

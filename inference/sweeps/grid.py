@@ -71,7 +71,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
         lambda batch: _rows(grid_run, batch, runner),
         grid_run.fingerprint,
         grid_run.batch_questions,
-        launch_processes(grid_run.path.parent),
+        launch_processes(),
         is_failed=lambda row: "error" in row,
     )
     counted = [rows[question.id]["passes"] for question in ordered]

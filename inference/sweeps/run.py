@@ -10,7 +10,7 @@ from reflectune.core.devices import find_device
 from reflectune.core.durable import write_json, write_rows
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.core.launching import launch_state
+from reflectune.core.launching import launch_processes, launch_state
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings
@@ -43,7 +43,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
     Returns:
         The content of sweep.json in the first process, {} in the others.
     """
-    state = launch_state()
+    is_first = launch_processes(config.output).index == 0
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, None if config.traces else config.limit, config.seed)
     points = config.points()
@@ -61,7 +61,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
         for point in points:
             calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
         outcomes, stats = _ask(config, dataset, questions, points, measure)
-    if not state.is_main_process:
+    if not is_first:
         return {}
     record = {
         "pipeline": config.pipeline,

@@ -25,6 +25,15 @@ def dataset(make) -> SimpleNamespace:
     return SimpleNamespace(root=Path("world"), questions=lambda split: splits.get(split, []))
 
 
+def test_machines_that_do_not_share_the_output_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(shared: str) -> None:
+        raise UserError(f"{shared} is not the same folder")
+
+    monkeypatch.setattr(experiment, "launch_processes", refused)
+    with pytest.raises(UserError, match="out is not the same folder"):
+        experiment.run(EvaluateConfig(dataset="missing", output="out"))
+
+
 def test_a_limit_is_per_split_and_drawn_by_seed(dataset) -> None:
     chosen = experiment.select(dataset, SPLITS, 10, seed=1)
     assert [[q.split for q in chosen].count(split) for split in SPLITS] == [10, 5]
