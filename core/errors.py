@@ -16,4 +16,13 @@ class UserError(Exception):
 
 
 class UnusableInput(UserError):
-    """A question or an image that can't be used, while others can: `on_error: skip` leaves it out."""
+    """A question or an image that can't be used, while others can: `on_error: skip` leaves it out.
+
+    Attributes:
+        question_id: The question that the message names; "" if it names none.
+    """
+
+    def __init__(self, message: str, question_id: str = "") -> None:
+        """Store the message and the question that it names."""
+        self.question_id = question_id
+        super().__init__(message)

@@ -71,7 +71,8 @@ def check_one_image(question: Question, reader: str) -> None:
     if question.more_images:
         raise UnusableInput(
             f"question {question.id} has {len(question.images)} images, and {reader} reads one; leave it out, or "
-            "convert its data set with one image a question"
+            "convert its data set with one image a question",
+            question.id,
         )
 
 

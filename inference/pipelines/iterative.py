@@ -93,7 +93,8 @@ def part_of_image(question: Question, crop: float, box_field: str) -> tuple[Box,
         if (box := parsing.box(value)) is None:
             raise UnusableInput(
                 f"question {question.id}: `{box_field}` is `{value}`, not a box: give left, top, right and bottom as "
-                "shares of the image from 0 to 1"
+                "shares of the image from 0 to 1",
+                question.id,
             )
         return (box,)
     edge = (1 - crop) / 2
@@ -121,7 +122,8 @@ def searched(question: Question, budgets: Budgets) -> Budgets:
     if not (left := {base: number for base, number in budgets.items() if base == "texts"}):
         raise UnusableInput(
             f"question {question.id} has no image, and there are only pairs to search, which are found by one; give a "
-            "`text_index`, and `text_passages` above 0"
+            "`text_index`, and `text_passages` above 0",
+            question.id,
         )
     return left
 

@@ -235,7 +235,8 @@ def _mrag(settings: MragSettings, parts: PipelineParts) -> Mrag:
         if not names or not has_gold(question, parts.knowledge):
             raise UnusableInput(
                 f"question {question.id} has no entry of its own in the knowledge base, and `answer_from: gold` needs "
-                "one; leave it out, or set `on_error: skip`"
+                "one; leave it out, or set `on_error: skip`",
+                question.id,
             )
         entries = [parts.knowledge.get(name) for name in names]
         documents = [document_of(question.text, entry, reranker, settings.lead) for entry in entries]

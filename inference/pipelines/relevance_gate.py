@@ -54,7 +54,8 @@ class RelevanceGateSettings(Settings):
         if self.has_gate and not question.image:
             raise UnusableInput(
                 f"question {question.id} has no image, and the relevance gate reads questions with one; leave out "
-                "`gate_filter` and `gate_stop`"
+                "`gate_filter` and `gate_stop`",
+                question.id,
             )
 
 

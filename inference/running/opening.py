@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import Images, load_image
+from reflectune.core.images import BadImage, Images, load_image
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import image_roots
@@ -65,5 +65,9 @@ def images_of(question: Question, roots: Roots) -> Images:
         raise UserError(
             f"question {question.id} has no image; fix or remove the row, set on_error: skip, or run mi_rag or pmsr"
         )
-    images = tuple(load_image(path, root=roots, needed_by=f"question {question.id}") for path in question.images)
+    try:
+        images = tuple(load_image(path, root=roots, needed_by=f"question {question.id}") for path in question.images)
+    except BadImage as error:
+        error.question_id = question.id
+        raise
     return images if len(images) > 1 else images[0]

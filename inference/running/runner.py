@@ -162,8 +162,7 @@ def each_or_all(
     try:
         return list(make(batch))
     except UnusableInput as error:
-        is_named = any(f"question {question.id}" in str(error) for question in batch)
-        if is_named and on_error == "stop":
+        if error.question_id and on_error == "stop":
             raise
         if len(batch) > 1:
             return [made for question in batch for made in each_or_all([question], make, failed, on_error)]
@@ -176,8 +175,7 @@ def _problem(question: Question, error: UnusableInput, on_error: OnError) -> tup
     Raises:
         UserError: `on_error` is "stop".
     """
-    is_named = f"question {question.id}" in str(error)
-    problem = str(error) if is_named else f"question {question.id}: {error}"
+    problem = str(error) if error.question_id else f"question {question.id}: {error}"
     if on_error == "stop":
-        raise error if is_named else UserError(f"{problem}; `on_error: skip` leaves it out") from error
+        raise error if error.question_id else UserError(f"{problem}; `on_error: skip` leaves it out") from error
     return question.id, problem

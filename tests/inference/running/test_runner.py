@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 import threading
 from collections.abc import Sequence
@@ -129,6 +130,20 @@ def test_a_question_that_a_pipeline_cannot_take_is_named_and_left_out(make, root
     traces = run(root, Picky(), questions, on_error="skip")
     assert [trace.answer for trace in traces.values()] == ["1 with q000", "", "1 with q002", "1 with q003"]
     assert traces["q001"].error == "question q001: a question with its passage is 5,000 tokens long"
+
+
+def test_the_error_names_the_question_where_its_text_holds_the_id_of_another(make, root: Path) -> None:
+    """An error that names no question of the batch was taken for one of `q00`, whose id begins that of `q001`."""
+
+    class Quoting(Counter):
+        def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:
+            if any(question.id == "q001" for question in questions):
+                raise UnusableInput("the server refuses `question q001: …`")
+            return super().run(questions, images)
+
+    questions = [dataclasses.replace(make.question(0), id="q00"), make.question(1)]
+    with pytest.raises(UserError, match=r"^question q001: the server refuses .*; `on_error: skip` leaves it out"):
+        run(root, Quoting(), questions)
 
 
 def test_a_repeated_id_is_refused(make, root: Path) -> None:
