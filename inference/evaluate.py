@@ -1,4 +1,7 @@
-"""Run pipelines over a data set's questions: `accelerate launch inference/evaluate.py --config …`, or `python -m`."""
+"""Run pipelines over a data set's questions: `accelerate launch inference/evaluate.py --config …`, or `python -m`.
+
+Exit status: 0, or 3 if questions failed.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from reflectune.core.command import command
+from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.inference.running.config import EvaluateConfig
 
 
 @command(EvaluateConfig, writes="output")
-def evaluate(config: EvaluateConfig) -> None:
+def evaluate(config: EvaluateConfig) -> int | None:
     """Run pipelines over a data set's questions, score them, and write a report."""
     from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
     from reflectune.inference.scoring.trajectories import reply_sentences
 
     if config.dry_run:
         print(experiment.describe(config))
-        return
-    if metrics := experiment.run(config):
-        print("\n".join([summary(metrics), *failures(metrics), *reply_sentences(metrics)]))
-        print(f"report: {Path(config.output, 'report.html')}")
+        return None
+    if not (metrics := experiment.run(config)):
+        return None
+    print("\n".join([summary(metrics), *failures(metrics), *reply_sentences(metrics)]))
+    print(f"report: {Path(config.output, 'report.html')}")
+    return ROWS_LEFT_OUT if metrics["failed"] else None
 
 
 def summary(metrics: dict[str, Any]) -> str:
@@ -53,8 +59,9 @@ def summary(metrics: dict[str, Any]) -> str:
 
 def failures(metrics: dict[str, Any]) -> list[str]:
     """Return a line for each pipeline with questions that failed; the report has their errors."""
-    counts = ((name, losses.get("failed", 0)) for name, losses in metrics["losses"].items())
-    return [f"{name}: {count:,} of the questions failed and count as wrong" for name, count in counts if count]
+    return [
+        f"{name}: {count:,} of the questions failed and count as wrong" for name, count in metrics["failed"].items()
+    ]
 
 
 if __name__ == "__main__":

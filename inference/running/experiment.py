@@ -92,8 +92,8 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         The content of metrics.json on the main process, which alone scores the answers; {} on the others.
 
     Raises:
-        UserError: A question can't be answered or can't be scored, the folder holds traces of other settings, or the
-            machines of the launch don't share it.
+        UserError: A question can't be answered or can't be scored, all questions failed, the folder holds traces of
+            other settings, or the machines of the launch don't share it.
     """
     is_first = launch_processes(config.output).index == 0
     dataset = Dataset(Path(config.dataset))
@@ -114,6 +114,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         traces, loaded = _answer(dataset, served, planned, models, running, hashes)
     if not is_first:
         return {}
+    failed = _count_failed(traces)
     settings = {name: pipeline.settings for name, pipeline in planned.items()}
     scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}
     is_iterative = any(pipeline.recipe.is_iterative for pipeline in planned.values())
@@ -122,6 +123,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates, names=names),
         "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
         "budgets": budgets(settings, parts),
+        "failed": failed,
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
     }
@@ -152,6 +154,18 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
         **scored_by,
     )
     return metrics
+
+
+def _count_failed(traces: Traces) -> dict[str, int]:
+    """Count the questions that failed, by the name of each pipeline or stage with one.
+
+    Raises:
+        UserError: All of them failed, in all pipelines.
+    """
+    errors = {name: [error for trace in made.values() if (error := trace.error)] for name, made in traces.items()}
+    if all(len(errors[name]) == len(made) for name, made in traces.items()):
+        raise UserError(f"all questions failed, in all pipelines; the first error: {next(iter(errors.values()))[0]}")
+    return {name: len(found) for name, found in errors.items() if found}
 
 
 def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:

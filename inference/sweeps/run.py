@@ -42,6 +42,9 @@ def run(config: SweepConfig) -> dict[str, Any]:
 
     Returns:
         The content of sweep.json in the first process, {} in the others.
+
+    Raises:
+        UserError: A question can't be answered or can't be scored, all failed, or the folder holds other settings.
     """
     is_first = launch_processes(config.output).index == 0
     dataset = Dataset(Path(config.dataset))
@@ -63,12 +66,16 @@ def run(config: SweepConfig) -> dict[str, Any]:
         outcomes, stats = _ask(config, dataset, questions, points, measure)
     if not is_first:
         return {}
+    errors = [row["error"] for row in outcomes.rows.values() if "error" in row]
+    if len(errors) == len(questions):
+        raise UserError(f"all questions failed; the first error: {errors[0]}")
     record = {
         "pipeline": config.pipeline,
         "model": config.traces or config.model,
         "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
         "metric": measure.facts(measure.official(questions)),
         "questions": len(questions),
+        "failed": len(errors),
         "resampled": units(questions),
         "seed": config.seed,
         "start": config.start(),

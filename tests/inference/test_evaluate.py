@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.core.types import Entry, Section
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import write_knowledge_base
@@ -482,10 +483,13 @@ def test_a_question_that_no_model_takes_is_named_and_left_out(world, config, mak
     }
     with pytest.raises(UserError, match=problem):
         experiment.run(config(**keys))
-    experiment.run(config(**keys, on_error="skip"))
+    assert evaluate(config(**keys, on_error="skip")) == ROWS_LEFT_OUT
     errors = {row["id"]: row["error"] for row in kept(tmp_path / "out")["closed_book.jsonl"]}
     assert re.search(problem, errors["q000"])
     assert errors["q001"] == ""
+    write_questions(folder, SPLITS[0], questions[:1])
+    with pytest.raises(UserError, match=f"all questions failed, in all pipelines; the first error: .*{problem}"):
+        evaluate(config(**keys, on_error="skip"))
 
 
 @ONE_FAMILY

@@ -12,12 +12,14 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.durable import RowLog, read_rows, write_rows
 from reflectune.core.errors import UserError
+from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
+from reflectune.inference.sweep import sweep as sweep_command
 from reflectune.inference.sweeps import run as sweep_run
 from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
@@ -91,11 +93,11 @@ def test_a_question_whose_image_was_damaged_is_asked_again(sweep, checkpoints, w
     content = image.read_bytes()
     try:
         image.write_bytes(b"")
-        sweep_run.run(config)
+        assert sweep_command(config) == ROWS_LEFT_OUT
     finally:
         image.write_bytes(content)
     assert [row["id"] for row in read_rows(config.log()) if "error" in row] == ["q002"]
-    sweep_run.run(config)
+    assert not sweep_command(config)
     assert not [row["id"] for row in read_rows(config.log()) if "error" in row]
 
 
