@@ -142,6 +142,7 @@ class Trace:
         seconds: Wall-clock seconds per step, this question's share of its batch.
         tokens: Counts per step, e.g. `{"generated": 4}`, and of replies that are not as they should be (`REPLIES`).
         error: Reason why the question could not be answered; "" if it could.
+        question_hash: Hash of the question that was asked (`question_hash`); "" if the trace was not stored by a run.
     """
 
     question_id: str
@@ -166,6 +167,7 @@ class Trace:
     seconds: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
+    question_hash: str = ""
 
 
 def to_row(trace: Trace) -> dict[str, Any]:

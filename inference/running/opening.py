@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import fingerprint
 from reflectune.core.images import BadImage, Images, load_image
 from reflectune.core.paths import Roots
+from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.formats.dataset import image_roots
 from reflectune.formats.questions import check_one_image
@@ -51,6 +53,21 @@ def open_questions(
                 raise
             errors[question.id] = str(error)
     return good, images, errors
+
+
+def question_hash(question: Question, roots: Sequence[Path]) -> str:
+    """Hash a question without its split. The folder of its images doesn't count: they may move.
+
+    Args:
+        question: The question.
+        roots: The folders that its images may lie in (`image_roots`).
+    """
+    images = [Path(roots[0], path) for path in question.images]
+    names = [
+        next((str(path.relative_to(root)) for root in reversed(roots) if path.is_relative_to(root)), str(path))
+        for path in images
+    ]
+    return fingerprint({**to_row(question), "split": "", "image": names, "more_images": ()})
 
 
 def images_of(question: Question, roots: Roots) -> Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,9 @@ from reflectune.core.values import output_of
 from reflectune.formats.dataset import image_roots
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.running.opening import OnError, images_of, open_questions
+from reflectune.inference.running.opening import OnError, images_of, open_questions, question_hash
 from reflectune.inference.trace import Trace, to_row
-from reflectune.inference.trace_files.keeping import Reopen, TraceForm, TraceStore
+from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 
 Made = TypeVar("Made")
 
@@ -53,7 +54,7 @@ def run_pipeline(
     batch_questions: int | None,
     on_error: OnError,
     form: TraceForm = "jsonl",
-    reopen: Reopen = lambda limit: False,
+    reopen: Callable[[Mapping[str, float]], bool] = lambda limit: False,
     takes_images: bool = False,
     prepare: Callable[[], Sequence[Prepare]] = tuple,
 ) -> Mapping[str, Trace]:
@@ -61,7 +62,7 @@ def run_pipeline(
 
     Questions are sorted by id and cut into batches that all processes share. An interrupted run, or one on another
     number of processes, ends with the same traces except for timings (see `run_batches`). A later run tries failed
-    questions again.
+    questions again, and those that were edited.
 
     Args:
         name: The pipeline's name, used in file names.
@@ -80,9 +81,10 @@ def run_pipeline(
     Raises:
         UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
     """
-    pipeline, failed = functools.cache(build), functools.partial(_failed, name)
+    pipeline, failed, roots = functools.cache(build), functools.partial(_failed, name), image_roots(image_root)
     reader = "" if takes_images else f"the pipeline {name}"
-    opened = ImagesAhead(functools.partial(images_of, roots=image_roots(image_root)), prepare)
+    opened = ImagesAhead(functools.partial(images_of, roots=roots), prepare)
+    hashes = {question.id: question_hash(question, roots) for question in questions}
 
     def answer(batch: Sequence[Question]) -> list[Trace]:
         built = pipeline()
@@ -94,21 +96,26 @@ def run_pipeline(
             traces += built.run(texts, [None] * len(texts))
         return [*traces, *(failed(key, message) for key, message in errors.items())]
 
-    def rows(batch: Sequence[Question]) -> Iterable[tuple[str, Row]]:
-        return ((trace.question_id, to_row(trace)) for trace in each_or_all(batch, answer, failed, on_error))
+    def rows(batch: Sequence[Question]) -> Iterator[tuple[str, Row]]:
+        if batch_questions is None:
+            traces = _streamed(name, pipeline(), batch, image_root, on_error)
+        else:
+            traces = iter(each_or_all(batch, answer, failed, on_error))
+        for trace in traces:
+            row = to_row(dataclasses.replace(trace, question_hash=hashes[trace.question_id]))
+            yield trace.question_id, row
 
-    def stream(asked: Sequence[Question]) -> Iterator[tuple[str, Row]]:
-        return (
-            (trace.question_id, to_row(trace)) for trace in _streamed(name, pipeline(), asked, image_root, on_error)
-        )
+    def is_outdated(row: Row) -> bool:
+        found = row.get("question_hash", "")
+        return reopen(row.get("limit", {})) or hashes.get(row["question_id"], found) != found
 
     def begin(batch: Sequence[Question]) -> None:
         opened.begin([q for q in batch if q.image and (takes_images or not q.more_images)])
 
-    store, work = TraceStore(folder, name, fingerprint, form), stream if batch_questions is None else rows
+    store = TraceStore(folder, name, fingerprint, form)
     ordered = sorted(questions, key=lambda question: question.id)
     with opened:
-        return store.fill(ordered, work, batch_questions, launch_processes(), reopen=reopen, ahead=begin)
+        return store.fill(ordered, rows, batch_questions, launch_processes(), is_outdated=is_outdated, ahead=begin)
 
 
 def _streamed(

@@ -10,7 +10,8 @@ from typing import Any
 from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
-from reflectune.inference.running.opening import OnError, open_questions
+from reflectune.formats.dataset import image_roots
+from reflectune.inference.running.opening import OnError, open_questions, question_hash
 from reflectune.inference.running.runner import each_or_all
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
@@ -52,7 +53,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
     """Run the unfinished questions through all points, divided among the processes.
 
     Batches are the same on any number of processes, so an interrupted run ends with the same rows (see `run_batches`).
-    Questions that failed are asked again.
+    Questions that failed or were edited are asked again.
 
     Args:
         grid_run: The points, their scorer, and the log.
@@ -65,14 +66,16 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
         UserError: A question is bad (and `on_error` is "stop"), or the log has other settings.
     """
     ordered = sorted(questions, key=lambda question: question.id)
+    roots = image_roots(grid_run.image_root)
+    hashes = {question.id: question_hash(question, roots) for question in questions}
     rows, _ = run_to_file(
         grid_run.path,
         ordered,
-        lambda batch: _rows(grid_run, batch, runner),
+        lambda batch: ((key, {**row, "question_hash": hashes[key]}) for key, row in _rows(grid_run, batch, runner)),
         grid_run.fingerprint,
         grid_run.batch_questions,
         launch_processes(),
-        is_failed=lambda row: "error" in row,
+        is_failed=lambda row: "error" in row or row["question_hash"] != hashes.get(row["id"], row["question_hash"]),
     )
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))

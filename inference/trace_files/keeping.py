@@ -19,8 +19,8 @@ from reflectune.inference.trace_files.reading import TraceFile
 TraceForm = Literal["auto", "jsonl", "parquet"]
 """Format of a pipeline's traces; `auto`: Parquet above `MAX_LOGGED` bytes of JSONL."""
 
-Reopen = Callable[[Mapping[str, float]], bool]
-"""Returns True if a trace that a budget ended (`Trace.limit`) is computed again."""
+IsOutdated = Callable[[Row], bool]
+"""Returns True for a stored row that is computed again; it has at least the fields of `TraceFile.endings`."""
 
 MAX_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
@@ -56,7 +56,7 @@ class TraceStore:
         batch_questions: int | None,
         processes: Processes,
         *,
-        reopen: Reopen = lambda limit: False,
+        is_outdated: IsOutdated = lambda row: False,
         ahead: Callable[[Sequence[Question]], None] = lambda batch: None,
     ) -> Mapping[str, Trace]:
         """Compute the missing and the failed traces (see `run_batches`), merge them, and return all.
@@ -66,7 +66,7 @@ class TraceStore:
             answer: Computes a batch's rows, each with its question's id.
             batch_questions: Questions in a batch; None: all missing ones of a process at once.
             processes: Processes of the launch.
-            reopen: Selects stored traces that are missing: they are computed again.
+            is_outdated: Selects stored traces that are computed again.
             ahead: Called with the next batch before one is answered.
 
         Returns:
@@ -76,9 +76,9 @@ class TraceStore:
             UserError: Two questions share an id, or a file is damaged or of other settings.
         """
         ids = unique_ids(questions)
-        ranked = self._ranked([*self._lines, *self._logs.paths()], reopen)
+        ranked = self._ranked([*self._lines, *self._logs.paths()], is_outdated)
         done = {key for key, (rank, _) in ranked.items() if rank == _ANSWERED}
-        done |= {key for key, rank in self._ranked_table(reopen).items() if rank == _ANSWERED}
+        done |= {key for key, rank in self._ranked_table(is_outdated).items() if rank == _ANSWERED}
         if self._logs.paths() or not done.issuperset(ids):
             size = batch_questions or 1
             batches = [questions[start : start + size] for start in range(0, len(questions), size)]
@@ -87,7 +87,7 @@ class TraceStore:
                 answer,
                 self._logs,
                 done,
-                merge=lambda: self._merge(ids, reopen),
+                merge=lambda: self._merge(ids, is_outdated),
                 processes=processes,
                 desc=self.name,
                 at_once=batch_questions is None,
@@ -114,28 +114,30 @@ class TraceStore:
     def _table(self) -> Path:
         return self.folder / f"{self.name}.parquet"
 
-    def _ranked(self, paths: Iterable[Path], reopen: Reopen = lambda limit: False) -> dict[str, tuple[int, Place]]:
+    def _ranked(
+        self, paths: Iterable[Path], is_outdated: IsOutdated = lambda row: False
+    ) -> dict[str, tuple[int, Place]]:
         """Return the `_rank` and place of each question's best row in JSONL files, of equal ones the last."""
         ranked: dict[str, tuple[int, Place]] = {}
         for path in paths:
             for begin, _, row in scan_rows(path, self.fingerprint):
-                rank = _rank(row.get("limit", {}), row.get("error", ""), reopen)
+                rank = _rank(row, is_outdated)
                 if rank >= ranked.get(row["id"], (0, None))[0]:
                     ranked[row["id"]] = (rank, (path, begin))
         return ranked
 
-    def _ranked_table(self, reopen: Reopen) -> dict[str, int]:
+    def _ranked_table(self, is_outdated: IsOutdated) -> dict[str, int]:
         """Return the `_rank` of each question's trace in Parquet."""
         if not self._table.exists():
             return {}
         rows = TraceFile(self._table, self.fingerprint).endings()
-        return {key: _rank(limit, error, reopen) for key, limit, error in rows}
+        return {row["question_id"]: _rank(row, is_outdated) for row in rows}
 
-    def _merge(self, ids: Sequence[str], reopen: Reopen) -> None:
+    def _merge(self, ids: Sequence[str], is_outdated: IsOutdated) -> None:
         """Merge the processes' logs with the merged file, and delete the logs."""
         logs, lines, table = self._logs, self._lines, self._table
         paths = [*lines, *logs.paths()]
-        ranked, table_ranks = self._ranked(paths, reopen), self._ranked_table(reopen)
+        ranked, table_ranks = self._ranked(paths, is_outdated), self._ranked_table(is_outdated)
         tabled = {key for key, rank in table_ranks.items() if rank}
         stored = tabled.union(key for key, (rank, _) in ranked.items() if rank)
         if missing := [question_id for question_id in ids if question_id not in stored]:
@@ -168,6 +170,6 @@ class TraceStore:
         return self._table.exists() or sum(log.stat().st_size for log in logs) > self.max_logged
 
 
-def _rank(limit: Mapping[str, float], error: str, reopen: Reopen) -> int:
+def _rank(row: Row, is_outdated: IsOutdated) -> int:
     """Return the rank of a stored trace: 0 if it is to be computed again, 1 for a failure, else `_ANSWERED`."""
-    return 0 if reopen(limit) else 1 if error else _ANSWERED
+    return 0 if is_outdated(row) else 1 if row.get("error", "") else _ANSWERED

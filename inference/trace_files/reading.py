@@ -45,11 +45,11 @@ class TraceFile:
             ids = self.group(number, ["question_id"]).column(0).to_pylist()
             self._places.update((question_id, (number, row)) for row, question_id in enumerate(ids))
 
-    def endings(self) -> Iterator[tuple[str, dict[str, float], str]]:
-        """Yield each question with the budget that ended its trace (`Trace.limit`) and its error."""
+    def endings(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each trace that tell whether it is computed again."""
+        columns = ["question_id", "limit", "error", "question_hash"]
         for number in self._numbers:
-            for row in self.group(number, ["question_id", "limit", "error"]).to_pylist(maps_as_pydicts="strict"):
-                yield row["question_id"], row["limit"], row["error"]
+            yield from self.group(number, columns).to_pylist(maps_as_pydicts="strict")
 
     def place(self, question_id: str) -> tuple[int, int]:
         """Return the row group and row of a question's trace."""

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import shutil
 import threading
 from collections.abc import Sequence
@@ -112,6 +113,22 @@ def test_a_failed_question_is_tried_again_by_the_next_run(make, root: Path, form
     again = Counter()
     run(root, again, questions, form=form)
     assert again.batches == []
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_edited_questions_are_answered_again_and_moved_images_are_not(make, root: Path, form) -> None:
+    questions = [dataclasses.replace(make.question(i), image="images/a.png") for i in range(5)]
+    run(root, Counter(), questions, form=form)
+    edited = dataclasses.replace(questions[4], text="Who wrote it?")
+    again = Counter()
+    traces = run(root, again, [*questions[:4], edited], form=form)
+    assert again.batches == [["q003", "q004"]]
+    assert len(traces) == 5
+    (root / "dataset.json").write_text(json.dumps({"fingerprint": "f", "image_root": "moved"}))
+    shutil.copytree(root / "images", root / "moved/images")
+    moved = [dataclasses.replace(question, image="moved/images/a.png") for question in [*questions[:4], edited]]
+    run(root, again, moved, form=form)
+    assert len(again.batches) == 1
 
 
 class Picky(Counter):

@@ -16,6 +16,7 @@ from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
+from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
@@ -87,7 +88,9 @@ def test_a_cut_off_sweep_resumes_to_the_same_scores(sweep, checkpoints) -> None:
 
 
 @ONE_FAMILY
-def test_a_question_whose_image_was_damaged_is_asked_again(sweep, checkpoints, world) -> None:
+def test_a_question_whose_image_was_damaged_or_that_was_edited_is_asked_again(
+    sweep, checkpoints, world, monkeypatch
+) -> None:
     config = sweep(checkpoints, "mr2ag", {"gamma": [0.0, 1.0]}, on_error="skip")
     image = world / "images/e2.png"
     content = image.read_bytes()
@@ -98,7 +101,12 @@ def test_a_question_whose_image_was_damaged_is_asked_again(sweep, checkpoints, w
         image.write_bytes(content)
     assert [row["id"] for row in read_rows(config.log()) if "error" in row] == ["q002"]
     assert not sweep_command(config)
-    assert not [row["id"] for row in read_rows(config.log()) if "error" in row]
+    rows = {row["id"]: row for row in read_rows(config.log())}
+    assert not [row["id"] for row in rows.values() if "error" in row]
+    asked = [replace(q, text="Who?") if q.id == "q001" else q for q in select(Dataset(world), config.splits, None, 0)]
+    monkeypatch.setattr(sweep_run, "select", lambda *arguments: asked)
+    sweep_run.run(config)
+    assert [row["id"] for row in read_rows(config.log()) if row != rows[row["id"]]] == ["q001"]
 
 
 @ONE_FAMILY

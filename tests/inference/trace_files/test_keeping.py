@@ -240,7 +240,7 @@ def test_an_answer_replaces_the_failure_that_another_process_logged(form: TraceF
 def test_a_higher_budget_keeps_the_cut_short_traces_of_questions_that_are_not_asked(form, questions, tmp_path) -> None:
     cut = {key: replace(each, limit={"run_tokens": 10.0}) for key, each in TRACES.items()}
     fill(store(tmp_path, form), questions, lambda batch: [(q.id, to_row(cut[q.id])) for q in batch])
-    store(tmp_path, form).fill(questions[:BATCH], Answerer(), BATCH, ALONE, reopen=bool)
+    store(tmp_path, form).fill(questions[:BATCH], Answerer(), BATCH, ALONE, is_outdated=lambda row: bool(row["limit"]))
     assert whole(tmp_path) == cut | {key: TRACES[key] for key in IDS[:BATCH]}
 
 
