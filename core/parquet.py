@@ -17,8 +17,9 @@ from reflectune.core.errors import UserError
 
 UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 """Exceptions of reading a damaged file. A changed bit raises an OSError without a path."""
-WRITING = {"compression": "zstd", "write_page_checksum": True}
-"""Options of writing: a bit that changes on the disk is found when its page is read."""
+WRITING = {"compression": "zstd", "write_page_checksum": True, "write_statistics": False}
+"""Options of writing: a bit that changes on the disk is found when its page is read. Statistics would put the first and
+the last text of each row group in the footer, which is read at each opening."""
 
 _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType)
 
