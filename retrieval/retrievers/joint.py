@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.formats.hits import PassageHit
 from reflectune.retrieval.retrievers.queries import Query
 
@@ -80,7 +80,8 @@ class JointSearch:
             The hits of each query, in order.
 
         Raises:
-            UserError: A knowledge base fails; the first one is named.
+            UserError: A knowledge base can't be searched; the first one is named. Any other error has its name as a
+                note.
         """
         hits: list[dict[str, list[PassageHit]]] = [{name: [] for name in self.names} for _ in queries]
         with ThreadPoolExecutor(len(self._searchers), thread_name_prefix="joint-search") as pool:
@@ -141,13 +142,17 @@ def _result(name: str, future: Future[dict[int, list[PassageHit]]]) -> dict[int,
     try:
         return future.result()
     except UserError as error:
-        raise UserError(f"searching the knowledge base `{name}`: {error}") from error
-    except Exception as error:
+        kind = UnusableInput if isinstance(error, UnusableInput) else UserError
+        raise kind(f"searching the knowledge base `{name}`: {error}") from error
+    except OSError as error:
         cause = " ".join(str(error).split())
         raise UserError(
             f"searching the knowledge base `{name}` failed ({type(error).__name__}: {cause}); fix this, "
             "or set the budget of this knowledge base to 0"
         ) from error
+    except Exception as error:
+        error.add_note(f"searching the knowledge base `{name}`")
+        raise
 
 
 def _once(hits: Sequence[PassageHit]) -> list[PassageHit]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Passage
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.passages import split_passages
@@ -106,18 +106,22 @@ class Failing(Fixed):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
-        (ConnectionError("no route\nto host"), "failed .ConnectionError: no route to host."),
-        (UserError("the index is gone; build it"), ": the index is gone; build it"),
-        (None, "failed .ValueError: zip"),
+        (ConnectionError("no route\nto host"), "`first` failed .ConnectionError: no route to host.; .* set the budget"),
+        (UserError("the index is gone; build it"), "`first`: the index is gone; build it$"),
+        (UnusableInput("a strip; crop it"), "`first`: a strip; crop it$"),
+        (RuntimeError("CUDA out of memory"), "^CUDA out of memory\nsearching .* `first`$"),
+        (None, "^zip.*\nsearching .* `first`$"),
     ],
 )
-def test_a_knowledge_base_that_fails_is_named(error: Exception | None, told: str) -> None:
+def test_a_knowledge_base_that_fails_is_named(error: Exception | None, message: str) -> None:
     slow, first, second = Fixed("slow", 0.05), Failing("first", error), Failing("second", ValueError("no"))
     joint = JointSearch([slow, first, second])
-    with pytest.raises(UserError, match="`first`.*" + told):
+    kind = UserError if isinstance(error, OSError) else type(error or ValueError())
+    with pytest.raises(kind, match=message) as caught:
         joint.search([Query(text=text) for text in ("a", "b", "c", "d")], dict.fromkeys(joint.names, [2] * 4))
+    assert type(caught.value) is kind
     assert len(slow.asked) == 1
 
 
