@@ -74,13 +74,17 @@ class Rejected:
     """The rows left out of a run; a `Reject` for the readers.
 
     Args:
-        folder: Folder for `rejected.jsonl`; None: rows are counted, and the first few kept.
+        folder: Folder for `rejected.jsonl`; None: rows are counted.
+
+    Attributes:
+        first: The first bad rows, at most two of a file and reason, and ten in all.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self.reasons: Counter[str] = Counter()
         self.images: Counter[str] = Counter()
         self.first: list[str] = []
+        self._alike: Counter[tuple[str, str]] = Counter()
         self._path = folder / REJECTED if folder else None
         self._file = self._path.open("w", encoding="utf-8") if self._path else None
 
@@ -89,7 +93,9 @@ class Rejected:
         self.reasons[reason(error)] += 1
         if isinstance(error, (MissingImage, UnreadableImage)):
             self.images["missing" if isinstance(error, MissingImage) else "unreadable"] += 1
-        if len(self.first) < 10:
+        kind = str(error.file), reason(error)
+        self._alike[kind] += 1
+        if self._alike[kind] <= 2 and len(self.first) < 10:
             self.first.append(str(error))
         if self._file is not None:
             self._file.write(json.dumps(as_json(error), ensure_ascii=False) + "\n")

@@ -31,6 +31,7 @@ def read_source(source: Path, reject: Reject = stop) -> Iterator[tuple[int, Sour
 
 def entry(row: SourceRow, images: ImageFolder) -> Entry:
     """Make an entry of a row."""
+    row.id_field = "id"
     sections = _sections(row)
     first = [row["image"]] if row.get("image") not in (None, "") else []
     others = row.get("images") or []

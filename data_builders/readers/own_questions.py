@@ -186,7 +186,8 @@ def _checked(
             fix = f"rename it, map it by `columns: {{{field}: {near}}}`, or name it in `meta`"
             raise row.bad(field, f"is missing{also}, and there is a column `{near}`", fix)
         problem = f"is missing{also} (the row has {', '.join(map(str, row)) or 'no fields'})"
-        raise row.bad(field, problem, "rename your columns, or map them in `columns`")
+        number = ", or set `number_rows: true`" if field == "id" else ""
+        raise row.bad(field, problem, f"rename your columns, or map them in `columns`{number}")
     try:
         return _question(row, split=split, images=images, columns=columns, meta=meta)
     except BadRow as error:

@@ -263,6 +263,20 @@ def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(
     assert len(first) == 3
 
 
+def test_a_check_shows_two_bad_rows_of_each_file(source: Path) -> None:
+    write(source / "questions.jsonl", [{key: question(n)[key] for key in ("image", "question")} for n in range(20)])
+    write(source / "knowledge.jsonl", [{"title": "Owl", "text": "It flies.", "url": f"u{n}"} for n in range(20)])
+    _, first = check(config(source))
+    missing = "field `id`: is missing"
+    fixes = {
+        "questions": f"{missing} (the row has image, question); rename your columns, or map them in `columns`, or set "
+        "`number_rows: true`",
+        "knowledge": f"{missing} (the row has title, text, url); give it a value, or leave the row out",
+    }
+    expected = [f"{name}.jsonl:{n}: {fix}" for name, fix in fixes.items() for n in (1, 2)]
+    assert [line.split("/")[-1] for line in first] == expected
+
+
 def own_row(n: int, image: bytes) -> dict[str, Any]:
     return {**question(n), "image": image, "split": "train"}
 
