@@ -62,6 +62,8 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
 
     @app.api_route("/healthz", methods=["GET", "HEAD"])  # some load balancers send HEAD
     async def health() -> dict[str, str]:
+        if not service.is_healthy():
+            raise RequestProblem(503, "the last questions failed; the server's log has the reason; start it again")
         return {"status": "ok"}
 
     @app.api_route("/v1/{path:path}", methods=["GET", "POST"])  # else the page's, which is mounted at the root

@@ -38,6 +38,8 @@ from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 _SEED: Final = 0
 _PAUSE: Final = 0.01
 """Seconds in which the clients of a batch of several may ask again. A client alone never waits."""
+_FAILURES: Final = 3
+"""Tasks in a row whose failure shows that the models can't be used any more, as after an error of CUDA."""
 _KEPT_BATCHES: Final = 64
 """Batches of images whose vectors stay cached: images of a server rarely come again in the same batch."""
 
@@ -95,6 +97,7 @@ class AnswerService:
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._tasks: deque[_Task] = deque()  # taken out of the queue, and not begun
         self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
+        self._failed = 0
         self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
         self._worker.start()
 
@@ -185,6 +188,10 @@ class AnswerService:
         """Return the number of questions and searches that have not begun."""
         return self._waiting.qsize() + len(self._tasks)
 
+    def is_healthy(self) -> bool:
+        """Return False if the worker has ended, or the last tasks failed for reasons that aren't the user's."""
+        return self._worker.is_alive() and self._failed < _FAILURES
+
     def _put(self, task: _Task) -> Future[Any]:
         with self._lock:
             if self._closed:
@@ -232,8 +239,10 @@ class AnswerService:
                 for task in tasks:
                     self._run([task])
             else:
+                self._failed += not isinstance(error, UserError)
                 first.future.set_exception(error)
             return
+        self._failed = 0
         for task, result in zip(tasks, results, strict=True):
             task.future.set_result(result)
 

@@ -34,6 +34,7 @@ def service(
     more = {"gamma": 0.0, "top_n": 2, "text_index": str(texts), "pipelines": PIPELINES}
     with AnswerService(make_config(ServeConfig, **make.keys(world, encoder, checkpoints, **more))) as opened:
         yield opened
+    assert not opened.is_healthy(), "its worker has ended"
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -134,6 +135,21 @@ def test_metrics_count_requests_questions_and_batches(client) -> None:
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.head("/healthz").status_code == 200
     assert [model["id"] for model in client.get("/v1/models").json()["data"]][:2] == ["mr2ag", "closed_book"]
+
+
+def test_a_server_whose_questions_all_fail_is_not_healthy(client, service, photo) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def refuses(*_: Any) -> None:
+        raise UserError("the reader's server is away")
+
+    for run, status in ((fails, 200), (fails, 200), (refuses, 200), (fails, 503), (refuses, 503)):
+        with pytest.raises((RuntimeError, UserError)):
+            service.submit("What?", photo, SimpleNamespace(name="failing", run=run)).result(60)
+        assert client.get("/healthz").status_code == status
+    service.submit("What?", photo, "closed_book").result(60)
+    assert client.get("/healthz").status_code == 200
 
 
 def test_a_pipeline_is_found_by_its_name(client) -> None:
