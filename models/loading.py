@@ -119,7 +119,7 @@ def load(
         if device_map:
             raise UserError("layers in 4 bits are not spread over several GPUs: leave out `device_map` or quantization")
         require_bitsandbytes()
-        dtype = quantization.dtype
+    dtype = as_dtype(quantization.dtype if quantization else dtype)
     target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
     wanted = find_scheme(scheme, prompts) if scheme else None
     source = resolve(model)
@@ -133,43 +133,63 @@ def load(
                 raise UserError(
                     f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first"
                 )
-            network, processor, base = _load_adapter(source, tuned_scheme, as_dtype(dtype), target)
+            network, processor, base = _load_adapter(source, tuned_scheme, dtype, target)
         else:
             # float16 weights are checked for overflow below
             elsewhere = bool(device_map) or target.type != "cpu"
-            is_uncast = not cast or (elsewhere and as_dtype(dtype) != torch.float16)
+            is_uncast = not cast or (elsewhere and dtype != torch.float16)
             network, processor = load_pretrained(
-                str(source), as_dtype(dtype), quantization, target, cast=not is_uncast, may_lack=may_lack
+                str(source), dtype, quantization, target, cast=not is_uncast, may_lack=may_lack
             )
             stack.enter_context(_checking_finite(source, network))
             base = ""
-            if tuned_scheme is None and wanted is not None and is_released(network, processor, wanted):
-                tuned_scheme = wanted
-            elif tuned_scheme is None and wanted is not None:
-                _refuse_orphan(network, processor, wanted, source)
-                add_reflection_tokens(network, processor, wanted, seed=seed)
+            if tuned_scheme is None and wanted is not None:
+                tuned_scheme = _released_or_extended(network, processor, wanted, source, seed)
         set_image_fit(processor, network, images, model, is_tuned=tuned_scheme is not None)
         used = tuned_scheme or wanted
         renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
             check_reading(source, processor, tuned_scheme)
-        parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(as_dtype(dtype))]
-        parts.append(images_fingerprint(processor))
-    if used is not None and tuned_scheme is None:
-        parts.append(str(seed))
+        parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(dtype)]
+        parts += [images_fingerprint(processor)]
+        parts += [str(seed)] if used is not None and tuned_scheme is None else []
+        parts += [asdict(quantization)] if quantization else []
     if quantization is None:
-        whole: nn.Module = network.requires_grad_(True)
-        if device_map:
-            network = spread(network, device_map, as_dtype(dtype))
-        elif is_uncast and cast:
-            settle(network, target)
-        elif cast and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
-            whole.to(target)  # ZeRO-3 made the model on its device, and would leave buffers where this moves them
-    else:
-        parts.append(asdict(quantization))
+        network = _placed(network, target, device_map, dtype, cast=cast, is_uncast=is_uncast)
     return Loaded(
         network.eval(), processor, used, renderer, model, fingerprint(parts), tuned_scheme is not None, quantization
     )
+
+
+def _released_or_extended(
+    network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme, source: Path | str, seed: int
+) -> Scheme | None:
+    """Return the scheme of a checkpoint that others trained with it; else add its tokens to a base model."""
+    if is_released(network, processor, wanted):
+        return wanted
+    _refuse_orphan(network, processor, wanted, source)
+    add_reflection_tokens(network, processor, wanted, seed=seed)
+    return None
+
+
+def _placed(
+    network: PreTrainedModel,
+    target: torch.device,
+    device_map: str | Places | None,
+    dtype: torch.dtype,
+    *,
+    cast: bool,
+    is_uncast: bool,
+) -> PreTrainedModel:
+    """Return plain weights on their devices in their dtype, except those that sharding casts and moves."""
+    whole: nn.Module = network.requires_grad_(True)
+    if device_map:
+        return spread(network, device_map, dtype)
+    if is_uncast and cast:
+        settle(network, target)
+    elif cast and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
+        whole.to(target)  # ZeRO-3 made the model on its device, and would leave buffers where this moves them
+    return network
 
 
 def save_checkpoint(
