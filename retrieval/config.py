@@ -28,7 +28,11 @@ class IndexKeys(SummarySettings):
     index: str = setting(
         "", "index folder over the data set's knowledge base; needed by pipelines that retrieve", hashed=False
     )
-    encoder: EncoderName = setting("miniature/clip", "the encoder that the index was built with")
+    encoder: EncoderName = setting(
+        "miniature/clip",
+        "the encoder that the index was built with",
+        hashed=False,  # the index is, and names it
+    )
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each image, e.g. by Google Lens", hashed=False
     )

@@ -17,7 +17,7 @@ class ConvertConfig(Settings):
     """Settings of a conversion; `questions`, `knowledge` or both must be set."""
 
     output: Annotated[str, output_of("dataset.json", "kb.json")] = setting(
-        "", "data set folder to write", needed="the data set folder to write"
+        "", "data set folder to write", needed="the data set folder to write", hashed=False
     )
     name: str = setting("", "name of the data set; that of the output folder if unset")
     root: str = setting("", "folder that the paths below are relative to")
@@ -51,9 +51,9 @@ class ConvertConfig(Settings):
     verify_images: Literal["header", "decode"] = setting(
         "header", "for the questions' images: read their headers, or decode them"
     )
-    workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096)
-    check: bool = setting(False, "read and validate everything, write nothing")
-    dry_run: bool = setting(False, "print what would be read and written, and stop")
+    workers: int = setting(0, "processes; 0: one for each core", ge=0, le=4096, hashed=False)
+    check: bool = setting(False, "read and validate everything, write nothing", hashed=False)
+    dry_run: bool = setting(False, "print what would be read and written, and stop", hashed=False)
 
     @cross_check
     def reader_problems(self) -> Iterator[str]:
@@ -123,12 +123,9 @@ class ConvertConfig(Settings):
         files = [path for split in self.chosen() for path in self.question_files(split)]
         return files + [path for path in loaded if path.name and path.exists()]
 
-    def decisive_settings(self) -> dict[str, Any]:
-        """Return the settings that determine the output."""
-        names = "root questions splits options metric images knowledge knowledge_source knowledge_images split limit"
-        others = ("name", "sample", "sample_knowledge", "on_error", "verify_images")
-        seed = self.seed if self.sample or self.sample_knowledge is not None else 0
-        return {**{name: getattr(self, name) for name in (*names.split(), *others)}, "seed": seed}
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that determine the output. The seed does if anything is drawn."""
+        return super().hashed() | ({} if self.sample or self.sample_knowledge is not None else {"seed": 0})
 
     def scored_by(self) -> str:
         """Return the metric for dataset.json; "" if neither the config nor the reader has one."""

@@ -44,7 +44,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
     """
     output = Path(config.output)
     sources = stat_files(list_files(_source_paths(config)))
-    key = fingerprint([VERSION, config.decisive_settings(), sources])
+    key = fingerprint([VERSION, config.hashed(), sources])
     if (output / MANIFEST).is_file():
         return _existing(output, config), False
     journal = _open_journal(output, key)
@@ -74,7 +74,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         "fingerprint": fingerprint([digest, kb_fingerprint]),
         "parts": questions.parts,
         "image_root": _root_in_manifest(images, output, output, config.path(config.images)),
-        "made_with": config.decisive_settings(),
+        "made_with": config.hashed(),
         "sources": fingerprinted,
     }
     remove_partials(output)
@@ -167,9 +167,9 @@ def _any_entry(knowledge: KnowledgeTotals, config: ConvertConfig) -> bool:
 def _existing(output: Path, config: ConvertConfig) -> dict[str, Any]:
     """Return the manifest of a data set that was converted with these settings from these files."""
     manifest: dict[str, Any] = read_json(output / MANIFEST, "the data set's manifest")
-    if manifest.get("made_with") != config.decisive_settings():
+    if manifest.get("made_with") != config.hashed():
         before = manifest.get("made_with") or {}
-        other = [name for name, value in config.decisive_settings().items() if before.get(name) != value]
+        other = sorted(name for name, value in config.hashed().items() if before.get(name) != value)
         raise UserError(
             f"{output} holds a data set made with other settings ({', '.join(other)}); choose another `output`, or "
             "delete it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.values import Device, InputFile, output_of
@@ -16,13 +16,17 @@ from reflectune.metrics.scoring.registry import MetricChoice, metric_problems
 class DeriveConfig(MetricKeys, LabelSettings):
     """Derive MMKB-RAG's training data from probes. No model is needed."""
 
-    probes: str = setting("", "folder of finished probes", needed="")
-    dataset: str = setting("", "data set folder that was probed", needed="")
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the reflection data", needed="")
+    probes: str = setting("", "folder of finished probes", needed="", hashed=False)  # their content is
+    dataset: str = setting("", "data set folder that was probed", needed="", hashed=False)
+    output: Annotated[str, output_of("reflection.json")] = setting(
+        "", "folder for the reflection data", needed="", hashed=False
+    )
     metric: MetricChoice = setting("", "score the answers again (evqa needs `bem`); the probes' own scores if unset")
-    device: Device = setting("cpu", "device of BEM")
+    device: Device = setting("cpu", "device of BEM", hashed=False)
     rel_scores: InputFile = setting(
-        "", "Parquet or JSONL of question_id, passage_id, score: trained [Rel] that orders MCT's reply"
+        "",
+        "Parquet or JSONL of question_id, passage_id, score: trained [Rel] that orders MCT's reply",
+        hashed=False,  # its content is
     )
 
     @cross_check
@@ -40,7 +44,3 @@ class DeriveConfig(MetricKeys, LabelSettings):
             yield from metric_problems(self.metric, self.bem)
         elif self.bem:
             yield "`bem` is used by `metric: evqa` only: set it, or leave `bem` out"
-
-    def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the labels. Probes, [Rel] scores and BEM are hashed separately."""
-        return {**LabelSettings.of(self).model_dump(), "metric": self.metric}

@@ -75,10 +75,10 @@ def run(config: DeriveConfig) -> str:
         "derived": label_statistics(derived),
         "probes": probe_statistics(probes, settings),
         "truth": truth_table(probes, derived.srt, questions),
-        "settings": {"probes": probed, "labels": config.decisive()},
+        "settings": {"probes": probed, "labels": config.hashed()},
     }
     scores_hash = file_fingerprint(config.rel_scores) if config.rel_scores else ""
-    key = fingerprint([config.decisive(), probed, probes_fingerprint(config.probes), scores_hash])
+    key = fingerprint([config.hashed(), probed, probes_fingerprint(config.probes), scores_hash])
     write_examples(output / f"{split}.parquet", examples, PromptedExample)
     add_statistics(output, split, numbers)
     write_page(

@@ -50,7 +50,9 @@ class ExampleSettings(PassageSettings):
     without_image: Literal["refuse", "blank"] = setting(
         "refuse", "a question without an image (Natural Questions): a bad row, or give it a black image"
     )
-    on_error: Literal["stop", "skip"] = setting("stop", "a bad row: stop, or list it in statistics.json and go on")
+    on_error: Literal["stop", "skip"] = setting(
+        "stop", "a bad row: stop, or list it in statistics.json and go on", hashed=False
+    )
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from reflectune.core.config import cross_check, setting
-from reflectune.core.secrets import route_of, shown_options
 from reflectune.core.values import Device, one_of, output_of
 from reflectune.data_builders.annotators.llm import LlmAnnotator
 from reflectune.data_builders.annotators.protocol import Annotator
@@ -22,23 +21,17 @@ from reflectune.retrieval.config import RetrieverConfig
 NAMES = ("string", "gold", "llm")
 
 
-_DECISIVE: Final = {
-    *ExampleSettings.model_fields,
-    *QuestionSettings.model_fields,
-    *RetrieverConfig.model_fields,
-    "annotator",
-} - {"dataset", "visual_dataset", "index", "ranked_entities", "on_error"}
-
-
 class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConfig):
     """Build one split of reflection data. The `llm_…` keys name the model of `annotator: llm`."""
 
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the reflection data", needed="")
-    device: Device = setting("auto", "device of the encoder: cpu, cuda, or auto")
+    output: Annotated[str, output_of("reflection.json")] = setting(
+        "", "folder for the reflection data", needed="", hashed=False
+    )
+    device: Device = setting("auto", "device of the encoder: cpu, cuda, or auto", hashed=False)
     annotator: Annotated[str, one_of(*NAMES)] = setting(
         "string", "source of evidence labels: string (the answer occurs), gold (the data set names evidence), or llm"
     )
-    dry_run: bool = setting(False, "describe the build, show one example, and stop")
+    dry_run: bool = setting(False, "describe the build, show one example, and stop", hashed=False)
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:
@@ -68,10 +61,7 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
         with RemoteModel(self.endpoint(), self.replies_file()) as model:
             yield LlmAnnotator(model)
 
-    def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the data. Data sets and index are hashed separately."""
-        settings = self.model_dump(include=_DECISIVE)
-        if self.annotator == "llm":
-            settings |= {"llm_url": route_of(self.llm_url), "llm_options": shown_options(self.llm_options)}
-            settings |= {"llm_model": self.llm_model, "llm_max_tokens": self.llm_max_tokens}
-        return settings
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that determine the data. Those of the server do if it annotates."""
+        unused = () if self.annotator == "llm" else RemoteConfig.model_fields
+        return {name: value for name, value in super().hashed().items() if name not in unused}

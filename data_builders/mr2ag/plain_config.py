@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Device, output_of
@@ -47,28 +47,24 @@ class EvidenceSettings(Settings):
             yield f"`evidence` should name at least one context, each once; found {self.evidence}"
 
 
-_DECISIVE: Final = {
-    *EvidenceSettings.model_fields,
-    *RerankerConfig.model_fields,
-    *RetrieverConfig.model_fields,
-    "split",
-    "hold_out",
-} - {"index", "ranked_entities", "reranker_model", "reranker_token_budget"}
-
-
 class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
     """Build one split of plain fine-tuning data from the questions of finished mR²AG-IT data."""
 
-    reflection: str = setting("", "mR²AG-IT folder, whose questions are taken", needed="")
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
-    device: Device = setting("auto", "device of encoder and reranker: cpu, cuda, or auto")
+    reflection: str = setting(
+        "",
+        "mR²AG-IT folder, whose questions are taken",
+        needed="",
+        hashed=False,  # its content is
+    )
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="", hashed=False)
+    device: Device = setting("auto", "device of encoder and reranker: cpu, cuda, or auto", hashed=False)
     hold_out: float = setting(
         0.0,
         "share of the entities whose questions are held out, so that a reader tuned on the others has not seen them",
         ge=0,
         le=1,
     )
-    dry_run: bool = setting(False, "describe the build, show one example, and stop")
+    dry_run: bool = setting(False, "describe the build, show one example, and stop", hashed=False)
 
     @cross_check
     def plain_problems(self) -> Iterator[str]:
@@ -77,7 +73,3 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
             yield f"`reflection`: {self.reflection} has no {MANIFEST}; build it with build_mr2ag"
         if self.needs_retrieval and not self.finds_entries:
             yield "`index` is needed (see build_index), or `ranked_entities`, or `evidence` of none, gold and article"
-
-    def decisive(self) -> dict[str, Any]:
-        """Return the settings that determine the data. Data sets, index and reranker are hashed separately."""
-        return self.as_used(self.model_dump(include=_DECISIVE))

@@ -156,9 +156,7 @@ def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
     index = config.finder_fingerprint() if config.negatives_retrieved else ""
     visual = config.open_visual()
     prompt_hash = PROMPT_HASH if config.annotator == "llm" else ""
-    return fingerprint(
-        [config.decisive(), dataset.fingerprint, index, visual.fingerprint if visual else "", prompt_hash]
-    )
+    return fingerprint([config.hashed(), dataset.fingerprint, index, visual.fingerprint if visual else "", prompt_hash])
 
 
 def _builder(config: BuildConfig, dataset: Dataset, retriever: Retriever | None, annotate: Annotator) -> ExampleBuilder:

@@ -29,7 +29,9 @@ class QuestionSettings(SplitKey):
     two_hop: bool = setting(True, "take two-hop questions too: their evidence is of an entity outside the image")
     visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: only these", ge=0, le=1)
     visual_dataset: str = setting(
-        "", "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same"
+        "",
+        "data set folder of the visual-dependent questions, e.g. LLaVA-Instruct; default: the same",
+        hashed=False,  # its content is
     )
     visual_split: SplitName = setting("", "split of the visual-dependent questions; default: the same split")
 

@@ -52,7 +52,9 @@ class WorkerSettings(Settings):
         None, "maximum tokens per forward pass; unset: as many as fit, halved when memory runs out", ge=1
     )
     on_error: Literal["stop", "skip"] = setting(
-        "stop", "a question with a bad image, no text, no answer or no own entry: stop, or count and list it"
+        "stop",
+        "a question with a bad image, no text, no answer or no own entry: stop, or count and list it",
+        hashed=False,
     )
 
 
@@ -72,18 +74,30 @@ class ProbeConfig(
     part: PartName = setting(
         "", "only a part of the questions, e.g. 2/2, divided by entity: one that the model was not trained on"
     )
-    trained_on: str = setting("", "reflection data that the model was tuned on: its questions are left out")
+    trained_on: str = setting(
+        "",
+        "reflection data that the model was tuned on: its questions are left out",
+        hashed=False,  # its content is
+    )
     leave_out_facts: bool = setting(
         False, "leave out the facts of `trained_on` too: all questions on the same entity with an answer in common"
     )
     visual: bool = setting(True, "probe visual-dependent questions too; RET needs them")
     limit: int | None = setting(
-        None, "maximum number of questions, drawn by seed; a higher limit adds more, a lower one removes none", ge=1
+        None,
+        "maximum number of questions, drawn by seed; a higher limit adds more, a lower one removes none",
+        ge=1,
+        hashed=False,
     )
-    model: ModelName = setting("", "the target model: base, checkpoint or adapter of MMKB-RAG", needed="")
-    output: Annotated[str, output_of("probes.json")] = setting("", "folder for the probes", needed="")
+    model: ModelName = setting(
+        "",
+        "the target model: base, checkpoint or adapter of MMKB-RAG",
+        needed="",
+        hashed=False,  # its content is
+    )
+    output: Annotated[str, output_of("probes.json")] = setting("", "folder for the probes", needed="", hashed=False)
     window: int = setting(32, "questions that a process takes at a time and sorts by length", ge=1)
-    dry_run: bool = setting(False, "describe the questions, show one prompt, and stop")
+    dry_run: bool = setting(False, "describe the questions, show one prompt, and stop", hashed=False)
 
     @cross_check
     def trained_on_problems(self) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from reflectune.core.launching import launch_processes
 from reflectune.core.resumable import run_batches
@@ -31,14 +31,6 @@ from reflectune.models.loading import Loaded, load
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
-
-_DECISIVE: Final = {
-    *GenerationSettings.model_fields,
-    *DocumentSettings.model_fields,
-    *("split", "part", "leave_out_facts", "visual", "title_weight", "summary_share"),
-    *("window", "batch_questions", "token_budget", "dtype"),
-}
-"""Settings that determine a probe. `limit` is not among them: a higher limit adds questions."""
 
 
 def run(config: ProbeConfig) -> None:
@@ -128,6 +120,7 @@ def settings(
 ) -> dict[str, Any]:
     """Return everything that determines a probe, by name."""
     return {
+        **config.hashed(),
         "model": loaded.fingerprint,
         "prompts": loaded.renderer.fingerprint,
         "dataset": dataset.fingerprint,
@@ -136,7 +129,6 @@ def settings(
         "index": config.finder_fingerprint() if config.documents_of == "retrieved" else None,
         "trained_on": read_manifest(config.trained_on).fingerprints[config.split] if config.trained_on else None,
         "metric": f"{metric} (BEM {bem.fingerprint})" if bem else metric,
-        **config.model_dump(include=_DECISIVE),
     }
 
 

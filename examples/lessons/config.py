@@ -84,7 +84,7 @@ class TeacherSettings(SplitKey, DatasetSettings):
 class LessonSettings(ReagLessonKeys, TeacherSettings):
     """Settings of lessons: the questions, whose prompts are taught, and the teacher's queries."""
 
-    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="")
+    output: Annotated[str, output_of("reflection.json")] = setting("", "folder for the data", needed="", hashed=False)
     pipelines: list[str] = setting(["mi_rag", "pmsr"], "whose prompts, of " + ", ".join(TAUGHT))
     renamed: int = setting(
         0, "times each lesson is kept, with titles exchanged for others of the same last word; 0: as it is", ge=0
@@ -125,13 +125,13 @@ class LessonsConfig(LessonSettings, ModelSettings, TaughtPipelines):
         given = [name for name in _UNTAUGHT if getattr(self, name) != type(self).model_fields[name].default]
         yield from (f"`{name}` is for evaluate: no lesson is written with it; leave it out" for name in given)
 
-    def decisive_settings(self) -> dict[str, Any]:
-        """Return the settings that decide the lessons; data set, indexes and model are hashed in addition."""
+    def hashed(self) -> dict[str, Any]:
+        """Return the settings that decide the lessons: of the pipelines, those of the ones that are taught."""
         retriever = RetrieverConfig.of(self)
-        own = {*LessonSettings.__annotations__, *TeacherSettings.__annotations__, "split"} - {"output"}
+        unused = () if REAG in self.pipelines else ReagLessonKeys.model_fields
+        lessons = LessonSettings.of(self).hashed()
         return {
-            "lessons": self.model_dump(include=own),
-            "reag": ReagLessonKeys.of(self).model_dump() if REAG in self.pipelines else None,
+            "lessons": {name: value for name, value in lessons.items() if name not in unused},
             "pipelines": {name: settings.hashed() for name, settings in self.taught().items()},
             "retriever": [retriever.title_weight, retriever.summary_share],
             "images": self.image_settings(),

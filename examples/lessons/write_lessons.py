@@ -23,7 +23,7 @@ def write_lessons(config: LessonsConfig) -> None:
         RetrieverConfig.of(config),
         TextIndexSettings.of(config),
         config.taught(),
-        config.decisive_settings(),
+        config.hashed(),
     )
 
 

@@ -391,6 +391,6 @@ def _fingerprint(
             "batch_questions": batch_questions,
             "models": hashes,
             "parts": {requirement.name: part_hashes[requirement.name] for requirement in pipeline.recipe.requires},
-            "settings": pipeline.settings.model_dump(),
+            "settings": pipeline.settings.hashed(),
         }
     )

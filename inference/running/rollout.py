@@ -166,7 +166,7 @@ class GateRewardRollout:
                 "dtype": self._models.dtype,
                 "token_budget": self._models.token_budget,
                 "batch_questions": self._batch,
-                "settings": settings.model_dump(exclude={"gamma", "ret"}),
+                "settings": {name: it for name, it in settings.hashed().items() if name not in ("gamma", "ret")},
                 "round": number,
                 "run": self._run if number else "",
             }

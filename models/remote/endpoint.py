@@ -12,7 +12,16 @@ from urllib.parse import urlsplit
 from reflectune.core.config import Settings, setting
 from reflectune.core.errors import UserError
 from reflectune.core.parsing import parse_json
-from reflectune.core.secrets import conceal, conceal_named, conceal_url, is_url, secrets_in, shown_url
+from reflectune.core.secrets import (
+    conceal,
+    conceal_named,
+    conceal_url,
+    is_url,
+    route_of,
+    secrets_in,
+    shown_options,
+    shown_url,
+)
 from reflectune.core.values import OutputFile, checked_by
 
 
@@ -180,9 +189,13 @@ class RemoteConfig(ConnectionKeys):
         "tokens of a prompt and its reply, to fit documents; 0: `max_model_len` of /v1/models, as vLLM has",
         ge=0,
     )
-    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0)
-    llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0)
-    llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder")
+    llm_input_price: float = setting(0.0, "price of a million tokens sent, to show the cost", ge=0, hashed=False)
+    llm_output_price: float = setting(0.0, "price of a million tokens received", ge=0, hashed=False)
+    llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder", hashed=False)
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the keys that determine the results: of the server its path, and no secret."""
+        return super().hashed() | {"llm_url": route_of(self.llm_url), "llm_options": shown_options(self.llm_options)}
 
     def llm_problems(self) -> list[str]:
         """Return the problems of the values for a run that asks a remote model, one sentence each.

@@ -41,6 +41,7 @@ class RerankerConfig(Settings):
     reranker_model: EncoderName = setting(
         "",
         "miniature/text, a folder, or a hub id, owner/name[@COMMIT]; encoder: as `encoder`; q_former: a folder",
+        hashed=False,  # its content is
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its model card says")
     reranker_similarity: Literal["auto", "cosine", "dot"] = setting(
@@ -51,7 +52,7 @@ class RerankerConfig(Settings):
     reranker_max_length: int | None = setting(
         None, "tokens beyond which a passage is cut for scoring; unset: the model card's", ge=1
     )
-    reranker_token_budget: int = setting(16_384, "maximum tokens per forward pass", ge=1)
+    reranker_token_budget: int = setting(16_384, "maximum tokens per forward pass", ge=1, hashed=False)
     reranker_dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
 
     def reranker_settings(self) -> TextSettings:
@@ -64,11 +65,10 @@ class RerankerConfig(Settings):
         if self.reranker in WITH_IMAGES:
             yield f"`reranker: {self.reranker}` reads images, and {names} rerank by texts alone"
 
-    def as_used(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return settings by key for a run's hash, with the similarity and length in use for unset ones."""
+    def hashed(self) -> dict[str, Any]:
+        """Return the keys that determine the results, with the similarity and length in use for unset ones."""
         used = self.reranker_settings().completed()
-        known = {"reranker_similarity": used.similarity, "reranker_max_length": used.max_length}
-        return {name: known.get(name, value) for name, value in settings.items()}
+        return super().hashed() | {"reranker_similarity": used.similarity, "reranker_max_length": used.max_length}
 
     @cross_check
     def unread_problems(self) -> Iterator[str]:

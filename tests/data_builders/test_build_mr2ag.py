@@ -38,8 +38,8 @@ def test_without_retrieved_negatives_no_index_is_needed(tmp_path: Path) -> None:
 def test_paths_do_not_determine_the_data() -> None:
     here = BuildConfig(dataset="a", output="b", index="c")
     there = BuildConfig(dataset="d", output="e", index="f", on_error="skip", dry_run=True)
-    assert here.decisive() == there.decisive()
-    assert here.decisive() != BuildConfig(lead="none").decisive()
+    assert here.hashed() == there.hashed()
+    assert here.hashed() != BuildConfig(lead="none").hashed()
 
 
 LLM = {"annotator": "llm", "llm_url": "http://localhost:1/v1", "llm_model": "m"}
@@ -47,14 +47,14 @@ LLM = {"annotator": "llm", "llm_url": "http://localhost:1/v1", "llm_model": "m"}
 
 @pytest.mark.parametrize("changes", [{"llm_model": "n"}, {"llm_url": "http://localhost:1/v2"}, {"llm_max_tokens": 9}])
 def test_the_model_determines_the_data_of_the_annotator_llm_only(changes: dict[str, object]) -> None:
-    assert BuildConfig(**LLM).decisive() != BuildConfig(**{**LLM, **changes}).decisive()
-    assert BuildConfig().decisive() == BuildConfig(**changes).decisive()
+    assert BuildConfig(**LLM).hashed() != BuildConfig(**{**LLM, **changes}).hashed()
+    assert BuildConfig().hashed() == BuildConfig(**changes).hashed()
 
 
 def test_secrets_in_the_address_are_not_hashed_or_shown() -> None:
     """The settings go into a fingerprint in the manifest."""
     first, second = (
-        BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).decisive()
+        BuildConfig(**{**LLM, "llm_url": f"http://me:{secret}@localhost:1/v1?key={secret}"}).hashed()
         for secret in ("hidden", "other")
     )
     assert first == second
@@ -69,7 +69,7 @@ def test_speed_price_and_host_do_not_determine_the_data() -> None:
         "llm_cache": "x",
         "llm_retries": 1,
     }
-    assert BuildConfig(**LLM).decisive() == BuildConfig(**{**LLM, **changes}).decisive()
+    assert BuildConfig(**LLM).hashed() == BuildConfig(**{**LLM, **changes}).hashed()
 
 
 def test_the_llm_annotator_needs_a_server(tmp_path: Path) -> None:

@@ -88,9 +88,9 @@ def config(tmp_path: Path, towers: Path, encoder: str) -> Make:
 def test_a_rerankers_defaults_are_hashed_by_their_values(config: Make) -> None:
     miniature = {"reranker": "embedding", "reranker_model": "miniature/text"}
     explicit = config(**miniature, reranker_similarity="cosine", reranker_max_length=512)
-    assert config(**miniature).decisive() == explicit.decisive()
+    assert config(**miniature).hashed() == explicit.hashed()
     preset = {"reranker": "embedding", "reranker_model": "facebook/contriever"}
-    assert config(**preset).decisive() == config(**preset, reranker_similarity="dot").decisive()
+    assert config(**preset).hashed() == config(**preset, reranker_similarity="dot").hashed()
 
 
 def test_each_question_is_answered_once_from_each_context(config: Make, tmp_path: Path) -> None:

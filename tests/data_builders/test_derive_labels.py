@@ -243,8 +243,8 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
 
 def test_paths_do_not_determine_the_labels(config: Make) -> None:
     made = config()
-    assert made.model_copy(update={"output": "x"}).decisive() == made.decisive()
-    assert made.model_copy(update={"answer_model": "shared"}).decisive() != made.decisive()
+    assert made.model_copy(update={"output": "x"}).hashed() == made.hashed()
+    assert made.model_copy(update={"answer_model": "shared"}).hashed() != made.hashed()
 
 
 def test_another_metric_changes_labels_without_the_target_model(config: Make) -> None:

@@ -142,7 +142,7 @@ def test_lessons_are_the_same_in_batches_of_any_size_and_written_once(config, tm
 @ONE_FAMILY
 def test_lessons_depend_on_top_n_only_where_it_is_read(config: Callable[..., LessonsConfig]) -> None:
     for pipelines, reads_top_n in ((["mi_rag", "pmsr"], False), (["reag"], True)):
-        seven, eight = (config(pipelines=pipelines, top_n=top_n).decisive_settings() for top_n in (7, 8))
+        seven, eight = (config(pipelines=pipelines, top_n=top_n).hashed() for top_n in (7, 8))
         assert (seven != eight) is reads_top_n
 
 

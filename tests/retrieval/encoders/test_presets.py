@@ -174,5 +174,5 @@ def test_a_reranker_takes_all_that_is_unset_from_the_card_too() -> None:
 def test_a_reranker_without_a_card_reads_as_ever_and_is_hashed_as_ever(model: str) -> None:
     config = RerankerConfig(reranker="embedding", reranker_model=model)
     assert config.reranker_settings() == TextSettings()
-    settings = {**config.model_dump(), "top_n": 5}
-    assert config.as_used(settings) == settings | {"reranker_similarity": "cosine", "reranker_max_length": 512}
+    settings = config.model_dump(exclude={"reranker_model", "reranker_token_budget"})
+    assert config.hashed() == settings | {"reranker_similarity": "cosine", "reranker_max_length": 512}
