@@ -33,6 +33,7 @@ from reflectune.train.answer_rewards.agent import (
 )
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 from reflectune.train.answer_rewards.prompts import PromptProcessor
+from reflectune.train.runs.arguments import common_arguments
 from reflectune.train.runs.skeleton import run
 
 IMAGE = '<thinking>Which one?</thinking>\n<tool_call>{"name": "image_search", "arguments": {}}</tool_call>'
@@ -139,7 +140,8 @@ def test_a_step_of_several_turns_has_a_gradient(config, monkeypatch: pytest.Monk
 
 def test_questions_without_one_image_are_left_out_or_refused_before_training(config, world: Path) -> None:
     def load_data() -> None:
-        AgentTraining(settings, Dataset(world), {}, lambda *_: 1.0, SETTINGS, lambda: (search, "pairs")).load_data()
+        training = AgentTraining(settings, Dataset(world), {}, lambda *_: 1.0, SETTINGS, lambda: (search, "pairs"))
+        training.load_data(training.arguments(common_arguments(settings)))
 
     settings = config()
     load_data()

@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image
 from torch import Tensor, nn
+from transformers import TrainingArguments
 from trl import GRPOConfig
 
 from reflectune.core.errors import UserError
@@ -33,7 +34,7 @@ from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 from reflectune.train.answer_rewards.prompts import prompt_id, rows_of
 from reflectune.train.answer_rewards.rewards import Reward
-from reflectune.train.answer_rewards.run import ReplyTraining, prompt_processor
+from reflectune.train.answer_rewards.run import ReplyTraining, prompt_processor, refuse_too_few
 from reflectune.train.answer_rewards.trainer import AnswerTrainer
 from reflectune.train.data.examples import image_problem
 from reflectune.train.data.global_batch import GlobalBatch
@@ -251,8 +252,24 @@ class AgentTraining(ReplyTraining):
         if config.horizon:
             self.algorithm = "TN-GSPO"
 
-    def load_data(self) -> None:
+    def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
+        """Make TRL's arguments."""
+        config = self._config
+        args = super().arguments(common)
+        args.reward_weights = [config.accuracy_reward, config.format_reward, -config.call_cost]
+        return args
+
+    def reward_text(self) -> str:
+        """Return the sum of weighted rewards as text."""
+        return f"{super().reward_text()} - {self._config.call_cost:g} x the share of calls used"
+
+    def fingerprints(self) -> dict[str, Any]:
+        """Return hashes of questions, which prompts are made of, and of the inputs of rewards."""
+        return {**super().fingerprints(), "data_fingerprint": self._dataset.fingerprint}
+
+    def load_data(self, args: TrainingArguments) -> None:
         """Read the questions, drawn by seed; their prompts are the pipeline's first ones."""
+        assert isinstance(args, GRPOConfig)  # from `arguments`
         config = self._config
         questions = [it for it in self._dataset.stream(config.split) if it.answers and it.image and not it.more_images]
         if not questions:
@@ -274,21 +291,7 @@ class AgentTraining(ReplyTraining):
             )
             for question in drawn
         ]
-
-    def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
-        """Make TRL's arguments."""
-        config = self._config
-        args = super().arguments(common)
-        args.reward_weights = [config.accuracy_reward, config.format_reward, -config.call_cost]
-        return args
-
-    def reward_text(self) -> str:
-        """Return the sum of weighted rewards as text."""
-        return f"{super().reward_text()} - {self._config.call_cost:g} x the share of calls used"
-
-    def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of questions, which prompts are made of, and of the inputs of rewards."""
-        return {**super().fingerprints(), "data_fingerprint": self._dataset.fingerprint}
+        refuse_too_few(len(drawn), args)
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
         """Make TRL's trainer with our searches."""

@@ -61,9 +61,7 @@ class ReplyTraining(Method):
 
     def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
         """Make TRL's arguments."""
-        args = grpo_arguments(self._config, common)
-        refuse_too_few(len(self._examples), args)
-        return args
+        return grpo_arguments(self._config, common)
 
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of questions and of the inputs of rewards."""
@@ -156,13 +154,15 @@ class AnswerTraining(ReplyTraining):
         args.loss_type = self._config.policy_loss
         return args
 
-    def load_data(self) -> None:
-        """Read the prompts and their questions."""
-        self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
-
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of prompts, questions and the inputs of rewards."""
         return {**super().fingerprints(), "data_fingerprint": file_fingerprint(self._config.source.file)}
+
+    def load_data(self, args: TrainingArguments) -> None:
+        """Read the prompts and their questions."""
+        assert isinstance(args, GRPOConfig)  # from `arguments`
+        self._examples, self._roots, self._questions = load_prompts(self._config, self._dataset)
+        refuse_too_few(len(self._examples), args)
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> AnswerTrainer:
         """Make TRL's trainer with our prompts, rewards and checkpoints."""

@@ -50,10 +50,6 @@ class GateTraining(Method):
     def __init__(self, config: GateConfig, dataset: Dataset, hashes: Mapping[str, str], measuring: Measuring) -> None:
         self._config, self._dataset, self._hashes, self._measuring = config, dataset, hashes, measuring
 
-    def load_data(self) -> None:
-        """Draw the questions."""
-        self._questions = chosen_questions(self._config, self._dataset)
-
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
         """Make transformers' arguments."""
         return TrainingArguments(**common)
@@ -61,6 +57,10 @@ class GateTraining(Method):
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of the data set and of the inputs of rewards."""
         return {**self._hashes, "data_fingerprint": self._dataset.fingerprint}
+
+    def load_data(self, args: TrainingArguments) -> None:
+        """Draw the questions."""
+        self._questions = chosen_questions(self._config, self._dataset)
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
         """Measure the first round of rewards.

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from reflectune.core.launching import ending_together, launch_processes
+from reflectune.core.launching import any_process, ending_together, launch_processes
 from reflectune.models.loading import Loaded, adapter_folder, save_checkpoint
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
@@ -42,7 +42,9 @@ from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.settings.training import ComputeConfig, TrainingConfig
 from reflectune.train.weights.checkpoints import (
+    STARTED_FROM,
     end_with_best,
+    final_record,
     has_stopped_early,
     is_finished,
     last_whole_checkpoint,
@@ -50,9 +52,11 @@ from reflectune.train.weights.checkpoints import (
     recorded_settings,
     refuse_occupied,
 )
-from reflectune.train.weights.loading import Sharding, adapter_settings, load_base, load_tuned, prepare_model
+from reflectune.train.weights.loading import Sharding, adapter_settings, files_of, load_base, load_tuned, prepare_model
 from reflectune.train.weights.model_card import publish, write_card
 from reflectune.train.weights.parameters import parameter_table, recompute_layers
+
+_DONE: Final = "nothing to do: {} holds this run's final checkpoint"
 
 
 class Method(ABC):
@@ -70,16 +74,16 @@ class Method(ABC):
     """The reason why a run can't continue with another number of processes; "" if that depends on the model."""
 
     @abstractmethod
-    def load_data(self) -> None:
-        """Read and check the data. No process waits for another yet, and no model is loaded."""
-
-    @abstractmethod
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
         """Make the trainer's arguments of those that all trainings share; this joins the processes of the launch."""
 
     @abstractmethod
     def fingerprints(self) -> dict[str, Any]:
         """Return hashes of the inputs that determine the weights, next to the settings and the model."""
+
+    @abstractmethod
+    def load_data(self, args: TrainingArguments) -> None:
+        """Read and check the data. No model is loaded yet."""
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:  # noqa: B027  most do nothing
         """Do the work that needs the model before it gets adapters. A dry run does it too."""
@@ -106,7 +110,6 @@ def run(config: TrainingConfig, method: Method) -> None:
     kind = sharding(os.environ)
     refuse_bad_launch(config, os.environ)
     refuse_sharded_weights(method.whole_model_for, kind)
-    method.load_data()
     torch.set_float32_matmul_precision(config.matmul_precision)
     logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
     args = method.arguments(common_arguments(config))
@@ -120,22 +123,34 @@ def run(config: TrainingConfig, method: Method) -> None:
 
 
 def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: str) -> None:
+    batch = global_batch(args)
+
+    def all_settings(model_fingerprint: str, fixed: str) -> dict[str, Any]:
+        """Return everything that determines the weights."""
+        continued = adapter_folder(config.model) if method.needs_tuned and config.method != "full" else None
+        return {
+            **config.hashed(),
+            **(adapter_settings(continued) if continued else {}),
+            "device": args.device.type,
+            **method.fingerprints(),
+            "model_fingerprint": model_fingerprint,  # of weights, tokens, chat template and scheme
+            "sharding": kind,
+            **batch.settings(fixed),
+        }
+
+    if not config.dry_run:
+        (is_unknown,) = any_process(not is_known_to_be_trained(config, all_settings))
+        if not is_unknown:
+            say(args, _DONE.format(config.output_dir))
+            return
+    method.load_data(args)
     divided = Sharding(kind, from_file=kind == "fsdp" and not (config.dry_run or method.reads_whole_model))
     loaded, adapted = _load(config, method, args, divided)
-    batch = global_batch(args)
     fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
-    continued = adapter_folder(config.model) if adapted else None
-    settings = {
-        **config.hashed(),
-        **(adapter_settings(continued) if continued else {}),
-        "device": args.device.type,
-        **method.fingerprints(),
-        "model_fingerprint": loaded.fingerprint,  # of weights, tokens, chat template and scheme
-        "sharding": kind,
-        **batch.settings(fixed),
-    }
+    settings = all_settings(loaded.fingerprint, fixed)
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
+    started_from = files_of(config)
     method.before_training(loaded, args)
     adapters = AdapterConfig.of(config)
     model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
@@ -159,7 +174,7 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
             data=method.data_summary(),
             settings=settings,
         )
-        train(trainer, card)
+        train(trainer, card, started_from)
 
 
 def _load(
@@ -168,6 +183,28 @@ def _load(
     if method.needs_tuned:
         return load_tuned(config, args.device, divided)
     return load_base(config, args.device, divided), None
+
+
+def is_known_to_be_trained(config: TrainingConfig, all_settings: Callable[[str, str], Mapping[str, Any]]) -> bool:
+    """Return True if `output_dir` holds the final checkpoint of this run, as far as is seen without loading anything.
+
+    The model's files must be those that the run started from, by their sizes and times.
+
+    Args:
+        config: The settings.
+        all_settings: Returns the run's settings, given the model's fingerprint, and why its processes are fixed.
+
+    Raises:
+        UserError: The folder holds a run, and `resume` is off.
+    """
+    if not config.resume:
+        refuse_occupied(config.output_dir)
+    record = final_record(config.output_dir)
+    if not record or record.get(STARTED_FROM) != files_of(config):
+        return False
+    recorded = record["settings"]
+    fixed = "it was when the run ended" if "processes" in recorded else ""
+    return bool(recorded == all_settings(recorded["model_fingerprint"], fixed))
 
 
 def is_trained_already(
@@ -179,17 +216,21 @@ def is_trained_already(
         UserError: The folder holds another run, or one with another global batch.
     """
     folder = config.output_dir
-    if not config.resume:
-        refuse_occupied(folder)
     refuse_other_batch(folder, recorded_settings(folder), batch, why_fixed)
     if not is_finished(folder, settings):
         return False
-    say(args, f"nothing to do: {folder} holds this run's final checkpoint")
+    say(args, _DONE.format(folder))
     return True
 
 
-def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None:
-    """Take the remaining steps, then write the final checkpoint with the last weights or the best, and its card."""
+def train(trainer: CheckpointedTrainer, write_card: Callable[..., None], started_from: Any) -> None:
+    """Take the remaining steps, then write the final checkpoint with the last weights or the best, and its card.
+
+    Args:
+        trainer: The trainer.
+        write_card: Writes the card into a folder.
+        started_from: The files of the model (`files_of`), for the record.
+    """
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
     check_engaged(trainer, os.environ)
@@ -214,7 +255,7 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None]) -> None
         write_log(output_dir, trainer.state.log_history)
         last = trainer.state.best_global_step if best_metric else None
         write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
-        mark_whole(output_dir, settings, trainer.state.global_step)
+        mark_whole(output_dir, settings, trainer.state.global_step, started_from=started_from)
         say(args, f"{output_dir}: the checkpoint of step {last or trainer.state.global_step}")
 
 

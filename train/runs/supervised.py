@@ -49,14 +49,6 @@ class SupervisedFineTuning(Method):
         self._config = config
         self.reads_whole_model = bool(config.cache_features)
 
-    def load_data(self) -> None:
-        """Read the training and validation data, and check every row."""
-        config = self._config
-        self._data = load_training_data(config.sources(), config.scheme, config.prompts)
-        self._validation = load_validation(
-            ValidationConfig.of(config), config.eval_source(), config.scheme, config.prompts
-        )
-
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
         """Make transformers' arguments. With a budget of tokens a process reads a step's questions at once."""
         if self._config.tokens_per_device:
@@ -73,6 +65,14 @@ class SupervisedFineTuning(Method):
             "eval_fingerprint": file_fingerprint(config.eval_source().file) if config.best_metric else "",
             **_evidence(config.sources()),
         }
+
+    def load_data(self, args: TrainingArguments) -> None:
+        """Read the training and validation data, and check every row."""
+        config = self._config
+        self._data = load_training_data(config.sources(), config.scheme, config.prompts)
+        self._validation = load_validation(
+            ValidationConfig.of(config), config.eval_source(), config.scheme, config.prompts
+        )
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
         """Cache the features of the data's images, if the config says so."""

@@ -21,6 +21,8 @@ RECORD = "run.json"
 """The file that is written last into a folder; a folder without it is incomplete."""
 BEST = "best"
 """The folder in `output_dir` that holds the best weights so far."""
+STARTED_FROM = "started_from"
+"""In the final checkpoint's record: the files of the model that the run started from."""
 _FILES = "files"
 """In a checkpoint's record: the bytes of each file."""
 _PICKLED: Final = (".bin", ".pt", ".pth")
@@ -28,13 +30,16 @@ _READ_WHOLE: Final = 1 << 30
 """Bytes. Of larger archives only the directory is read, which a cut one lacks."""
 
 
-def mark_whole(folder: str | Path, settings: Mapping[str, Any], step: int, *, sizes: bool = False) -> None:
+def mark_whole(
+    folder: str | Path, settings: Mapping[str, Any], step: int, *, sizes: bool = False, started_from: Any = None
+) -> None:
     """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to.
 
     With `sizes`, the size of each file is recorded, to detect files that are cut or lost later.
     """
     folder = Path(folder)
     record = {"step": step, "settings": dict(settings), **({_FILES: file_sizes(folder)} if sizes else {})}
+    record |= {} if started_from is None else {STARTED_FROM: started_from}
     sync(folder)
     write_json(folder / RECORD, record)
     sync(folder)
@@ -79,6 +84,12 @@ def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
     whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
     folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else next(reversed(whole), None)
     return read_json(folder / RECORD, "the record of the run")["settings"] if folder else None
+
+
+def final_record(output_dir: str | Path) -> dict[str, Any]:
+    """Return the record of the final checkpoint in a folder; {} if there is none yet."""
+    path = Path(output_dir, RECORD)
+    return read_json(path, "the record of the run") if path.is_file() else {}
 
 
 def is_finished(output_dir: str | Path, settings: Mapping[str, Any]) -> bool:

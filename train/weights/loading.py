@@ -13,8 +13,17 @@ from transformers import PreTrainedModel, set_seed
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.loading import ADAPTER_FILE, Loaded, adapter_folder, is_stored_in, load, read_info
-from reflectune.models.schemes.registry import load_scheme
+from reflectune.models.loading import (
+    ADAPTER_FILE,
+    Loaded,
+    adapter_folder,
+    is_stored_in,
+    load,
+    read_info,
+    resolve,
+    shapes_file,
+)
+from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
 from reflectune.models.weights.reading import check_reading
@@ -79,6 +88,23 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
         images=config.image_settings(),
         cast=not sharding.from_file,
     )
+
+
+def files_of(config: TrainingConfig) -> list[Any]:
+    """Return the scheme's hash, and names, sizes and times of the model's files, or its commit on the Hub.
+
+    While they stay, the fingerprint of the loaded model does.
+    """
+    return [find_scheme(config.scheme, config.prompts).fingerprint, *_files_of(config.model)]
+
+
+def _files_of(model: str) -> list[Any]:
+    source = resolve(model)
+    if isinstance(source, str):
+        return [source, shapes_file(source).parent.name]  # a snapshot in the cache, named by its commit
+    files = [(path.name, path.stat()) for path in sorted(source.iterdir()) if path.is_file()]
+    base = _files_of(str(read_info(source)["base_model"])) if adapter_folder(model) else []
+    return [*([name, found.st_size, found.st_mtime_ns] for name, found in files), *base]
 
 
 def load_tuned(

@@ -16,8 +16,10 @@ from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.train.runs import skeleton
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
+from reflectune.train.weights.loading import load_base
 from reflectune.train.weights.merging import merge_adapter, plan_merge
 
 METHODS = ("full", "lora")
@@ -189,14 +191,19 @@ def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(config, weights
     assert still == {name for name in before if "vision" in name}
 
 
-def test_a_finished_run_is_left_alone(straight, capsys: pytest.CaptureFixture[str]) -> None:
-    run = straight()
+def test_a_finished_run_is_left_alone(straight, capsys, monkeypatch) -> None:
+    """The model is loaded only if its files may have changed."""
+    run, loaded = straight(), []
     written = Path(run.output_dir, "model.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr(skeleton, "load_base", lambda *args: loaded.append(args) or load_base(*args))
 
-    fine_tune(run)
+    for times in (0, 1):
+        fine_tune(run)
 
-    assert "nothing to do" in capsys.readouterr().out
-    assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
+        assert "nothing to do" in capsys.readouterr().out
+        assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
+        assert len(loaded) == times
+        Path(run.model, "config.json").touch()
 
 
 def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(config, weights, losses) -> None:
