@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
 from reflectune.core.partials import partial_path
@@ -20,6 +20,8 @@ from reflectune.core.secrets import redacted
 
 if TYPE_CHECKING:
     from accelerate import PartialState
+
+Value = TypeVar("Value")
 
 _PATIENCE: Final = timedelta(days=30)
 """Time that a process waits for the others: the first may finish hours before the last."""
@@ -35,11 +37,13 @@ class Processes:
         index: This process's number.
         count: Number of processes.
         wait: Barrier of all processes.
+        broadcast: Replaces the items of a list by those of the first process.
     """
 
     index: int = 0
     count: int = 1
     wait: Callable[[], None] = lambda: None
+    broadcast: Callable[[list[Any]], None] = lambda items: None
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -49,6 +53,13 @@ class Processes:
         yield
         if not self.index:
             self.wait()
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """Return what the first process makes; the others wait for it."""
+        made: list[Any] = [None if self.index else make()]
+        self.broadcast(made)
+        value: Value = made[0]
+        return value
 
 
 ALONE: Final = Processes()
@@ -85,8 +96,12 @@ def launch_processes(shared: str | Path = "") -> Processes:
         return ALONE
     if shared:
         _check_shared(Path(shared), state.process_index)
+    group = _waiting(distributed.group.WORLD)
     return Processes(
-        state.process_index, state.num_processes, lambda: distributed.barrier(_waiting(distributed.group.WORLD))
+        state.process_index,
+        state.num_processes,
+        lambda: distributed.barrier(group),
+        lambda items: distributed.broadcast_object_list(items, group=group),
     )
 
 

@@ -70,10 +70,10 @@ def test_processes_wait_for_each_other_longer_than_the_group_that_they_joined(
     script = """
     time.sleep(3 * rank)
     launch_processes().wait()
-    print(any_process(rank == 1, rank == 2))
+    print(any_process(rank == 1, rank == 2), launch_processes().from_first(lambda: rank))
 """
     for program in start(script, start_processes, tmp_path):
-        assert (program.wait(timeout=60), program.stdout) == (0, "[True, False]\n"), program.stderr
+        assert (program.wait(timeout=60), program.stdout) == (0, "[True, False] 0\n"), program.stderr
 
 
 def test_processes_that_write_a_folder_together_must_share_it(

@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
@@ -183,7 +184,7 @@ def load_prompts(
     Raises:
         UserError: A row isn't a prompt of a pipeline, or its question isn't in the data set.
     """
-    examples, roots = load_examples(config.source, config.scheme)
+    examples, roots = load_examples(config.source, config.scheme, processes=launch_processes())
     questions = {question.id: question for question in dataset.stream(config.split)}
     prompts = [example for example in examples if isinstance(example, PromptedExample)]
     if bare := [example.id for example in prompts if not example.template or example.branch_documents]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image, read_header
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.formats.reflection_data import (
     MANIFEST,
@@ -214,22 +215,39 @@ class TrainingData:
         examples: The examples.
         image_roots: Folders that their image paths may lead into; relative ones start at the first.
         parts: For each data set its number of examples, and the reads of each in an epoch.
+        lengths: Characters of each example's texts.
+        kinds: Kind of each example (`Scheme.kind`).
+        branches: Number of all branches.
     """
 
     scheme: Scheme
     examples: Sequence[TrainingExample]
     image_roots: tuple[Path, ...]
     parts: tuple[tuple[int, float], ...]
+    lengths: Sequence[int]
+    kinds: Sequence[str]
+    branches: int
 
 
-def load_training_data(sources: Sequence[DataSource], scheme: str, prompts: str = "") -> TrainingData:
-    """Read data sets and check every row. Image paths of several are made absolute, since each has its own folder."""
-    read = [load_examples(source, scheme, prompts) for source in sources]
-    sizes = tuple((len(examples), source.weight) for source, (examples, _) in zip(sources, read, strict=True))
+def load_training_data(
+    sources: Sequence[DataSource], scheme: str, prompts: str = "", processes: Processes = ALONE
+) -> TrainingData:
+    """Read data sets; the first process checks every row of them, and measures its length.
+
+    Image paths of several data sets are made absolute, since each has its own folder.
+    """
+    read = [_load(source, scheme, prompts, processes) for source in sources]
     if len(read) == 1:
-        return TrainingData(find_scheme(scheme), *read[0], sizes)
-    joined = JoinedExamples([(examples, roots[0].absolute()) for examples, roots in read])
-    return TrainingData(find_scheme(scheme), joined, tuple(root for _, roots in read for root in roots), sizes)
+        return read[0]
+    return TrainingData(
+        read[0].scheme,
+        JoinedExamples([(data.examples, data.image_roots[0].absolute()) for data in read]),
+        tuple(root for data in read for root in data.image_roots),
+        tuple(part for data in read for part in data.parts),
+        lengths=[length for data in read for length in data.lengths],
+        kinds=[kind for data in read for kind in data.kinds],
+        branches=sum(data.branches for data in read),
+    )
 
 
 class JoinedExamples(Sequence[TrainingExample]):
@@ -264,9 +282,9 @@ class JoinedExamples(Sequence[TrainingExample]):
 
 
 def load_examples(
-    source: DataSource, scheme: str, prompts: str = ""
+    source: DataSource, scheme: str, prompts: str = "", processes: Processes = ALONE
 ) -> tuple[Sequence[TrainingExample], tuple[Path, ...]]:
-    """Read one data set and check every row; `prompts` is a variant of the scheme's.
+    """Read one data set; the first process checks every row. `prompts` is a variant of the scheme's.
 
     Returns:
         The examples, and folders that their image paths may lead into; relative ones start at the first.
@@ -275,6 +293,11 @@ def load_examples(
         UserError: The data set is empty or for another scheme, an example is malformed, or an image is missing or
             outside of its folders.
     """
+    data = _load(source, scheme, prompts, processes)
+    return data.examples, data.image_roots
+
+
+def _load(source: DataSource, scheme: str, prompts: str, processes: Processes) -> TrainingData:
     path = source.file
     roots: tuple[Path, ...] = (Path(source.image_root), source.folder)
     if not source.image_root or Path(source.folder, MANIFEST).is_file():
@@ -283,9 +306,26 @@ def load_examples(
         if manifest.scheme not in (scheme, *find_scheme(scheme).learns_from):
             raise UserError(f"{path} was built for the scheme `{manifest.scheme}`, and `scheme` is `{scheme}`")
     known = find_scheme(scheme, prompts)
+    lengths, kinds, branches = processes.from_first(lambda: _check(path, known, roots))
+    parts = ((len(lengths), source.weight),)
+    return TrainingData(
+        find_scheme(scheme), StoredExamples(path, known.example_type), roots, parts, lengths, kinds, branches
+    )
+
+
+def _check(path: Path, scheme: Scheme, roots: tuple[Path, ...]) -> tuple[list[int], list[str], int]:
+    """Check every row of a file, and its image.
+
+    Returns:
+        The examples' lengths and kinds, and the number of their branches.
+    """
     images: dict[str, str] = {}
-    for example in stream_examples(path, known.example_type, known.problem):
+    lengths, kinds, branches = list[int](), list[str](), 0
+    for example in stream_examples(path, scheme.example_type, scheme.problem):
         images.setdefault(example.image, example.id)
+        lengths.append(sum(map(len, scheme.texts(example))))
+        kinds.append(scheme.kind(example))
+        branches += len(example.branches)
     if not images:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
     problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := image_problem(image, roots))]
@@ -296,7 +336,7 @@ def load_examples(
         )
     if problems:
         raise UserError(bad_rows(path, problems))
-    return StoredExamples(path, known.example_type), roots
+    return lengths, kinds, branches
 
 
 def image_problem(image: str, roots: Roots) -> str:

@@ -158,10 +158,9 @@ def training_order(
         counts = [tokens(index if index >= 0 else ~index) for index in step]
         return [step[place] for place in equal_shares(counts, batch.processes)]
 
-    rows = [(sum(map(len, data.scheme.texts(example))), data.scheme.kind(example)) for example in data.examples]
     return TrainingOrder(
-        [length for length, _ in rows],
-        [(number, kind) for number, (_, kind) in zip(numbers, rows, strict=True)],
+        data.lengths,
+        [*zip(numbers, data.kinds, strict=True)],
         batch_size=batch.size,
         seed=seed,
         parts=data.parts,

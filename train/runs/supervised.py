@@ -9,6 +9,7 @@ from torch import nn
 from transformers import TrainingArguments
 
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.formats.reflection_data import read_statistics
 from reflectune.models.attention.collation import GateBrier
@@ -67,11 +68,11 @@ class SupervisedFineTuning(Method):
         }
 
     def load_data(self, args: TrainingArguments) -> None:
-        """Read the training and validation data, and check every row."""
-        config = self._config
-        self._data = load_training_data(config.sources(), config.scheme, config.prompts)
+        """Read the training and validation data; the first process checks every row."""
+        config, processes = self._config, launch_processes()
+        self._data = load_training_data(config.sources(), config.scheme, config.prompts, processes)
         self._validation = load_validation(
-            ValidationConfig.of(config), config.eval_source(), config.scheme, config.prompts
+            ValidationConfig.of(config), config.eval_source(), config.scheme, config.prompts, processes
         )
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
@@ -143,7 +144,7 @@ class SupervisedFineTuning(Method):
 
     def data_summary(self) -> str:
         """Count the questions by kind, and their branches."""
-        return data_in_words(self._data.examples, self._data.scheme)
+        return data_in_words(self._data.kinds, self._data.branches)
 
     def _order(self, batch: GlobalBatch, loaded: Loaded) -> TrainingOrder:
         config, data = self._config, self._data

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reflectune.core.errors import UserError
+from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
 from reflectune.metrics.reporting.gates import accuracy, auroc, expected_calibration_error
 from reflectune.models.attention.tree import IGNORE
@@ -50,7 +51,7 @@ class WeightedLoss:
 
 
 def load_validation(
-    validation: ValidationConfig, source: DataSource, scheme: str, prompts: str
+    validation: ValidationConfig, source: DataSource, scheme: str, prompts: str, processes: Processes
 ) -> tuple[Sequence[TrainingExample], Roots] | None:
     """Read the validation data and check it as training data is checked; None if there is none.
 
@@ -59,13 +60,15 @@ def load_validation(
         source: The data.
         scheme: Name of the scheme.
         prompts: Variant of its prompts.
+        processes: Processes of the launch; the first one checks.
     """
     if not validation.eval_data:
         return None
-    examples, roots = load_examples(source, scheme, prompts)
-    check_metric(validation.best_metric, examples, find_scheme(scheme), source.file)
-    if validation.eval_answers:
-        check_answers(examples, find_scheme(scheme), source.file)
+    examples, roots = load_examples(source, scheme, prompts, processes)
+    if not processes.index:
+        check_metric(validation.best_metric, examples, find_scheme(scheme), source.file)
+        if validation.eval_answers:
+            check_answers(examples, find_scheme(scheme), source.file)
     return examples, roots
 
 

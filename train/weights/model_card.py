@@ -16,7 +16,6 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
 from reflectune.models.loading import Loaded, resolve
 from reflectune.models.schemes.base import Scheme
-from reflectune.models.schemes.examples import TrainingExample
 from reflectune.models.weights.pretrained import is_image_only
 from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.weights.checkpoints import RECORD
@@ -105,10 +104,10 @@ def _used(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in _SHOWN if name not in unused and settings.get(name) not in (None, [])}
 
 
-def data_in_words(examples: Sequence[TrainingExample], scheme: Scheme) -> str:
-    """Count the questions by kind, and their branches."""
-    kinds = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(map(scheme.kind, examples)).items()))
-    return f"{len(examples):,} questions ({kinds}), {sum(len(example.branches) for example in examples):,} branches"
+def data_in_words(kinds: Sequence[str], branches: int) -> str:
+    """Count the questions by kind, and write the number of their branches."""
+    counts = ", ".join(f"{count:,} {name}" for name, count in sorted(Counter(kinds).items()))
+    return f"{len(kinds):,} questions ({counts}), {branches:,} branches"
 
 
 def front_matter(licence: str, base: str, *, method: str, scheme: Scheme) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ import pytest
 from PIL import Image
 
 from reflectune.core.errors import UserError
+from reflectune.core.launching import Processes
 from reflectune.core.types import FollowUp, Passage
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
 from reflectune.models.attention.tree import Tree
 from reflectune.models.loading import load
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
-from reflectune.train.data.examples import EncodedExamples, load_examples
+from reflectune.train.data.examples import EncodedExamples, load_examples, load_training_data
 from reflectune.train.data.mixture import DataSource
 
 PASSAGE = Passage("e", 0, 0, "A title", "", "", "Some words.")
@@ -159,6 +161,19 @@ def test_all_bad_rows_are_counted(data_folder: Path, examples: list[ReflectionEx
 
     with pytest.raises(UserError, match=r"24 bad rows(.|\n)*and 14 more"):
         load_examples(DataSource(str(data_folder), "train"), "mr2ag")
+
+
+def test_the_first_process_checks_and_measures_the_data_for_all(data_folder: Path) -> None:
+    sources, sent = [DataSource(str(data_folder), "train")], list[Any]()
+    first = load_training_data(sources, "mr2ag", processes=Processes(0, 2, broadcast=sent.extend))
+    shutil.rmtree(data_folder / "images")
+
+    def receive(items: list[Any]) -> None:
+        items[:] = sent
+
+    other = load_training_data(sources, "mr2ag", processes=Processes(1, 2, broadcast=receive))
+    assert list(other.examples) == list(first.examples)
+    assert (other.parts, other.lengths, other.kinds) == (first.parts, first.lengths, first.kinds)
 
 
 def test_no_examples_are_an_error(data_folder: Path) -> None:
