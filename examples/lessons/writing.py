@@ -37,11 +37,10 @@ from reflectune.inference.operators.trajectory import TrajectoryPipeline, Trajec
 from reflectune.inference.operators.vocabulary import Steps, relayed
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
-from reflectune.inference.running.loading import open_engine, open_entries, open_model
+from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_texts
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 
 def run(
@@ -151,14 +150,14 @@ class LessonWriter:
         loaded = open_model(models, "base_model")
         engine, self.weights = open_engine(models, loaded), [loaded.fingerprint, models.dtype]
         self._model, self.renderer = LocalModel(engine, settings.batch_questions), engine.renderer
-        knowledge = texts.article_source(dataset)
-        self._titles = TitleExchange(entry.title for entry in knowledge) if settings.renamed else None
+        titles = (entry.title for entry in texts.article_source(dataset))
+        self._titles = TitleExchange(titles) if settings.renamed else None
         self._parts = PipelineParts(
             dataset.knowledge,
             folder=dataset.root,
             engine=engine,
             retriever=open_entries(retriever, dataset, models.device),
-            texts=open_text_retriever(texts.text_index, knowledge, device=models.device) if texts.text_index else None,
+            texts=open_texts(texts, dataset, models.device),
         )
 
     def lessons(self, questions: Sequence[Question]) -> list[PromptedExample]:

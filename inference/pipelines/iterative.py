@@ -170,7 +170,10 @@ def _shown(settings: Settings, parts: PipelineParts) -> PairImages | None:
 
 def search_tool(parts: PipelineParts) -> SearchTool:
     """Return the search tool: a server's if there is one, else the articles of the text knowledge base."""
-    return parts.pages if parts.pages is not None else KnowledgePages(needed(parts.texts), parts.article_source)
+    if parts.pages is not None:
+        return parts.pages
+    texts = needed(parts.texts)
+    return KnowledgePages(texts, texts.knowledge)
 
 
 PAPER_BUDGETS: Final[Mapping[str, float | None]] = {

@@ -90,9 +90,8 @@ class PipelineParts:
         base: Reads with the base model, if it answers after the tuned model's reflection.
         retriever: Finds entries.
         reranker: Ranks passages.
-        texts: Finds passages of a text knowledge base.
-        text_knowledge: That knowledge base; None: it is `knowledge`.
-        pages: A search server; None: pages are the text knowledge base's articles.
+        texts: Finds passages of a text knowledge base, its `knowledge`.
+        pages: A search server; None: pages are the articles of that knowledge base.
         answerer: Reads with a second model of this machine, which answers; None for none.
         gate: Reads with the tuned model, which judges for an iterative pipeline; None for none.
         remote: A model behind a server, for iterative pipelines; None for none.
@@ -110,7 +109,6 @@ class PipelineParts:
     retriever: Retriever | None = None
     reranker: Reranker | None = None
     texts: TextRetriever | None = None
-    text_knowledge: KnowledgeBase | None = None
     pages: SearchTool | None = None
     answerer: Engine | None = None
     gate: Engine | None = None
@@ -119,11 +117,6 @@ class PipelineParts:
     budget: Budget = dataclasses.field(default_factory=Budget)
     batch_questions: int = 8
     earlier: Mapping[str, Mapping[str, Trace]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def article_source(self) -> KnowledgeBase:
-        """The knowledge base that `texts` finds passages of."""
-        return self.text_knowledge if self.text_knowledge is not None else self.knowledge
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ from reflectune.inference.config import TextIndexSettings
 from reflectune.inference.operators.searching import knowledge_bases
 from reflectune.inference.operators.trajectory import SearchFunction
 from reflectune.inference.pipelines.promsa import PromsaSettings
-from reflectune.inference.running.loading import open_entries
+from reflectune.inference.running.loading import open_entries, open_texts
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever
-from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 
 def agent_search(
@@ -28,11 +27,7 @@ def agent_search(
     """
     entries = open_entries(retriever, dataset, device)
     assert isinstance(entries, EntryRetriever | RankedRetriever)  # all that a config can name
-    passages = (
-        open_text_retriever(texts.text_index, texts.article_source(dataset), device=device)
-        if texts.text_index
-        else None
-    )
+    passages = open_texts(texts, dataset, device)
     opened = knowledge_bases(
         entries,
         passages,

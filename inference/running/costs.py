@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -83,7 +84,7 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     Args:
         recipe: The pipeline's recipe.
         settings: Its settings.
-        parts: `knowledge`, `use` and the budget; an index needs not be open, any value stands for it.
+        parts: `knowledge`, `use` and the budget; an object with `knowledge` may stand for an index.
         questions: The questions.
     """
     use = parts.use
@@ -117,14 +118,13 @@ def describe_cost(
         use: The models that it uses.
         questions: The questions.
     """
-    indexed: Any = object()
     texts = TextIndexSettings.of(config)
+    indexed: Any = SimpleNamespace(knowledge=texts.article_source(dataset))
     parts = PipelineParts(
         dataset.knowledge,
         dataset.root,
         retriever=indexed if RetrieverConfig.of(config).finds_entries else None,
         texts=indexed if texts.text_index else None,
-        text_knowledge=texts.article_source(dataset),
         use=use,
         budget=Budget.of(BudgetSettings.of(config), None),
     )
@@ -204,7 +204,7 @@ class _Found:
     all_differ: bool = False
 
     def __post_init__(self) -> None:
-        self._texts = self._passages(self.parts.article_source)
+        self._texts = self._passages(self.parts.texts.knowledge if self.parts.texts else self.parts.knowledge)
         self._entries = itertools.cycle(itertools.islice(self.parts.knowledge, _ENTRIES))
         self._pairs, self._pages = self._passages(self.parts.knowledge), itertools.count()
 

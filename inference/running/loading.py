@@ -10,7 +10,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings
+from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
 from reflectune.models.loading import INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.interface import Engine
@@ -23,6 +23,7 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
+from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 
 
 def require_models(names: Iterable[str]) -> None:
@@ -154,3 +155,10 @@ def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
 def open_entries(settings: RetrieverConfig, dataset: Dataset, device: str) -> Retriever:
     """Open the retriever over ranked entities, or over the index of the data set's knowledge base."""
     return open_retriever(settings, dataset.knowledge, image_roots=dataset.image_roots, device=device)
+
+
+def open_texts(settings: TextIndexSettings, dataset: Dataset, device: str) -> TextRetriever | None:
+    """Open the retriever over the index of passages; None without one."""
+    if not settings.text_index:
+        return None
+    return open_text_retriever(settings.text_index, settings.article_source(dataset), device=device)

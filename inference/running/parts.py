@@ -20,7 +20,7 @@ from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.pipelines.settings import LeadSettings
-from reflectune.inference.running.loading import open_entries
+from reflectune.inference.running.loading import open_entries, open_texts
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
@@ -28,7 +28,6 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import search_preparers
-from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 from reflectune.retrieval.retrievers.web import ServedPages, WebConfig
 
 
@@ -44,9 +43,7 @@ def open_parts(
         seed: Seed of a diagnosis.
     """
     required = {requirement.name for recipe in recipes for requirement in recipe.requires}
-    retriever, texts = RetrieverConfig.of(config), TextIndexSettings.of(config)
-    text_knowledge = texts.article_source(dataset)
-    reads_texts = bool(required & {"texts", "pages"}) and bool(texts.text_index)
+    retriever = RetrieverConfig.of(config)
     lead = LeadSettings.of(config).lead
     return PipelineParts(
         knowledge=dataset.knowledge,
@@ -56,8 +53,7 @@ def open_parts(
         else None,
         retriever=open_entries(retriever, dataset, device) if retriever.finds_entries else None,
         reranker=open_reranker(RerankerConfig.of(config), device=device) if "reranker" in required else None,
-        texts=open_text_retriever(texts.text_index, text_knowledge, device=device) if reads_texts else None,
-        text_knowledge=text_knowledge,
+        texts=open_texts(TextIndexSettings.of(config), dataset, device) if required & {"texts", "pages"} else None,
     )
 
 

@@ -26,14 +26,13 @@ from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSetti
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_forms, build_pipeline
-from reflectune.inference.running.loading import open_engine, open_model, open_plain
+from reflectune.inference.running.loading import open_engine, open_model, open_plain, open_texts
 from reflectune.inference.running.parts import open_parts, open_servers
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.events import Event, events_between
 from reflectune.inference.trace import Trace, observed_by
 from reflectune.models.prefix.interface import Engine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
-from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
 _SEED: Final = 0
 _PAUSE: Final = 0.01
@@ -281,10 +280,8 @@ def _open(
     recipes, models = config.recipes(), ModelSettings.of(config)
     uses = {name: recipe.models(config) for name, recipe in recipes.items()}
     parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=_SEED)
-    texts = TextIndexSettings.of(config)
-    if parts.texts is None and texts.text_index:
-        retriever = open_text_retriever(texts.text_index, parts.article_source, device=config.device)
-        parts = dataclasses.replace(parts, texts=retriever)
+    if parts.texts is None:
+        parts = dataclasses.replace(parts, texts=open_texts(TextIndexSettings.of(config), dataset, config.device))
     remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
     replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
     parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))

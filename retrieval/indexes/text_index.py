@@ -78,7 +78,7 @@ class TextIndex:
     def __init__(
         self, manifest: dict[str, Any], kb: KnowledgeBase, counts: npt.NDArray[np.integer], store: VectorStore
     ) -> None:
-        self.manifest, self.store, self._kb = manifest, store, kb
+        self.manifest, self.store, self.kb = manifest, store, kb
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._cutting = Cutting(**manifest["cutting"])
         self._passages = functools.lru_cache(maxsize=_KEPT)(self._cut)
@@ -87,10 +87,10 @@ class TextIndex:
         """Return the passage of a row."""
         position = int(np.searchsorted(self._ends, row, "right"))
         first = int(self._ends[position - 1]) if position else 0
-        return self._passages(self._kb.id_at(position))[row - first]
+        return self._passages(self.kb.id_at(position))[row - first]
 
     def _cut(self, entry_id: str) -> list[Passage]:
-        return self._cutting.passages(self._kb.get(entry_id))
+        return self._cutting.passages(self.kb.get(entry_id))
 
 
 def build_text_index(

@@ -26,10 +26,14 @@ class TextRetriever:
         index: Index of the passages.
         encoder: The encoder that the index was built with.
         store: Searches the index's vectors; the index's own store by default.
+
+    Attributes:
+        knowledge: The knowledge base.
     """
 
     def __init__(self, index: TextIndex, encoder: TextEncoder, store: VectorStore | None = None) -> None:
         self._index, self._encoder, self._store = index, encoder, store or index.store
+        self.knowledge = index.kb
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions).

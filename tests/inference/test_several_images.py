@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -143,9 +144,9 @@ def test_searches_use_the_first_image(images) -> None:
 
 
 def test_the_forecast_counts_every_image(world) -> None:
-    indexed: Any = object()
+    indexed: Any = SimpleNamespace(knowledge=KnowledgeBase(world / "knowledge"))
     served = ModelUse(None, is_served=True)
-    parts = PipelineParts(KnowledgeBase(world / "knowledge"), world, retriever=indexed, texts=indexed, use=served)
+    parts = PipelineParts(indexed.knowledge, world, retriever=indexed, texts=indexed, use=served)
     recipe = find_recipe("mi_rag")
     settings = recipe.settings(**SHORT)
     one = forecast(recipe, settings, parts, [dataclasses.replace(SEVERAL, more_images=())])

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,8 +51,8 @@ FIXED: dict[str, dict[str, Any]] = {
 
 
 def parts_of(world: Path, use: ModelUse = SERVED) -> PipelineParts:
-    indexed: Any = object()
-    return PipelineParts(KnowledgeBase(world / "knowledge"), world, retriever=indexed, texts=indexed, use=use)
+    indexed: Any = SimpleNamespace(knowledge=KnowledgeBase(world / "knowledge"))
+    return PipelineParts(indexed.knowledge, world, retriever=indexed, texts=indexed, use=use)
 
 
 def calls(name: str, settings: Any, parts: PipelineParts, script: Any) -> float:
