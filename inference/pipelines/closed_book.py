@@ -29,6 +29,5 @@ RECIPES = baseline(
         title="Closed book",
         form="closed_book",
         reads="none",
-        takes_images=True,
     ),
 )

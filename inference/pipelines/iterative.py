@@ -17,9 +17,8 @@ from reflectune.inference.operators.pair_images import PairImages, PairImageSett
 from reflectune.inference.operators.requests import Box, ModelName
 from reflectune.inference.operators.searching import PairText, SearchSettings, knowledge_bases, reranked
 from reflectune.inference.operators.trajectory import Model, Tools, Trajectory, TrajectoryPipeline
-from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, knowledge_based, needed
-from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
-from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement, RoleSettings
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
+from reflectune.inference.pipelines.requirements import BUDGET, ENTRY_INDEX, REMOTE, SERVER, Requirement
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.models.rendering.turns import answer_prompt
 from reflectune.retrieval.retrievers.joint import split_budget
@@ -186,22 +185,6 @@ PAPER_BUDGETS: Final[Mapping[str, float | None]] = {
 """Budgets of MI-RAG (§3.4, §4.1) and PMSR in their papers, by key; None: unpublished."""
 
 
-def trajectory_models(config: Settings, *, may_judge: bool = False) -> ModelUse:
-    """Return the models of an iterative pipeline under a command's config.
-
-    Args:
-        may_judge: True if the pipeline has `RelevanceGateSettings`.
-    """
-    roles = RoleSettings.of(config)
-    return ModelUse(
-        None if roles.reader == SERVER else "base_model",
-        is_served=roles.is_served,
-        answerer=roles.answerer,
-        step_models=roles.step_models,
-        judges=may_judge and RelevanceGateSettings.of(config).has_gate,
-    )
-
-
 def iterative_recipe(
     name: str,
     title: str,
@@ -210,7 +193,6 @@ def iterative_recipe(
     *,
     requires: Sequence[Requirement] = (ENTRY_INDEX,),
     pair_text: PairText = "passages",
-    takes_texts: bool = False,
     has_own_depth: bool = False,
 ) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of an iterative pipeline, which reads with the base model, without training.
@@ -221,12 +203,11 @@ def iterative_recipe(
         make: Builds its trajectory.
         requires: Parts that it requires in addition to models.
         pair_text: Text of a pair.
-        takes_texts: True if it also answers questions without an image, from the index of passages alone.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
     """
 
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
-        by_texts = takes_texts and parts.retriever is None and parts.texts is not None
+        by_texts = recipe.takes_texts and parts.retriever is None and parts.texts is not None
         shown = _shown(settings, parts)
         listed = None if ENTRY_INDEX in requires or parts.texts is None else parts.retriever
         bases = knowledge_bases(
@@ -252,7 +233,7 @@ def iterative_recipe(
         if recipe.needs("reranker"):
             rank = functools.partial(reranked, reranker=needed(parts.reranker))
             tools = dataclasses.replace(tools, rerank=rank)
-        return TrajectoryPipeline(name, make(settings, parts), tools, takes_texts=takes_texts)
+        return TrajectoryPipeline(name, make(settings, parts), tools, takes_texts=recipe.takes_texts)
 
     recipe = Recipe(
         build,
@@ -260,12 +241,9 @@ def iterative_recipe(
         "base_model",
         knowledge_based,
         requires=(*requires, REMOTE, BUDGET),
-        uses=functools.partial(trajectory_models, may_judge=issubclass(settings, RelevanceGateSettings)),
         title=title,
         form=name,
         trajectory=make,
-        takes_texts=takes_texts,
-        takes_images=True,
         has_own_depth=has_own_depth,
     )
     return {name: recipe}

@@ -374,6 +374,5 @@ RECIPES = iterative_recipe(
     with_options(lambda settings, parts: MiRag(settings, settings.budgets(parts))),
     requires=(ANY_INDEX, OPTIONAL_TEXTS),
     pair_text="section",
-    takes_texts=True,
     has_own_depth=True,
 )

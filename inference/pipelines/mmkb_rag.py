@@ -16,7 +16,7 @@ from reflectune.formats.hits import Hit, places
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
-from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts, Recipe, every, needed
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import DOCUMENT_RERANKER, ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings, GateSettings
 from reflectune.inference.reading.document_choice import (
@@ -312,8 +312,7 @@ RECIPES = {
         "model",
         every,
         requires=(ENTRIES, DOCUMENT_RERANKER),
-        uses=lambda config: ModelUse("model", base_answers=MmkbRagSettings.of(config).answer_model == "base"),
-        may_use_base=True,
+        base_answers=lambda settings: settings.answer_model == "base",
         title="MMKB-RAG",
         form="mmkb_rag",
         scheme="mmkb_rag",

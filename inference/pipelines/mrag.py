@@ -34,7 +34,6 @@ from reflectune.inference.pipelines.iterative import (
     answer_instruction,
     entry_retriever,
     reading_models,
-    trajectory_models,
 )
 from reflectune.inference.pipelines.oracle import gold_entries, has_gold
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed
@@ -218,11 +217,9 @@ def mrag_recipe(
         "base_model",
         knowledge_based,
         requires=(ENTRY_INDEX, UNIT_RERANKER, REMOTE, BUDGET),
-        uses=trajectory_models,
         title=title,
         form=name,
         trajectory=make,
-        takes_images=True,
     )
     return {name: recipe}
 

@@ -61,7 +61,6 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
         title=f"Naive RAG, {_READ[form]}",
         form="naive_rag",
         reads=form,
-        takes_images=True,
     )
 
 

@@ -136,7 +136,7 @@ def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) 
     return WithGoldEntries(name, lambda gold: naive_rag(name, reader, gold, contexts, "passages"))
 
 
-_ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle", takes_images=True)
+_ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle")
 _ARTICLE = _ORACLE(_oracle("article"), LeadSettings, title="Oracle, right article", reads="article")
 _ARTICLES = _ORACLE(
     _among_others, EntrySettings, requires=(ENTRIES,), title="Oracle, right article among {top_n}", reads="articles"

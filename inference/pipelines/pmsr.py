@@ -93,9 +93,7 @@ class Pmsr(PmsrFixed):
         return similarity >= self.settings.saturation
 
 
-_recipe = partial(
-    iterative_recipe, requires=(ANY_INDEX, OPTIONAL_TEXTS), pair_text="summary", takes_texts=True, has_own_depth=True
-)
+_recipe = partial(iterative_recipe, requires=(ANY_INDEX, OPTIONAL_TEXTS), pair_text="summary", has_own_depth=True)
 RECIPES = {
     **_recipe(
         "pmsr", "PMSR", PmsrSettings, with_options(lambda settings, parts: Pmsr(settings, settings.budgets(parts)))

@@ -18,7 +18,8 @@ from reflectune.inference.operators.requests import Writing
 from reflectune.inference.operators.trajectory import Trajectory
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
-from reflectune.inference.pipelines.requirements import BASE_MODEL, PLAIN_MODEL, SERVER, TUNED_MODEL, Requirement
+from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
+from reflectune.inference.pipelines.requirements import ANY_INDEX, MODELS, SERVER, Requirement, RoleSettings
 from reflectune.inference.trace import Trace
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
@@ -72,10 +73,8 @@ class ModelUse:
     @property
     def required(self) -> tuple[Requirement, ...]:
         """The models that must be given."""
-        by_role = {"model": TUNED_MODEL, "plain_model": PLAIN_MODEL, "base_model": BASE_MODEL}
-        others = ["base_model" if self.base_answers else None, "model" if self.judges else None]
-        roles = dict.fromkeys([self.reader, *others])
-        return tuple(by_role[role] for role in roles if role)
+        others: list[ModelRole | None] = ["base_model" if self.base_answers else None, "model" if self.judges else None]
+        return tuple(MODELS[role] for role in dict.fromkeys([self.reader, *others]) if role)
 
 
 @dataclass(frozen=True)
@@ -131,16 +130,13 @@ class Recipe(Generic[PipelineSettings]):
         requires: The other parts that it needs.
         takes: Returns True for a question that it answers.
         reads_gold: True if it reads the entries of a question's truth; all must be in the knowledge base.
-        uses: Returns the models that it uses under a command's config; None: `model` alone.
         title: Its plain name in reports, with settings in braces: `Naive RAG, {top_n} articles`; "" for a stage.
         form: The name in a config that selects it, perhaps with others; "" for a stage.
         scheme: The scheme that the checkpoint must have; "" for any.
         measured_by: The stage that measures its decisions; "" for none.
-        may_use_base: True if the base model answers after the tuned model's reflection under some settings.
+        base_answers: Returns True if the base model answers after the tuned model's reflection; None: it never does.
         choices: Choices of a sweep's grid points in addition to its settings; empty if it can't be swept.
         trajectory: Builds its trajectory of steps; None if it is none.
-        takes_texts: True if it also answers questions without an image; with an index of passages it needs no entries.
-        takes_images: True if its prompts show all images of a question; others refuse a question with several.
         has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
         reads: The contexts that it reads, which select its reader of several plain models: `none`, or a form of
             `ContextBuilder`; "" if its model is never a plain one.
@@ -153,16 +149,13 @@ class Recipe(Generic[PipelineSettings]):
     takes: Callable[[Question], bool]
     reads_gold: bool = False
     requires: tuple[Requirement, ...] = ()
-    uses: Callable[[Settings], ModelUse] | None = None
     title: str = ""
     form: str = ""
     scheme: str = ""
     measured_by: str = ""
-    may_use_base: bool = False
+    base_answers: Callable[[PipelineSettings], bool] | None = None
     choices: tuple[str, ...] = ()
     trajectory: Callable[[PipelineSettings, PipelineParts], Trajectory] | None = None
-    takes_texts: bool = False
-    takes_images: bool = False
     has_own_depth: bool = False
     reads: str = ""
     answer_each: Callable[[PipelineSettings, PipelineParts], Pipeline] | None = None
@@ -171,6 +164,16 @@ class Recipe(Generic[PipelineSettings]):
     def is_iterative(self) -> bool:
         """True if it is a trajectory of steps."""
         return self.trajectory is not None
+
+    @property
+    def takes_texts(self) -> bool:
+        """True if it also answers questions without an image; with an index of passages it needs no entries."""
+        return ANY_INDEX in self.requires
+
+    @property
+    def takes_images(self) -> bool:
+        """True if it shows all images of a question. A model that was tuned to reflect reads one."""
+        return self.model != "model"
 
     def plain_name(self, settings: Settings) -> str:
         """Return `title` with the numbers of the pipeline's settings, small ones in words."""
@@ -183,7 +186,18 @@ class Recipe(Generic[PipelineSettings]):
 
     def models(self, config: Settings) -> ModelUse:
         """Return the models that the pipeline uses under a command's config."""
-        return ModelUse(self.model, reads=self.reads) if self.uses is None else self.uses(config)
+        settings = self.settings_of(config)
+        if not self.is_iterative:
+            base_answers = self.base_answers is not None and self.base_answers(settings)
+            return ModelUse(self.model, base_answers=base_answers, reads=self.reads)
+        roles = RoleSettings.of(config)
+        return ModelUse(
+            None if roles.reader == SERVER else self.model,
+            is_served=roles.is_served,
+            answerer=roles.answerer,
+            step_models=roles.step_models,
+            judges=isinstance(settings, RelevanceGateSettings) and settings.has_gate,
+        )
 
     def required(self, config: Settings) -> tuple[Requirement, ...]:
         """Return the parts that the pipeline needs under a command's config, its models included."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import checked_by
-from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.config import ModelRole, TextIndexSettings
 from reflectune.inference.operators.budget import BudgetSettings
 from reflectune.inference.operators.requests import Writing
 from reflectune.models.names import model_name
@@ -55,13 +55,13 @@ class Requirement:
 
     Attributes:
         name: The part.
-        missing: Returns the problems of a config that lacks the part, given the names of the pipelines.
         settings: Settings that configure the part.
+        missing: Returns the problems of a config that lacks the part, given the names of the pipelines.
     """
 
     name: str
-    missing: Callable[[Any, str], Iterable[str]]
     settings: tuple[type[Settings], ...] = ()
+    missing: Callable[[Any, str], Iterable[str]] = lambda config, names: ()
 
 
 def _lacking(sentence: str, *keys: str) -> Callable[[Any, str], Iterable[str]]:
@@ -103,52 +103,51 @@ def _reads_images(key: str = "", value: str = "") -> Callable[[Any, str], Iterab
     return missing
 
 
-def _none(config: Any, names: str) -> Iterable[str]:
-    return ()
-
-
-TUNED_MODEL: Final = Requirement("model", _lacking("`model` is needed by {}: a checkpoint that sft wrote", "model"))
-PLAIN_MODEL: Final = Requirement(
-    "plain_model",
-    _lacking("`plain_model` is needed by {}: a checkpoint of scheme plain, see build_plain", "plain_model"),
-)
-BASE_MODEL: Final = Requirement("base_model", _lacking("`base_model` is needed by {}", "base_model"))
+_WRITTEN_BY: Final[Mapping[ModelRole, str]] = {
+    "model": ": a checkpoint that sft wrote",
+    "plain_model": ": a checkpoint of scheme plain, see build_plain",
+    "base_model": "",
+}
+MODELS: Final[Mapping[ModelRole, Requirement]] = {
+    role: Requirement(role, missing=_lacking(f"`{role}` is needed by {{}}{written}", role))
+    for role, written in _WRITTEN_BY.items()
+}
 
 ENTRIES: Final = Requirement(
-    "entries", _lacking("`index` is needed by {}, or `ranked_entities`", "finds_entries"), (RetrieverConfig,)
+    "entries", (RetrieverConfig,), _lacking("`index` is needed by {}, or `ranked_entities`", "finds_entries")
 )
 """Entries found by images: an index, or ranked entities."""
-ENTRY_INDEX: Final = Requirement("entries", _no_index, (RetrieverConfig,))
+ENTRY_INDEX: Final = Requirement("entries", (RetrieverConfig,), _no_index)
 """An index of entries that is searched with images and texts."""
-LISTED_ENTRIES: Final = Requirement("entries", _no_lists, (RetrieverConfig, TextIndexSettings))
+LISTED_ENTRIES: Final = Requirement("entries", (RetrieverConfig, TextIndexSettings), _no_lists)
 """An index of entries, or entries ranked for each image and an index of passages."""
-ANY_INDEX: Final = Requirement("entries", _nothing_to_search, (RetrieverConfig, TextIndexSettings))
+ANY_INDEX: Final = Requirement("entries", (RetrieverConfig, TextIndexSettings), _nothing_to_search)
 """An index of entries, or of passages, perhaps with entries ranked for each image."""
 TEXTS: Final = Requirement(
     "texts",
-    _lacking("`text_index` is needed by {}: build one with `reflectune build_index --rows passages`", "text_index"),
     (TextIndexSettings,),
+    _lacking("`text_index` is needed by {}: build one with `reflectune build_index --rows passages`", "text_index"),
 )
 """An index of passages."""
-OPTIONAL_TEXTS: Final = Requirement("texts", _none, (TextIndexSettings,))
+OPTIONAL_TEXTS: Final = Requirement("texts", (TextIndexSettings,))
 """An index of passages that is searched if there is one."""
 PAGES: Final = Requirement(
     "pages",
-    _lacking("`text_index` is needed by {}, or `web_url`: one of them finds pages", "web_url", "text_index"),
     (TextIndexSettings, WebConfig),
+    _lacking("`text_index` is needed by {}, or `web_url`: one of them finds pages", "web_url", "text_index"),
 )
 """A search tool: a server, or the articles of the index of passages."""
-PROBES: Final = Requirement("probes", _none)
+PROBES: Final = Requirement("probes")
 """Passages of the data set for a diagnosis."""
-RERANKER: Final = Requirement("reranker", _none, (RerankerConfig,))
+RERANKER: Final = Requirement("reranker", (RerankerConfig,))
 """A reranker of passages; BM25 by default."""
-TEXT_RERANKER: Final = Requirement("reranker", _reads_images(), (RerankerConfig,))
+TEXT_RERANKER: Final = Requirement("reranker", (RerankerConfig,), _reads_images())
 """A reranker that is given texts alone."""
-DOCUMENT_RERANKER: Final = Requirement("reranker", _reads_images("documents_by", "reranker"), (RerankerConfig,))
+DOCUMENT_RERANKER: Final = Requirement("reranker", (RerankerConfig,), _reads_images("documents_by", "reranker"))
 """The same, needed with `documents_by: reranker`."""
-UNIT_RERANKER: Final = Requirement("reranker", _reads_images("unit", "passage"), (RerankerConfig,))
+UNIT_RERANKER: Final = Requirement("reranker", (RerankerConfig,), _reads_images("unit", "passage"))
 """The same, needed with `unit: passage`."""
-REMOTE: Final = Requirement("remote", _no_server, (RoleSettings, RemoteConfig))
+REMOTE: Final = Requirement("remote", (RoleSettings, RemoteConfig), _no_server)
 """A server's model, needed if `reader` or `answerer` is `server`."""
-BUDGET: Final = Requirement("budget", _none, (BudgetSettings,))
+BUDGET: Final = Requirement("budget", (BudgetSettings,))
 """Limits of a question and of a run."""

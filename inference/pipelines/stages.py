@@ -98,6 +98,6 @@ def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relev
 
 
 RECIPES = {
-    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,), takes_images=True),
+    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,)),
     "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, reads_gold=True, requires=(PROBES,)),
 }

@@ -49,7 +49,6 @@ _RECIPE = Recipe(
     title="Text RAG, {passages} passages",
     form="text_rag",
     has_own_depth=True,
-    takes_images=True,
 )
 RECIPES = {
     "text_rag": _RECIPE,

@@ -266,7 +266,7 @@ def _candidates(
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
     """Return the gate's right decision or None; in MMKB-RAG True if the base model is wrong by RET's labels."""
-    if not find_recipe(name).may_use_base:
+    if find_recipe(name).base_answers is None:
         return question.is_knowledge_based
     base = traces.get("closed_book")
     return (

@@ -97,7 +97,7 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
         """Return the roles of the models that the points need."""
         if self.traces:
             return []
-        return ["model", "base_model"] if find_recipe(self.pipeline).may_use_base else ["model"]
+        return ["model", "base_model"] if find_recipe(self.pipeline).base_answers else ["model"]
 
     def reading(self) -> GridSettings:
         """Return the settings that points start from."""

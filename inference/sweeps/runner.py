@@ -64,7 +64,7 @@ class GridRunner:
         self._gold.expect(taken_questions, taken_images)
         traces = self._pipelines[point.run_key].run(taken_questions, taken_images)
         role = self._recipe(point).model
-        if not find_recipe(self._pipeline).may_use_base and role not in (None, "model"):
+        if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
             self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
         elif "base_model" in self._engines:
             self.engine("base_model").release()  # each point answers from contexts of its own

@@ -11,8 +11,8 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.types import Question
 from reflectune.inference import pipelines
-from reflectune.inference.pipelines import requirements
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
+from reflectune.inference.pipelines.requirements import MODELS
 from reflectune.inference.running import config, experiment
 from reflectune.inference.running.config import EvaluateConfig
 
@@ -76,9 +76,9 @@ def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(config_with_shouting: 
 
 def test_a_part_that_settings_make_needless_is_not_required() -> None:
     config = EvaluateConfig(answer_model="tuned", reader="server")
-    assert requirements.BASE_MODEL not in find_recipe("mmkb_rag").required(config)
-    assert requirements.BASE_MODEL not in find_recipe("pmsr").required(config)
-    assert requirements.BASE_MODEL in find_recipe("mmkb_rag").required(EvaluateConfig())
+    assert MODELS["base_model"] not in find_recipe("mmkb_rag").required(config)
+    assert MODELS["base_model"] not in find_recipe("pmsr").required(config)
+    assert MODELS["base_model"] in find_recipe("mmkb_rag").required(EvaluateConfig())
     near = EvaluateConfig(web_url="http://localhost:9/search")
     assert not any("`text_index`" in problem for problem in missing_parts(near, ["pmsr_web"]))
 
