@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,9 +102,18 @@ class GateRewardRollout:
                 f"{folder} lacks {', '.join(f'{name}.jsonl' for name in missing)}, which the run had measured with "
                 "earlier weights; restore it, or delete the run's folder and start again"
             )
+        traces = self._answer(number, folder)
+        gc.collect()  # an engine is part of a cycle: the base model would stay in memory while the gates are trained
+        return [
+            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in traces.items()})
+            for question in self._questions
+        ]
+
+    def _answer(self, number: int, folder: Path) -> Mapping[str, Mapping[str, Trace]]:
+        """Answer the questions of a round, and return the traces by pipeline, then by question id."""
         base = open_plain(self._models, self._models.base_model) if self._base_answers else None
         parts, hashed = self._parts(base), self._fingerprint(number, base)
-        traces = {
+        return {
             name: run_pipeline(
                 name,
                 functools.partial(self._build, name, parts),
@@ -117,10 +127,6 @@ class GateRewardRollout:
             )
             for name in self._names
         }
-        return [
-            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in traces.items()})
-            for question in self._questions
-        ]
 
     @functools.cached_property
     def _scheme(self) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.config import ModelSettings
+from reflectune.inference.running import loading, rollout
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.scoring.registry import find_metric
 from reflectune.models.loading import Loaded, load, read_info
@@ -154,6 +156,21 @@ def refined(config: GrpoConfig, change: Callable[[GateOutcome], GateOutcome]) ->
         return lambda number, *, kept=False: [change(outcome) for outcome in both(number, kept=kept)]
 
     run(config, GateTraining(config, Dataset(Path(config.dataset)), {}, measuring))
+
+
+def test_the_base_model_is_not_in_memory_between_rounds(config, tuned, monkeypatch) -> None:
+    base = str(read_info(tuned("mmkb_rag"))["base_model"])
+    settings = config(scheme="mmkb_rag", answer_model="base", base_model=base)
+    opened: list[weakref.ref[Any]] = []
+
+    def open_plain(*args: Any) -> Loaded:
+        loaded = loading.open_plain(*args)
+        opened.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr(rollout, "open_plain", open_plain)
+    read_gates(settings, settings.model)
+    assert [model() for model in opened] == [None]
 
 
 def worth(direct: float, retrieved: float) -> Callable[[GateOutcome], GateOutcome]:
