@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,11 +16,10 @@ from reflectune.inference.reading.ranking import PassageScores
 
 
 @dataclass(frozen=True)
-class PassageTrace:
-    """A passage that a pipeline read, with the model's scores.
+class TextlessPassage:
+    """The model's scores of a passage that a pipeline read.
 
     Attributes:
-        passage: The passage.
         s_ret: Retrieval score of its entry: equation 3, in [-1, 1], or with `s_ret_temperature` a share in [0, 1]; None
             if nothing was retrieved (an oracle).
         s_rel: p([Relevant]) in the full softmax, equation 6; in MMKB-RAG Score_SRT, the softmax of two logits (its
@@ -32,7 +31,6 @@ class PassageTrace:
         source: Label of a diagnosis (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
     """
 
-    passage: Passage
     s_ret: float | None = None
     s_rel: float | None = None
     s_irr: float | None = None
@@ -52,6 +50,20 @@ class PassageTrace:
         if self.s_ret is None or self.s_rel is None or self.s_ans is None:
             return None
         return PassageScores(ret=self.s_ret, rel=self.s_rel, ans=self.s_ans)
+
+
+@dataclass(frozen=True)
+class _HasPassage:
+    passage: Passage
+
+
+@dataclass(frozen=True)
+class PassageTrace(TextlessPassage, _HasPassage):  # fields are in the order of the bases from the last to the first
+    """A passage that a pipeline read, with the model's scores.
+
+    Attributes:
+        passage: The passage.
+    """
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """Everything that happened to one question in one pipeline.
+class TextlessTrace:
+    """Everything that happened to one question in one pipeline, without the passages read: scores need no more.
 
     Attributes:
         question_id: The question.
@@ -152,8 +164,8 @@ class Trace:
     cut: bool = False
     gate: float | None = None
     retrieved: bool = False
-    hits: tuple[Hit, ...] = ()
-    passages: tuple[PassageTrace, ...] = ()
+    hits: Sequence[Hit] = ()
+    passages: Sequence[TextlessPassage] = ()
     relevant_shift: float = 0.0
     exponents: tuple[float, ...] = (1.0, 1.0, 1.0)
     chosen: int | None = None
@@ -161,13 +173,22 @@ class Trace:
     used: tuple[int, ...] = ()
     mct: MctTrace | None = None
     fallback: str = ""
-    steps: tuple[Step, ...] = ()
+    steps: Sequence[Step] = ()
     ended: str = ""
     limit: Mapping[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
     question_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Trace(TextlessTrace):
+    """Everything that happened to one question in one pipeline, with the passages read."""
+
+    hits: tuple[Hit, ...] = ()
+    passages: tuple[PassageTrace, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
 def to_row(trace: Trace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ write its verdict first. The forced token is the same for all passages, so it ca
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +23,7 @@ from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_shares
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.columns import with_texts
+from reflectune.inference.trace_files.columns import StoredTraces, with_texts
 from reflectune.retrieval.contexts import ContextBuilder
 
 
@@ -46,7 +46,7 @@ class TextScored(MR2AG):
     """
 
     name = "mr2ag_text_scored"
-    answered: Mapping[str, Trace] = MappingProxyType({})
+    answered: StoredTraces = MappingProxyType({})
     """Traces of `Unjudged` by question id, with the same answers; the model reads nothing again for their questions."""
 
     def run(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[Trace]:

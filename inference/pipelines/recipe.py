@@ -20,7 +20,7 @@ from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
 from reflectune.inference.pipelines.requirements import ANY_INDEX, MODELS, SERVER, Requirement, RoleSettings
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.web import SearchTool
@@ -115,7 +115,7 @@ class PipelineParts:
     use: ModelUse = ModelUse("base_model")
     budget: Budget = dataclasses.field(default_factory=Budget)
     batch_questions: int = 8
-    earlier: Mapping[str, Mapping[str, Trace]] = dataclasses.field(default_factory=dict)
+    earlier: Mapping[str, StoredTraces] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from reflectune.inference.report.drawing import Chart, Line, figures
 from reflectune.inference.scoring.calibration import gate_predictions, gate_rows
 from reflectune.inference.scoring.reflection_metrics import ret_decisions, ret_rows
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import TextlessPassage, TextlessTrace
 from reflectune.metrics.reporting import gates
 
 
@@ -40,7 +40,7 @@ def charts(
     return figures(chart for chart in found if chart is not None)
 
 
-def confidence(trace: Trace) -> float | None:
+def confidence(trace: TextlessTrace) -> float | None:
     """Return the product of scores of the chosen passage; without one, the answer's probability (equation 7)."""
     if trace.chosen is not None:
         scores = trace.passages[trace.chosen].scores
@@ -65,12 +65,12 @@ def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str
     return Chart(title, "γ", "share of questions", drawn, marker=(gamma, f"γ = {gamma:g}"))
 
 
-def _relevance(traces: Sequence[Trace]) -> Chart | None:
+def _relevance(traces: Sequence[TextlessTrace]) -> Chart | None:
     gold = _s_rel(traces, lambda p: p.source == GOLD)
     if not gold:
         return None
     lines = [Line("evidence accepted", curves.share_at_least(gold))]
-    kinds: Mapping[str, Callable[[PassageTrace], bool]] = {
+    kinds: Mapping[str, Callable[[TextlessPassage], bool]] = {
         "same article accepted": lambda p: p.source == SAME_ARTICLE,
         "look-alike accepted": lambda p: attribute_of(p.source) is not None,
     }
@@ -92,7 +92,9 @@ def _risk(
     return Chart("Risk against coverage", "share of questions answered", "error rate", lines, note) if lines else None
 
 
-def _risk_points(questions: Iterable[Question], traces: Mapping[str, Trace], measure: TraceScorer) -> curves.Points:
+def _risk_points(
+    questions: Iterable[Question], traces: Mapping[str, TextlessTrace], measure: TraceScorer
+) -> curves.Points:
     """Return the risk curve of a pipeline; abstentions and failures are wrong and are covered last."""
     answered = [q for q in questions if q.id in traces]
     confidences = [confidence(traces[q.id]) or 0.0 for q in answered]
@@ -132,5 +134,5 @@ def _calibration(questions: Sequence[Question], traces: Traces, measure: TraceSc
     return Chart("Calibration", "probability given", "share that was right", lines, note, diagonal=True)
 
 
-def _s_rel(traces: Iterable[Trace], accepts: Callable[[PassageTrace], bool]) -> list[float]:
+def _s_rel(traces: Iterable[TextlessTrace], accepts: Callable[[TextlessPassage], bool]) -> list[float]:
     return [p.s_rel for t in traces for p in t.passages if p.s_rel is not None and accepts(p)]

@@ -24,7 +24,7 @@ from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.report.trajectories import browsed
 from reflectune.inference.scoring.losses import OUTCOMES, outcome
-from reflectune.inference.scoring.scores import Traces, TraceScorer
+from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.metrics.official.infoseek import normalize_answer
 from reflectune.metrics.reporting.breakdown import headline
@@ -40,7 +40,7 @@ QUESTION_SIDE, ENTRY_SIDE = 224, 128
 def browser_data(
     dataset: Dataset,
     questions: Sequence[Question],
-    traces: Traces,
+    traces: Mapping[str, Mapping[str, Trace]],
     measure: TraceScorer,
     *,
     gamma: float,

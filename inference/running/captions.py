@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ from reflectune.inference.running.config import CaptionConfig
 from reflectune.inference.running.loading import open_engine
 from reflectune.inference.running.parts import hash_server, open_servers
 from reflectune.inference.running.runner import run_pipeline
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.models.loading import load
 from reflectune.retrieval.indexes.captions import CAPTION_FILE
 
@@ -66,7 +65,7 @@ def run(config: CaptionConfig) -> int:
     return len(left_out)
 
 
-def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -> Mapping[str, Trace]:
+def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -> StoredTraces:
     """Run the captioning of all images that have no caption yet."""
     is_served, output = config.reader == SERVER, Path(config.output)
     use = ModelUse(None if is_served else "base_model", is_served=is_served)

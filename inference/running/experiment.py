@@ -50,7 +50,7 @@ from reflectune.inference.scoring.mentions import entity_names
 from reflectune.inference.scoring.notices import ModelFacts, notices
 from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.interface import Engine
 from reflectune.models.remote.endpoint import RemoteConfig
@@ -300,7 +300,7 @@ def _answer(
     hashes: Mapping[str, Any],
 ) -> tuple[Traces, list[ModelFacts]]:
     """Run planned pipelines, model by model, so that memory holds only models that are needed at once."""
-    traces: dict[str, Mapping[str, Trace]] = {}
+    traces: dict[str, StoredTraces] = {}
     loaded: list[ModelFacts] = []
 
     def engine(role: str, model: Loaded, contexts: tuple[str, ...] = ()) -> Engine:
@@ -349,7 +349,7 @@ def _run(
     running: RunSettings,
     batch_questions: int | None,
     key: str,
-    traces: dict[str, Mapping[str, Trace]],
+    traces: dict[str, StoredTraces],
 ) -> None:
     ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions, earlier=traces)
     traces[pipeline.name] = run_pipeline(

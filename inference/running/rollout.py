@@ -25,6 +25,7 @@ from reflectune.inference.running.loading import open_engine, open_entries, open
 from reflectune.inference.running.parts import preparers
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace_files.columns import StoredTraces, with_texts
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import (
@@ -104,12 +105,14 @@ class GateRewardRollout:
             )
         traces = self._answer(number, folder)
         gc.collect()  # an engine is part of a cycle: the base model would stay in memory while the gates are trained
+        ids = [question.id for question in self._questions]
+        whole = {name: with_texts(stored, ids) for name, stored in traces.items()}
         return [
-            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in traces.items()})
+            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in whole.items()})
             for question in self._questions
         ]
 
-    def _answer(self, number: int, folder: Path) -> Mapping[str, Mapping[str, Trace]]:
+    def _answer(self, number: int, folder: Path) -> Mapping[str, StoredTraces]:
         """Answer the questions of a round, and return the traces by pipeline, then by question id."""
         base = open_plain(self._models, self._models.base_model) if self._base_answers else None
         parts, hashed = self._parts(base), self._fingerprint(number, base)

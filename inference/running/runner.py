@@ -21,6 +21,7 @@ from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.running.opening import OnError, images_of, open_questions, question_hash
 from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.inference.trace_files.keeping import TraceForm, TraceStore
 
 Made = TypeVar("Made")
@@ -57,7 +58,7 @@ def run_pipeline(
     reopen: Callable[[Mapping[str, float]], bool] = lambda limit: False,
     takes_images: bool = False,
     prepare: Callable[[], Sequence[Prepare]] = tuple,
-) -> Mapping[str, Trace]:
+) -> StoredTraces:
     """Answer all unanswered questions; return all traces, by question id.
 
     Questions are sorted by id and cut into batches that all processes share. An interrupted run, or one on another
@@ -73,7 +74,7 @@ def run_pipeline(
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch; None for a pipeline whose models are all served: there are no batches.
         on_error: Behaviour for a question whose image or text can't be used.
-        form: Format of the traces. Parquet traces stay on disk, without passages' text (see `TraceColumns`).
+        form: Format of the traces. Parquet traces stay on disk; `with_texts` reads the whole ones.
         reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
         takes_images: True if the pipeline takes questions with several images.
         prepare: Returns functions to call with the images of the next batch, in threads, while a batch is answered.

@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import GOLD
 from reflectune.inference.scoring.reflection_metrics import ret_rows, srt_rows
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import TextlessTrace
 from reflectune.metrics.reporting import gates
 from reflectune.metrics.reporting.breakdown import score_rows
 from reflectune.metrics.reporting.intervals import entities
@@ -100,13 +100,13 @@ def gate_predictions(
     return {name: by_question for name, by_question in by_gate.items() if by_question}
 
 
-def gate_rows(questions: Iterable[Question], traces: Mapping[str, Trace]) -> Rows:
+def gate_rows(questions: Iterable[Question], traces: Mapping[str, TextlessTrace]) -> Rows:
     """Return (gate probability, 1 if knowledge-based else 0) of every question of known kind."""
     question_gates = [(q, traces[q.id].gate) for q in questions if q.id in traces and q.is_knowledge_based is not None]
     return [(gate, float(bool(q.is_knowledge_based))) for q, gate in question_gates if gate is not None]
 
 
-def _trace(traces: Mapping[str, Trace], question: Question) -> list[Trace]:
+def _trace(traces: Mapping[str, TextlessTrace], question: Question) -> list[TextlessTrace]:
     return [traces[question.id]] if question.id in traces else []
 
 

@@ -20,7 +20,7 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_r
 from reflectune.inference.scoring.seeds import parts_over_seeds, record_of
 from reflectune.inference.scoring.trajectories import costs, replies, trajectories
 from reflectune.inference.scoring.variants import noise, saturation_curve, stop_rule
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.inference.trace import TextlessPassage, TextlessTrace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, by_label, mean, score_rows
 from reflectune.metrics.reporting.intervals import Statistic, units
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
@@ -102,13 +102,13 @@ def evaluate(
     }
 
 
-def _scored(official: Sequence[Question], traces: Mapping[str, Trace]) -> Mapping[str, Trace]:
+def _scored(official: Sequence[Question], traces: Mapping[str, TextlessTrace]) -> Mapping[str, TextlessTrace]:
     """Return the traces of the scored questions, of all if none is scored: a closed gate on others costs little."""
     return {question.id: traces[question.id] for question in official if question.id in traces} or traces
 
 
 def _table(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], measure: TraceScorer, seed: int
 ) -> dict[str, Any]:
     answered = [q for q in questions if q.id in traces]
     values = np.array(measure.correct(answered, traces))
@@ -139,7 +139,9 @@ def _readers(questions: Sequence[Question], traces: Traces, measure: TraceScorer
     }
 
 
-def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: float, seed: int) -> dict[str, Any]:
+def _gate(
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], gamma: float, seed: int
+) -> dict[str, Any]:
     decided = [question for question in questions if gate_rows([question], traces)]
     rows = np.array(gate_rows(decided, traces), dtype=float).reshape(-1, 2)
     return {
@@ -148,11 +150,11 @@ def _gate(questions: Sequence[Question], traces: Mapping[str, Trace], gamma: flo
     }
 
 
-def _relevance(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Any]:
+def _relevance(questions: Sequence[Question], traces: Mapping[str, TextlessTrace], seed: int) -> dict[str, Any]:
     passages = [passage for question in questions for passage in traces[question.id].passages]
     attributes = sorted({a for p in passages if (a := attribute_of(p.source)) and a != SEVERAL})
 
-    def judged(negative: Callable[[PassageTrace], bool], statistic: Statistic) -> Score | None:
+    def judged(negative: Callable[[TextlessPassage], bool], statistic: Statistic) -> Score | None:
         counted = [(q, row) for q in questions if (row := _judged(traces[q.id], negative))]
         return score_rows([q for q, _ in counted], np.array([row for _, row in counted], float), seed, statistic)
 
@@ -163,11 +165,11 @@ def _relevance(questions: Sequence[Question], traces: Mapping[str, Trace], seed:
     }
 
 
-def _differs_in(attribute: str) -> Callable[[PassageTrace], bool]:
+def _differs_in(attribute: str) -> Callable[[TextlessPassage], bool]:
     return lambda passage: attribute_of(passage.source) == attribute
 
 
-def _judged(trace: Trace, negative: Callable[[PassageTrace], bool]) -> tuple[int, int, int, int] | None:
+def _judged(trace: TextlessTrace, negative: Callable[[TextlessPassage], bool]) -> tuple[int, int, int, int] | None:
     """Count gold passages accepted, gold passages, negatives rejected and negatives; None without gold or negatives."""
     gold = [p.relevant for p in trace.passages if p.source == "gold"]
     others = [not p.relevant for p in trace.passages if negative(p)]
@@ -184,14 +186,16 @@ def _balanced(rows: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return ((weights @ rows[:, 0]) / (weights @ rows[:, 1]) + _rejected(rows, weights)) / 2
 
 
-def _retrieval(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+def _retrieval(
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], seed: int
+) -> dict[str, Score | None]:
     known = [q for q in questions if q.id in traces and q.entity_ids and not traces[q.id].error]
     found = [([hit.entry_id for hit in traces[q.id].hits], q.entity_ids) for q in known]
     return {f"article_recall@{k}": mean(known, [article_recall_at_k(*row, k) for row in found], seed) for k in (1, 5)}
 
 
 def _rankings(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], measure: TraceScorer, seed: int
 ) -> dict[str, Any] | None:
     """Score mR²AG's candidates under each ranking (Table 5 of the paper); `random` in expectation."""
     answered = [q for q in questions if q.id in traces]
@@ -230,14 +234,14 @@ def _comparisons(
 
 
 def _by_split(
-    questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer, seed: int
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], measure: TraceScorer, seed: int
 ) -> dict[str, Score | None]:
     known = [q for q in questions if q.is_knowledge_based is not False and measure.has_truth(q)]
     splits = sorted({q.split for q in known})
     return {split: measure.mean([q for q in known if q.split == split], traces, seed) for split in splits}
 
 
-def _coverage(questions: Sequence[Question], traces: Mapping[str, Trace]) -> float | None:
+def _coverage(questions: Sequence[Question], traces: Mapping[str, TextlessTrace]) -> float | None:
     """Return the share of a pipeline's questions that have an answer, right or wrong."""
     taken = [traces[q.id] for q in questions if q.id in traces]
     return sum(bool(trace.answer) and not trace.error for trace in taken) / len(taken) if taken else None

@@ -8,7 +8,7 @@ from typing import Final
 from reflectune.core.types import Evidence, Question
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.columns import with_texts
+from reflectune.inference.trace_files.columns import StoredTraces, with_texts
 from reflectune.metrics.scoring.registry import is_wrong
 from reflectune.retrieval.retrievers.two_stage import ARTICLE
 
@@ -65,7 +65,7 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
     return "outranked" if any(trace.passages[k].relevant for k in right) else "rejected"
 
 
-def outcomes(questions: Sequence[Question], traces: Mapping[str, Trace], measure: TraceScorer) -> list[str | None]:
+def outcomes(questions: Sequence[Question], traces: StoredTraces, measure: TraceScorer) -> list[str | None]:
     """Return `outcome` of each question; None where the pipeline wasn't asked."""
     keys: list[str | None] = []
     for start in range(0, len(questions), _CHUNK):

@@ -8,7 +8,7 @@ from typing import Any
 from reflectune.core.types import Passage, Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.columns import with_texts
+from reflectune.inference.trace_files.columns import StoredTraces, with_texts
 from reflectune.metrics.official.pmsr import row_mentions
 from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import prr_at_k
@@ -30,7 +30,7 @@ def entity_names(questions: Sequence[Question], knowledge: KnowledgeBase) -> dic
 
 def mentions_by_iteration(
     questions: Sequence[Question],
-    traces: Mapping[str, Trace],
+    traces: StoredTraces,
     names: Mapping[str, Sequence[str]],
     *,
     bases: Sequence[str],

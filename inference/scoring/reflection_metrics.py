@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.inference.pipelines.diagnostics import STATING, is_searchable
 from reflectune.inference.reading.document_choice import PROBLEMS, by_relevance
 from reflectune.inference.scoring.scores import Traces, TraceScorer, traces_of_reflecting
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import TextlessTrace
 from reflectune.metrics.reporting.breakdown import OVERALL, Score, auroc, mean, score_rows
 from reflectune.metrics.reporting.gates import weighted_calibration_error
 from reflectune.metrics.scoring.registry import is_wrong
@@ -81,7 +81,7 @@ def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, floa
     return [(gate, float(is_wrong(1 - wrong))) for gate, wrong in rows]
 
 
-def srt_rows(question: Question, judged: Mapping[str, Trace]) -> list[tuple[float, float]]:
+def srt_rows(question: Question, judged: Mapping[str, TextlessTrace]) -> list[tuple[float, float]]:
     """Return (Score_SRT, 1 if it states an accepted answer else 0) of a searchable question's documents."""
     passages = judged[question.id].passages if question.id in judged and is_searchable(question) else ()
     return [(p.s_rel, float(p.source == STATING)) for p in passages if p.s_rel is not None]
@@ -106,7 +106,7 @@ def _ret(
     }
 
 
-def _srt(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> dict[str, Score | None]:
+def _srt(questions: Sequence[Question], traces: Mapping[str, TextlessTrace], seed: int) -> dict[str, Score | None]:
     questions = [question for question in questions if is_searchable(question)]
     retrieved = [_states(traces[q.id], range(len(traces[q.id].passages))) for q in questions]
     stating = list(compress(questions, retrieved))
@@ -118,12 +118,12 @@ def _srt(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) 
     }
 
 
-def _states(trace: Trace, positions: Iterable[int]) -> float:
+def _states(trace: TextlessTrace, positions: Iterable[int]) -> float:
     """Return 1 if a document at one of these positions states an accepted answer, else 0."""
     return float(any(trace.passages[position].source == STATING for position in positions))
 
 
-def _mct(traces: Iterable[Trace]) -> dict[str, Any]:
+def _mct(traces: Iterable[TextlessTrace]) -> dict[str, Any]:
     replies = [trace.mct for trace in traces if trace.mct is not None]
     problem_counts = Counter(reply.problem for reply in replies)
     return {

@@ -11,18 +11,19 @@ import numpy as np
 from reflectune.core.types import Metric, Question
 from reflectune.inference.pipelines.registry import reflecting
 from reflectune.inference.reading.ranking import choice_weights
-from reflectune.inference.trace import Trace
+from reflectune.inference.trace import TextlessTrace
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.reporting import breakdown as tables
 from reflectune.metrics.reporting.breakdown import CAPTIONS, OVERALL, Column, Score
 from reflectune.metrics.scoring.registry import has_truth, is_scored, is_two_hop
 from reflectune.metrics.scoring.scoring import Answered, score_answers
 
-Traces = Mapping[str, Mapping[str, Trace]]
+Traces = Mapping[str, StoredTraces]
 """By pipeline or stage, then by question id."""
 
 
-def traces_of_reflecting(traces: Traces, measured_by: str = "") -> Mapping[str, Trace]:
+def traces_of_reflecting(traces: Traces, measured_by: str = "") -> StoredTraces:
     """Return the traces of the run's one reflecting pipeline; {} without one.
 
     Args:
@@ -44,7 +45,7 @@ class TraceScorer:
         self.too_long: dict[str, None] = {}
         self._known: dict[tuple[str, str], float] = {}
 
-    def read(self, questions: Sequence[Question], traces: Iterable[Mapping[str, Trace]]) -> None:
+    def read(self, questions: Sequence[Question], traces: Iterable[Mapping[str, TextlessTrace]]) -> None:
         """Score all answers of some traces by BEM in batches, which is many times as fast as one by one.
 
         Args:
@@ -72,11 +73,11 @@ class TraceScorer:
             return self._known[question.id, answer]
         return self._score([(question, answer)])[0]
 
-    def correctness(self, question: Question, trace: Trace) -> float:
+    def correctness(self, question: Question, trace: TextlessTrace) -> float:
         """Return the worth of a trace's answer; 0 for a failed pipeline."""
         return 0.0 if trace.error else self.worth(trace.answer, question)
 
-    def expectations(self, question: Question, trace: Trace, rankings: Iterable[str]) -> list[float]:
+    def expectations(self, question: Question, trace: TextlessTrace, rankings: Iterable[str]) -> list[float]:
         """Return the expected score of a question under each ranking; that of its own answer if nothing was ranked."""
         pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
         if not pairs or trace.error:
@@ -91,11 +92,11 @@ class TraceScorer:
             for ranking in rankings
         ]
 
-    def correct(self, questions: Iterable[Question], traces: Mapping[str, Trace]) -> list[float]:
+    def correct(self, questions: Iterable[Question], traces: Mapping[str, TextlessTrace]) -> list[float]:
         """Return `correctness` of the questions that have a trace, in order."""
         return [self.correctness(q, traces[q.id]) for q in questions if q.id in traces]
 
-    def mean(self, questions: Iterable[Question], traces: Mapping[str, Trace], seed: int) -> Score | None:
+    def mean(self, questions: Iterable[Question], traces: Mapping[str, TextlessTrace], seed: int) -> Score | None:
         """Return the mean `correctness` of the questions that have a trace, with its interval."""
         answered = [question for question in questions if question.id in traces]
         return tables.mean(answered, self.correct(answered, traces), seed)

@@ -14,7 +14,8 @@ from reflectune.inference.pipelines.iterative import is_expanded
 from reflectune.inference.pipelines.pmsr_web import condensed
 from reflectune.inference.scoring.mentions import mentions_by_iteration
 from reflectune.inference.scoring.scores import Traces, TraceScorer
-from reflectune.inference.trace import Step, Trace
+from reflectune.inference.trace import Step, TextlessTrace
+from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.metrics.judging.cover import cover_one
 from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import article_recall_at_k
@@ -29,7 +30,7 @@ between or at first, and wrong at the end; never right."""
 COSTS = ("passages", "calls", "searches", "read", "computed", "generated", "seconds")
 
 
-def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
+def costs(traces: Mapping[str, TextlessTrace]) -> dict[str, float | None]:
     """Return the mean costs of a question.
 
     Returns:
@@ -46,7 +47,7 @@ def costs(traces: Mapping[str, Trace]) -> dict[str, float | None]:
     }
 
 
-def replies(traces: Mapping[str, Trace]) -> dict[str, int] | None:
+def replies(traces: Mapping[str, TextlessTrace]) -> dict[str, int] | None:
     """Return the number of a pipeline's `calls`, and of its replies by `REPLIES` and `NOTED`; None without steps."""
     if not any(trace.steps for trace in traces.values()):
         return None
@@ -81,7 +82,7 @@ _IN_WORDS = {
 }
 
 
-def _count(name: str, trace: Trace) -> float | None:
+def _count(name: str, trace: TextlessTrace) -> float | None:
     """Return a cost of a question. Without steps there is at most one search; an oracle's entry is not searched."""
     if name == "searches" and not trace.steps:
         return float(trace.retrieved and any(hit.query != "gold" for hit in trace.hits))
@@ -126,7 +127,7 @@ def trajectories(
 
 def _of_pipeline(
     questions: Sequence[Question],
-    traces: Mapping[str, Trace],
+    traces: StoredTraces,
     seed: int,
     measure: TraceScorer,
     names: Mapping[str, Sequence[str]],
@@ -173,7 +174,7 @@ def _of_pipeline(
 
 
 def _joined(
-    questions: Sequence[Question], traces: Mapping[str, Trace], last: int, bases: Sequence[str], seed: int
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], last: int, bases: Sequence[str], seed: int
 ) -> Score | None:
     """Return the recall of all knowledge bases minus that of the best one."""
     best = max(([found_until(q, traces[q.id], last, base) for q in questions] for base in bases), key=sum)
@@ -181,7 +182,7 @@ def _joined(
     return mean(questions, gains, seed)
 
 
-def _asked(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int) -> Score | None:
+def _asked(questions: Sequence[Question], traces: Mapping[str, TextlessTrace], seed: int) -> Score | None:
     """Return the share of later searches with a query that the model wrote, mean over trajectories that have any."""
     later = [(q, [step for step in traces[q.id].steps if step.operator == "search"][1:]) for q in questions]
     searching = [(q, searches) for q, searches in later if searches]
@@ -191,7 +192,7 @@ def _asked(questions: Sequence[Question], traces: Mapping[str, Trace], seed: int
     return mean([q for q, _ in searching], shares, seed)
 
 
-def _has_own_query(search: Step, question: Question, trace: Trace) -> bool:
+def _has_own_query(search: Step, question: Question, trace: TextlessTrace) -> bool:
     """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
 
     A condensed question, of `pmsr_web`, is a reply of the same iteration to a prompt without documents. Only a first
@@ -206,7 +207,7 @@ def _has_own_query(search: Step, question: Question, trace: Trace) -> bool:
     return bool(others) or not (first in of_record or is_expanded(first, question.text))
 
 
-def found_until(question: Question, trace: Trace, iteration: int, base: str = "") -> float:
+def found_until(question: Question, trace: TextlessTrace, iteration: int, base: str = "") -> float:
     """Return 1 if an entry of the question was found by an iteration, in all bases or in one, else 0."""
     entry_ids = [
         hit.entry_id
@@ -218,14 +219,14 @@ def found_until(question: Question, trace: Trace, iteration: int, base: str = ""
     return article_recall_at_k(entry_ids, question.entity_ids, max(len(entry_ids), 1))
 
 
-def found_at(question: Question, trace: Trace, iteration: int, base: str) -> float:
+def found_at(question: Question, trace: TextlessTrace, iteration: int, base: str) -> float:
     """Return 1 if an entry of the question was found in a base in an iteration, else 0."""
     steps = (step for step in trace.steps if step.iteration == iteration)
     return float(any(hit.entry_id in question.entity_ids for step in steps for hit in step.found if hit.base == base))
 
 
 def answers_right(
-    questions: Sequence[Question], traces: Mapping[str, Trace], last: int, measure: TraceScorer
+    questions: Sequence[Question], traces: Mapping[str, TextlessTrace], last: int, measure: TraceScorer
 ) -> dict[str, list[float]]:
     """Return the score of the latest answer by question and iteration; {} unless each iteration was answered."""
     right: dict[str, list[float]] = {}
@@ -242,7 +243,7 @@ def answers_right(
     return right
 
 
-def records_right(question: Question, trace: Trace, last: int) -> list[float]:
+def records_right(question: Question, trace: TextlessTrace, last: int) -> list[float]:
     """Return 1 where the latest record states an accepted answer, by iteration from 0 to `last`.
 
     [] without a record, or if no answer can stand in one: a number without a range, a sentence.
@@ -271,7 +272,10 @@ def _courses(records: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def _after_convergence(
-    questions: Sequence[Question], traces: Mapping[str, Trace], records: Mapping[str, Sequence[float]], seed: int
+    questions: Sequence[Question],
+    traces: Mapping[str, TextlessTrace],
+    records: Mapping[str, Sequence[float]],
+    seed: int,
 ) -> dict[str, Score | None]:
     """Return the mean of `iterations_after` by course, of those whose last record is right."""
     counted: dict[str, Score | None] = {}
@@ -281,7 +285,7 @@ def _after_convergence(
     return counted
 
 
-def iterations_after(trace: Trace, right: Sequence[float]) -> int:
+def iterations_after(trace: TextlessTrace, right: Sequence[float]) -> int:
     """Return the number of records written after a trajectory converged: after the first that is right and stays so.
 
     Args:

@@ -11,7 +11,7 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.requests import ANSWERING
 from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.scoring.trajectories import answers_right, records_right
-from reflectune.inference.trace import Step, Trace
+from reflectune.inference.trace import Step, TextlessTrace
 from reflectune.metrics.reporting.breakdown import score_rows
 
 STOPPING, FIXED = "pmsr", "pmsr_fixed"
@@ -94,13 +94,13 @@ def saturation_curve(
     return curve
 
 
-def _stop(trace: Trace, tau: float, never: int) -> int:
+def _stop(trace: TextlessTrace, tau: float, never: int) -> int:
     """Return the iteration that a stop at τ would have ended before its search."""
     alike = (s.iteration for s in trace.steps if s.operator == "liken" and (s.probability or 0.0) >= tau)
     return next(alike, never)
 
 
-def _before(trace: Trace, stop: int) -> list[Step]:
+def _before(trace: TextlessTrace, stop: int) -> list[Step]:
     """Return the steps of a trajectory that stops: those before its last search, and one answer."""
     made = [
         s for s in trace.steps if s.iteration < stop or (s.iteration == stop and s.operator in ("rewrite", "liken"))
@@ -117,5 +117,5 @@ def noise(traces: Traces) -> dict[str, int]:
     return {name: count for name, count in counted.items() if count}
 
 
-def _records(trace: Trace) -> int:
+def _records(trace: TextlessTrace) -> int:
     return sum(step.operator == "reason" for step in trace.steps)

@@ -1,27 +1,31 @@
-"""A pipeline's traces for scoring: all but passages' text, in Arrow's columns."""
+"""A pipeline's traces for scoring: all but the passages read, in Arrow's columns."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from reflectune.core.rows import from_row
-from reflectune.core.types import Passage
-from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.formats.hits import Hit
+from reflectune.inference.trace import Step, TextlessPassage, TextlessTrace, Trace
 from reflectune.inference.trace_files.reading import TraceFile, without_none
 
-NO_TEXT: Final = Passage("", -1, -1, "", "", "", "")
-"""Placeholder of each passage."""
+Item = TypeVar("Item")
+
+_LISTS: Final = ["hits", "passages", "steps"]
+"""Fields that are read from columns whenever they are used."""
 
 
-class TraceColumns(Mapping[str, Trace]):
-    """Traces by question id, each built from columns on access, with `NO_TEXT` for passages.
+class TraceColumns(Mapping[str, TextlessTrace]):
+    """Traces by question id. `read` returns whole traces.
 
-    `read` returns whole traces. The columns are read on the first access, and stay in memory.
+    The columns are read on the first access, and stay in memory: 14 KB a trace of 150 passages.
 
     Args:
         file: The traces.
@@ -32,11 +36,11 @@ class TraceColumns(Mapping[str, Trace]):
         self._file = file
         self._selected = dict.fromkeys(question_ids)
 
-    def __getitem__(self, question_id: str) -> Trace:
+    def __getitem__(self, question_id: str) -> TextlessTrace:
         if question_id not in self._selected:
             raise KeyError(question_id)
         group, row = self._file.place(question_id)
-        return _TraceRow(self._groups[group], row)
+        return self._groups[group][row]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._selected)
@@ -48,58 +52,66 @@ class TraceColumns(Mapping[str, Trace]):
         return question_id in self._selected
 
     def read(self, question_ids: Sequence[str]) -> dict[str, Trace]:
-        """Return the traces of those of these questions that were selected, with their passages' text."""
+        """Return the traces of those of these questions that were selected."""
         return self._file.read([question_id for question_id in question_ids if question_id in self._selected])
 
     @functools.cached_property
-    def _groups(self) -> list[_RowGroup]:
-        return [_RowGroup(batch) for batch in self._file.groups()]
+    def _groups(self) -> list[list[TextlessTrace]]:
+        return [_traces(batch) for batch in self._file.groups()]
 
 
-def with_texts(traces: Mapping[str, Trace], question_ids: Sequence[str]) -> Mapping[str, Trace]:
+StoredTraces = Mapping[str, Trace] | TraceColumns
+"""A pipeline's traces by question id; of a large run on the disk."""
+
+
+def with_texts(traces: StoredTraces, question_ids: Sequence[str]) -> Mapping[str, Trace]:
     """Return the whole traces of these questions, by id; all traces, if they are in memory anyway."""
     return traces.read(question_ids) if isinstance(traces, TraceColumns) else traces
 
 
-class _RowGroup:
-    """Columns of a row group; those of its passages are concatenated, with NaN for missing numbers."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        passages = batch.column("passages")
-        self._columns = {name: batch.column(name) for name in batch.schema.names if name != "passages"}
-        self._ends = passages.offsets.to_numpy()
-        self._passages = [column.to_pandas().to_numpy() for column in passages.values.flatten()]
-
-    def value(self, name: str, row: int) -> Any:
-        """Return a field of a trace."""
-        if name == "passages":
-            of_row = slice(self._ends[row], self._ends[row + 1])
-            columns = (
-                [None if each != each else each for each in column[of_row].tolist()] for column in self._passages
-            )
-            return tuple(PassageTrace(NO_TEXT, *values) for values in zip(*columns, strict=True))
-
-        value = self._columns[name][row].as_py(maps_as_pydicts="strict")
-        if isinstance(value, (list, dict)):
-            fields = {"question_id": "", "pipeline": "", name: without_none(value)}
-            return getattr(from_row(Trace, fields), name)
-        return value
+def _traces(batch: pa.RecordBatch) -> list[TextlessTrace]:
+    """Return the traces of a row group."""
+    hits, passages, steps = (batch.column(name) for name in _LISTS)
+    numbers = [column.to_pandas().to_numpy() for column in passages.values.flatten()]
+    lists = zip(
+        _slices(hits, functools.partial(_items, Hit, hits.values)),
+        _slices(passages, functools.partial(_passages, numbers)),
+        _slices(steps, functools.partial(_items, Step, steps.values)),
+        strict=True,
+    )
+    rows = batch.drop_columns(_LISTS).to_pylist(maps_as_pydicts="strict")
+    return [
+        dataclasses.replace(from_row(TextlessTrace, without_none(row)), hits=found, passages=read, steps=made)
+        for row, (found, read, made) in zip(rows, lists, strict=True)
+    ]
 
 
-class _TraceRow(Trace):
-    """A trace that is a row of columns: each of its fields is read on access."""
-
-    columns: _RowGroup
-    row: int
-
-    def __init__(self, columns: _RowGroup, row: int) -> None:
-        object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "row", row)
+def _slices(column: pa.ListArray, read: Callable[[int, int], Sequence[Item]]) -> Iterator[_Slice[Item]]:
+    return (_Slice(read, start, end) for start, end in itertools.pairwise(column.offsets.to_pylist()))
 
 
-def _read(name: str, trace: _TraceRow) -> Any:
-    return trace.columns.value(name, trace.row)
+def _items(kind: type[Item], column: pa.StructArray, start: int, end: int) -> list[Item]:
+    rows = column.slice(start, end - start).to_pylist(maps_as_pydicts="strict")
+    return [from_row(kind, without_none(row)) for row in rows]
 
 
-for _field in dataclasses.fields(Trace):
-    setattr(_TraceRow, _field.name, property(functools.partial(_read, _field.name)))
+def _passages(columns: Sequence[np.ndarray], start: int, end: int) -> list[TextlessPassage]:
+    """Return passages from numpy's columns, in which NaN stands for missing numbers."""
+    values = ([None if each != each else each for each in column[start:end].tolist()] for column in columns)
+    return [TextlessPassage(*fields) for fields in zip(*values, strict=True)]
+
+
+class _Slice(Sequence[Item]):
+    """A part of a column whose items are made whenever they are used."""
+
+    def __init__(self, read: Callable[[int, int], Sequence[Item]], start: int, end: int) -> None:
+        self._read, self._start, self._end = read, start, end
+
+    def __len__(self) -> int:
+        return self._end - self._start
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._read(self._start, self._end))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]

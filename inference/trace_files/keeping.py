@@ -11,8 +11,8 @@ from reflectune.core.durable import scan_rows, write_rows
 from reflectune.core.launching import Processes
 from reflectune.core.resumable import Logs, Place, Row, row_at, run_batches, unique_ids
 from reflectune.core.types import Question
-from reflectune.inference.trace import Trace, from_row, to_row
-from reflectune.inference.trace_files.columns import TraceColumns
+from reflectune.inference.trace import from_row, to_row
+from reflectune.inference.trace_files.columns import StoredTraces, TraceColumns
 from reflectune.inference.trace_files.layout import QUESTIONS_AT_ONCE, passages_path, write_traces
 from reflectune.inference.trace_files.reading import TraceFile
 
@@ -58,7 +58,7 @@ class TraceStore:
         *,
         is_outdated: IsOutdated = lambda row: False,
         ahead: Callable[[Sequence[Question]], None] = lambda batch: None,
-    ) -> Mapping[str, Trace]:
+    ) -> StoredTraces:
         """Compute the missing and the failed traces (see `run_batches`), merge them, and return all.
 
         Args:
@@ -95,7 +95,7 @@ class TraceStore:
             )
         return self.read(ids)
 
-    def read(self, ids: Sequence[str]) -> Mapping[str, Trace]:
+    def read(self, ids: Sequence[str]) -> StoredTraces:
         """Return the merged traces of these questions, by id."""
         if self._table.exists():
             return TraceColumns(TraceFile(self._table, self.fingerprint), ids)

@@ -10,8 +10,8 @@ from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit
 from reflectune.inference.reading.document_choice import PROBLEMS, MctTrace
 from reflectune.inference.reading.ranking import PassageScores
-from reflectune.inference.trace import PassageTrace, Trace, from_row, to_row
-from reflectune.inference.trace_files.columns import NO_TEXT, TraceColumns
+from reflectune.inference.trace import PassageTrace, TextlessTrace, Trace, from_row, to_row
+from reflectune.inference.trace_files.columns import TraceColumns
 from reflectune.inference.trace_files.layout import write_traces
 from reflectune.inference.trace_files.reading import TraceFile
 
@@ -83,8 +83,10 @@ def test_a_trace_comes_back_from_parquet_as_it_was(trace: Trace) -> None:
         (whole,) = file
         seen = TraceColumns(file, [trace.question_id])[trace.question_id]
     assert whole == trace
-    blank = tuple(replace(read, passage=NO_TEXT) for read in trace.passages)
-    assert {name: getattr(seen, name) for name in vars(trace)} == vars(replace(trace, passages=blank))
+    scores = [{name: value for name, value in vars(read).items() if name != "passage"} for read in trace.passages]
+    assert [*map(vars, seen.passages)] == scores
+    bare = replace(seen, hits=tuple(seen.hits), steps=tuple(seen.steps), passages=())
+    assert bare == TextlessTrace(**vars(replace(trace, passages=())))
 
 
 def test_a_passage_is_relevant_when_its_token_is_the_more_probable() -> None:
