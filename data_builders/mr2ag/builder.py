@@ -30,6 +30,7 @@ from reflectune.data_builders.mr2ag.examples import (
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.passages import split_passages
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.retrieval.retrievers.queries import Query
 
 if TYPE_CHECKING:
     from reflectune.retrieval.retrievers.entry_retriever import Retriever  # slow to import
@@ -166,7 +167,8 @@ class ExampleBuilder:
     def _search(self, images: Mapping[str, Image.Image]) -> dict[str, list[str]]:
         if self._retriever is None or not images:
             return {}
-        hits_by_image = self._retriever.search(list(images.values()), top_n=self._settings.retrieval_depth + 2)
+        queries = [Query(image) for image in images.values()]
+        hits_by_image = self._retriever.search(queries, self._settings.retrieval_depth + 2)
         return {path: [hit.entry_id for hit in hits] for path, hits in zip(images, hits_by_image, strict=True)}
 
     def add_ranking(self, ranked: Mapping[str, Sequence[str]]) -> None:

@@ -33,6 +33,7 @@ from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.retrieval.contexts import PICKED, ContextBuilder
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
+from reflectune.retrieval.retrievers.queries import Query
 
 _CHUNK = 64
 """Questions retrieved for and logged together."""
@@ -179,7 +180,7 @@ class PlainBuilder:
         images: list[Image.Image] = []
         if self._retriever is not None and examples:
             images = [load_image(example.image, root=self._roots, needed_by=example.id) for example in examples]
-            hits = self._retriever.search(images, self._settings.top_n)
+            hits = self._retriever.search([Query(image) for image in images], self._settings.top_n)
         columns: list[list[Sequence[Passage]]] = []
         for form in self._settings.evidence:
             if form == "none" or self._contexts is None:

@@ -20,6 +20,7 @@ from reflectune.formats.passages import split_passages
 from reflectune.retrieval.contexts import Document, find_documents
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, search_preparers
+from reflectune.retrieval.retrievers.queries import image_queries
 
 _TRIES: Final = 10
 """Maximum random entries drawn per passage: an entry may have no text."""
@@ -75,7 +76,7 @@ class DocumentSource:
         if not questions:
             return []
         if self._retriever:
-            hits = self._retriever.search(list(images), self._settings.top_n)
+            hits = self._retriever.search(image_queries(questions, images), self._settings.top_n)
         else:
             hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
         texts, most = [question.text for question in questions], self._settings.documents

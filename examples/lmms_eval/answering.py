@@ -32,6 +32,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.retrievers.queries import Query, Weights
 
 ANSWER_TYPES: Mapping[AnswerStyle, AnswerType] = {"free": "free_form", "short": "string", "list": "multi_answer"}
 
@@ -238,9 +239,9 @@ class BenchmarkAnswerer:
 class NothingFound:
     """A retriever that finds nothing."""
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Return no hits for each image."""
-        return [[] for _ in images]
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
+        """Return no hits for each query."""
+        return [[] for _ in queries]
 
 
 def _scheme_of(loaded: Loaded) -> str:

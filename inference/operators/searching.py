@@ -29,7 +29,7 @@ from reflectune.retrieval.retrievers.two_stage import BestPassages, PassagesInsi
 from reflectune.retrieval.retrievers.web import Pages, SearchTool
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, QueryRetriever
+    from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever, Retriever
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 Found = TypeVar("Found")
@@ -212,11 +212,9 @@ class _OrByImage:
         """True if `search_sections` finds sections."""
         return self.entries.has_sections
 
-    def search_queries(
-        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
-    ) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
         """Return at most `top_n` distinct entries for each query, best first."""
-        return _by_kind(queries, lambda some, by: self.entries.search_queries(some, top_n, weights=by), weights)
+        return _by_kind(queries, lambda some, by: self.entries.search(some, top_n, weights=by), weights)
 
     def search_sections(
         self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
@@ -249,7 +247,7 @@ class EntryDocuments:
         name: Name in results and errors.
     """
 
-    entries: QueryRetriever
+    entries: Retriever
     knowledge: KnowledgeBase
     weights: Weights
     reranker: Reranker | None = None
@@ -258,7 +256,7 @@ class EntryDocuments:
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """Return for each query the documents of the `top` best entries that have text, best entry first."""
-        found = self.entries.search_queries(queries, top, weights=self.weights)
+        found = self.entries.search(queries, top, weights=self.weights)
         return [
             list(self._documents(query.inside or query.text, hits)) for query, hits in zip(queries, found, strict=True)
         ]

@@ -43,8 +43,8 @@ class Clock:
     Example:
         >>> clock = Clock()
         >>> with clock.step("retrieve"):
-        ...     hits = retriever.search(images, top_n=5)
-        >>> clock.share(len(images))
+        ...     hits = retriever.search(queries, top_n=5)
+        >>> clock.share(len(queries))
         {'retrieve': 0.0125}
     """
 

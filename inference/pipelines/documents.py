@@ -21,6 +21,7 @@ from reflectune.retrieval.contexts import find_documents
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.config import DOCUMENTS_BY, DocumentRanking
 from reflectune.retrieval.rerankers.words import WordReranker
+from reflectune.retrieval.retrievers.queries import image_queries
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -75,7 +76,7 @@ class DocumentFinder:
 
     def find(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> list[FoundDocuments]:
         """Find the documents of each question, in order."""
-        hits = self._retriever.search(images, self._settings.top_n) if questions else []
+        hits = self._retriever.search(image_queries(questions, images), self._settings.top_n) if questions else []
         texts = [question.text for question in questions]
         found = find_documents(texts, hits, self._passages, self._settings.documents, self._reranker)
         return [

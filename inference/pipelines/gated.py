@@ -21,6 +21,7 @@ from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.ranking import entry_scores
 from reflectune.inference.reading.reader import OpenedQuestions
 from reflectune.inference.trace import PassageTrace, Trace, publish
+from reflectune.retrieval.retrievers.queries import image_queries
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.rerankers.base import Reranker
@@ -89,7 +90,8 @@ class GatedPipeline:
         ]
         publish(traces)
         with clock.step("retrieve"):
-            ranked = self._retriever.search([images[i] for i in rows], settings.top_n) if rows else []
+            queries = image_queries([questions[i] for i in rows], [images[i] for i in rows])
+            ranked = self._retriever.search(queries, settings.top_n) if rows else []
             hits = dict(zip(rows, ranked, strict=True))
         traces = [dataclasses.replace(trace, hits=tuple(hits.get(i, ()))) for i, trace in enumerate(traces)]
         publish(traces)

@@ -16,7 +16,7 @@ from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
-from reflectune.inference.pipelines.oracle import WithGoldEntries
+from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.pipelines.settings import EntryShareSettings
@@ -236,6 +236,12 @@ class Unjudged(MR2AG):
     name, judging = "mr2ag_unjudged", False
 
 
+class OverGold(MR2AG):
+    """mR²AG over the gold entries in place of the retrieved ones, as in its Table 1."""
+
+    name = "mr2ag_oracle"
+
+
 def make(kind: type[Kind], settings: Mr2agSettings, parts: PipelineParts) -> Kind:
     """Build mR²AG or a control."""
     reader = PassageReader(needed(parts.engine), settings.max_new_tokens)
@@ -261,9 +267,7 @@ RECIPES = {
         answer_each=_answer_each,
     ),
     "mr2ag_oracle": Recipe(
-        lambda name, settings, parts: WithGoldEntries(
-            name, lambda gold: make(MR2AG, settings, dataclasses.replace(parts, retriever=gold))
-        ),
+        lambda name, settings, parts: make(OverGold, settings, dataclasses.replace(parts, retriever=GoldRetriever())),
         Mr2agSettings,
         "model",
         with_entry,

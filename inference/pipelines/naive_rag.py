@@ -13,6 +13,7 @@ from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
 from reflectune.inference.reading.reader import Reader
 from reflectune.retrieval.contexts import CONTEXT_FORMS, PICKED, ContextBuilder, ContextForm
+from reflectune.retrieval.retrievers.queries import image_queries
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -24,11 +25,10 @@ def naive_rag(
     """Return a pipeline that answers from a context of the retrieved entries, without judging them."""
 
     def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
-        searched = first_images(images)
         with clock.step("retrieve"):
-            hits = retriever.search(searched, contexts.top_n)
+            hits = retriever.search(image_queries(questions, images), contexts.top_n)
         with clock.step("rank"):
-            return hits, contexts.build(form, [question.text for question in questions], hits, searched)
+            return hits, contexts.build(form, [question.text for question in questions], hits, first_images(images))
 
     return ContextPipeline(name, reader, find)
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Literal
 
-from PIL import Image
-
-from reflectune.core.images import Images, first_images
+from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline, Pipeline
+from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.naive_rag import NaiveRagSettings, naive_rag
 from reflectune.inference.pipelines.recipe import (
@@ -30,50 +27,21 @@ from reflectune.inference.pipelines.recipe import (
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
 from reflectune.inference.reading.reader import Reader
-from reflectune.inference.trace import Trace
 from reflectune.retrieval.contexts import ContextBuilder
+from reflectune.retrieval.retrievers.queries import Query, Weights, image_queries
 
 Given = Literal["article", "passage"]
 
 
 class GoldRetriever:
-    """Returns for each image the entries of its question, with a retrieval score of 1.
+    """Returns the gold entries of a query's question, with a retrieval score of 1, as in mR²AG's Table 1."""
 
-    A retriever sees images alone, so `expect` registers their questions first.
-    """
-
-    def __init__(self) -> None:
-        """Start without questions."""
-        self._expected: dict[int, tuple[Image.Image, Question]] = {}
-
-    def expect(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> None:
-        """Register the question of each image, replacing earlier ones."""
-        self._expected = {id(image): (image, question) for question, image in zip(questions, images, strict=True)}
-
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Return the gold entries of each image's question, at most `top_n`."""
-        entries = [gold_entries(self._expected[id(image)][1])[:top_n] for image in images]
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
+        """Return the gold entries of each query's question, at most `top_n`."""
+        entries = [gold_entries(query.question)[:top_n] if query.question else [] for query in queries]
         return [
             [Hit(entry, score=1.0, rank=rank, query="gold") for rank, entry in enumerate(row, 1)] for row in entries
         ]
-
-
-class WithGoldEntries:
-    """A pipeline over the gold entries in place of the retrieved ones, as in mR²AG's Table 1.
-
-    Args:
-        name: Name of its traces.
-        build: Builds the pipeline over a retriever.
-    """
-
-    def __init__(self, name: str, build: Callable[[GoldRetriever], Pipeline]) -> None:
-        self.name, self._retriever = name, GoldRetriever()
-        self._pipeline = build(self._retriever)
-
-    def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
-        """Return one trace per question, in order."""
-        self._retriever.expect(questions, first_images(images))
-        return [dataclasses.replace(trace, pipeline=self.name) for trace in self._pipeline.run(questions, images)]
 
 
 def gold_entries(question: Question) -> list[str]:
@@ -117,7 +85,8 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> C
     def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
         gold = [gold_entries(question) for question in questions]
         with clock.step("retrieve"):
-            by_count = {n: retriever.search(first_images(images), top_n + n) for n in {len(first) for first in gold}}
+            queries = image_queries(questions, images)
+            by_count = {n: retriever.search(queries, top_n + n) for n in {len(first) for first in gold}}
         hits, passages = [], []
         for row, (question, first) in enumerate(zip(questions, gold, strict=True)):
             found = by_count[len(first)][row]
@@ -130,10 +99,10 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> C
     return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
 
 
-def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) -> WithGoldEntries:
+def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) -> ContextPipeline:
     reader = Reader(needed(parts.engine), settings.max_new_tokens)
     contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, settings.passages, settings.lead)
-    return WithGoldEntries(name, lambda gold: naive_rag(name, reader, gold, contexts, "passages"))
+    return naive_rag(name, reader, GoldRetriever(), contexts, "passages")
 
 
 _ORACLE = partial(Recipe, model="base_model", takes=with_entry, reads_gold=True, form="oracle")

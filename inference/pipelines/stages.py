@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from PIL import Image
 
-from reflectune.core.images import Images, first_images
+from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import GOLD, DiagnosticPassages
@@ -17,6 +17,7 @@ from reflectune.inference.pipelines.requirements import ENTRIES, PROBES
 from reflectune.inference.pipelines.settings import DepthSettings, LeadSettings
 from reflectune.inference.reading.passage_reader import PassageReader
 from reflectune.inference.trace import PassageTrace, Trace
+from reflectune.retrieval.retrievers.queries import image_queries
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever
@@ -35,10 +36,10 @@ class Retrieval:
         """Return one trace with hits per question, in order."""
         clock = Clock()
         with clock.step("retrieve"):
-            hits_by_image = self._retriever.search(first_images(images), self._top_n)
+            ranked = self._retriever.search(image_queries(questions, images), self._top_n)
         return [
             Trace(question.id, self.name, retrieved=True, hits=tuple(hits), seconds=clock.share(len(questions)))
-            for question, hits in zip(questions, hits_by_image, strict=True)
+            for question, hits in zip(questions, ranked, strict=True)
         ]
 
 

@@ -86,11 +86,7 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
     """Yield the configured searches of entries: by ranked entities, or through the index by its weights."""
     if config.ranked_entities:
         ranked = open_ranked(config.ranked_entities, dataset.knowledge, dataset.image_roots)
-
-        def search(queries: Sequence[Query], top: int) -> list[list[Hit]]:
-            return ranked.search([query.image for query in queries if query.image is not None], top)
-
-        yield _SearchTable("ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: search})
+        yield _SearchTable("ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: ranked.search})
     elif config.index:
         encoder = open_encoder(config.encoder, config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
@@ -118,7 +114,7 @@ def _sections(retriever: EntryRetriever, weights: Weights, queries: Sequence[Que
 def _weighted(retriever: EntryRetriever | None, weights: Mapping[str, Weights]) -> dict[str, Search]:
     if retriever is None:
         return {}
-    return {name: functools.partial(retriever.search_queries, weights=value) for name, value in weights.items()}
+    return {name: functools.partial(retriever.search, weights=value) for name, value in weights.items()}
 
 
 def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequence[Question]) -> Figures:

@@ -33,6 +33,7 @@ from reflectune.inference.serving.events import Event, events_between
 from reflectune.inference.trace import Trace, observed_by
 from reflectune.models.prefix.interface import Engine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 
 _SEED: Final = 0
 _PAUSE: Final = 0.01
@@ -177,7 +178,7 @@ class AnswerService:
         left_out = set(excluded)
 
         def search() -> list[list[Hit]]:
-            found = retriever.search(images, top + len(left_out))
+            found = retriever.search([Query(image) for image in images], top + len(left_out))
             kept = [[hit for hit in hits if hit.entry_id not in left_out][:top] for hits in found]
             return [[dataclasses.replace(hit, rank=n) for n, hit in enumerate(hits, start=1)] for hits in kept]
 

@@ -24,6 +24,7 @@ from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
 from reflectune.models.rendering.turns import Turns
 from reflectune.retrieval.rerankers.base import Reranker, ScoredPassage
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
+from reflectune.retrieval.retrievers.queries import Query, Weights
 
 RowIndex = tuple[int, int]
 Value = TypeVar("Value")
@@ -218,20 +219,21 @@ def _stacked(rows: Sequence[Tensor], tokens: int) -> Tensor:
 
 
 class CachingRetriever:
-    """A retriever that caches hits until `forget`. Images are compared by identity."""
+    """A retriever that caches hits until `forget`."""
 
     def __init__(self, retriever: Retriever) -> None:
         """Wrap a retriever."""
         self._retriever = retriever
-        self._cached: dict[tuple[int, int], tuple[Image.Image, list[Hit]]] = {}
+        self._cached: dict[Hashable, list[Hit]] = {}
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Search the images that are not cached."""
-        new = {(id(image), top_n): image for image in images if (id(image), top_n) not in self._cached}
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
+        """Search the queries that are not cached."""
+        keys = [(query.key, top_n, weights) for query in queries]
+        new = {key: query for key, query in zip(keys, queries, strict=True) if key not in self._cached}
         if new:
-            hits_by_image = self._retriever.search(list(new.values()), top_n)
-            self._cached.update({key: (new[key], hits) for key, hits in zip(new, hits_by_image, strict=True)})
-        return [self._cached[id(image), top_n][1] for image in images]
+            hits_by_query = self._retriever.search(list(new.values()), top_n, weights=weights)
+            self._cached.update(zip(new, hits_by_query, strict=True))
+        return [self._cached[key] for key in keys]
 
     def forget(self) -> None:
         """Drop the cache."""

@@ -46,7 +46,6 @@ class GridRunner:
         self._entries = open_entries(retriever, dataset, config.device)
         start = (retriever.title_weight, retriever.summary_share, retriever.ranked_scores)
         self._retrievers = {start: CachingRetriever(self._entries)}
-        self._gold = GoldRetriever()
         self._reranker: Reranker | None = None
         self._pipelines: dict[Any, Pipeline] = {}
 
@@ -61,7 +60,6 @@ class GridRunner:
         if not taken:
             return {}
         taken_questions, taken_images = [q for q, _ in taken], [image for _, image in taken]
-        self._gold.expect(taken_questions, taken_images)
         traces = self._pipelines[point.run_key].run(taken_questions, taken_images)
         role = self._recipe(point).model
         if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
@@ -124,7 +122,7 @@ class GridRunner:
             knowledge=self._dataset.knowledge,
             engine=self.engine(recipe.model) if recipe.model else None,
             base=self.engine("base_model") if recipe.models(config).base_answers else None,
-            retriever=self._gold if point.settings.get("entries") == "gold" else self._weighted(config),
+            retriever=GoldRetriever() if point.settings.get("entries") == "gold" else self._weighted(config),
             reranker=self.reranker() if recipe.needs("reranker") else None,
         )
         return build_pipeline(self._name(point), config, parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from reflectune.retrieval.encoders.base import (
 )
 from reflectune.retrieval.indexes.entry_index import Index, check_captions, check_summaries, load_index, open_encoder
 from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
-from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, Weights, equation_3, usual_weights
+from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, QueryKey, Weights, usual_weights
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.stores.base import inner
 from reflectune.retrieval.stores.opening import exact_store
@@ -50,19 +50,9 @@ _Parts = Mapping[str, npt.NDArray[np.float32]]
 
 
 class Retriever(Protocol):
-    """A retriever of entries for images."""
-
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Return for each image at most `top_n` entries, each once, best first."""
-        ...
-
-
-class QueryRetriever(Protocol):
     """A retriever of entries for queries of images and texts."""
 
-    def search_queries(
-        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
-    ) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
         """Return for each query at most `top_n` entries, each once, best first."""
         ...
 
@@ -101,9 +91,9 @@ class EntryRetriever:
 
     Example:
         >>> retriever = EntryRetriever(load_index(folder, knowledge, encoder), encoder)
-        >>> retriever.search([photo], top_n=5)[0][0].entry_id
+        >>> retriever.search([Query(photo)], top_n=5)[0][0].entry_id
         'Q42'
-        >>> retriever.search_queries([Query(photo, "Which bird is this?")], top_n=5, weights=equation_7(0.3))
+        >>> retriever.search([Query(photo, "Which bird is this?")], top_n=5, weights=equation_7(0.3))
     """
 
     def __init__(
@@ -128,19 +118,7 @@ class EntryRetriever:
         """Return True for each text that is longer than the encoder reads: the rest of it doesn't count."""
         return self._encoder.too_long(texts)
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Return the `top_n` best entries for each image, each once, best first; all entries if there are fewer.
-
-        Args:
-            images: The images.
-            top_n: Number of entries an image, at least 1.
-        """
-        weights = equation_3(self._title_weight).with_summaries(self._summary_share)
-        return self.search_queries([Query(image) for image in images], top_n, weights=weights)
-
-    def search_queries(
-        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
-    ) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
         """Return the `top_n` best entries for each query, each once, best first; all entries if there are fewer.
 
         Args:
@@ -166,7 +144,7 @@ class EntryRetriever:
     ) -> list[list[tuple[Hit, int]]]:
         """Return the `top_n` best sections for each query, best first; several may be of one entry.
 
-        The arguments are those of `search_queries`. Each section is a hit of its entry, and its index there.
+        The arguments are those of `search`. Each section is a hit of its entry, and its index there.
 
         Raises:
             ValueError: The index is of entries.
@@ -182,28 +160,28 @@ class EntryRetriever:
         """Return the hits and the rows of each query, which `rows_of` chooses."""
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
-        contents = [_Content(b"" if query.image is None else pixel_hash(query.image), query.text) for query in queries]
-        different = dict(zip(contents, queries, strict=True))  # several questions are asked about one image
-        weights_of: dict[_Content, Mapping[str, float]] = {}
-        for content, query in different.items():
+        keys = [query.key for query in queries]
+        different = dict(zip(keys, queries, strict=True))
+        weights_of: dict[QueryKey, Mapping[str, float]] = {}
+        for key, query in different.items():
             query_weights = weights or usual_weights(query, self._title_weight, self._summary_share)
             self.check(query_weights)
-            weights_of[content] = self._parts(query_weights, query)
+            weights_of[key] = self._parts(query_weights, query)
         rule: Fusion = "scores" if weights is None else weights.fusion
-        fused = {} if rule == "scores" else {content: q for content, q in different.items() if q.is_both}
+        fused = {} if rule == "scores" else {key: q for key, q in different.items() if q.is_both}
         apart = different if rule != "features" else {c: query for c, query in different.items() if c not in fused}
         vectors = self._encode(apart)
-        for content, vector in self._one_vector_each(fused, rule, weights_of, vectors).items():
-            weights_of[content] = fused_weights(weights_of[content])
-            vectors[content] = dict.fromkeys(weights_of[content], vector)
-        hits: dict[_Content, tuple[list[Hit], _Rows]] = {}
+        for key, vector in self._one_vector_each(fused, rule, weights_of, vectors).items():
+            weights_of[key] = fused_weights(weights_of[key])
+            vectors[key] = dict.fromkeys(weights_of[key], vector)
+        hits: dict[QueryKey, tuple[list[Hit], _Rows]] = {}
         for batch in _alike(weights_of):
             batch_weights = weights_of[batch[0]]
             rows = rows_of(_weighted(vectors, batch, batch_weights), len(batch), top_n)
-            for content, chosen in zip(batch, rows, strict=True):
-                found = self._hits(different[content].kind, vectors[content], batch_weights, chosen)
-                hits[content] = (found, chosen)
-        return [hits[content] for content in contents]
+            for key, chosen in zip(batch, rows, strict=True):
+                found = self._hits(different[key].kind, vectors[key], batch_weights, chosen)
+                hits[key] = (found, chosen)
+        return [hits[key] for key in keys]
 
     def check(self, weights: Weights, *, captions: bool = False) -> None:
         """Refuse weights that this index or its encoder can't be searched with.
@@ -213,7 +191,7 @@ class EntryRetriever:
             captions: True if the index's summaries must be captions of images.
 
         Raises:
-            UserError: See `search_queries`; or the index has no captions.
+            UserError: See `search`; or the index has no captions.
         """
         if captions:
             check_captions(self._index)
@@ -265,23 +243,22 @@ class EntryRetriever:
 
     def _one_vector_each(
         self,
-        queries: Mapping[_Content, Query],
+        queries: Mapping[QueryKey, Query],
         rule: Fusion,
-        weights_of: Mapping[_Content, Mapping[str, float]],
-        vectors: Mapping[_Content, _Parts],
-    ) -> dict[_Content, Vectors]:
+        weights_of: Mapping[QueryKey, Mapping[str, float]],
+        vectors: Mapping[QueryKey, _Parts],
+    ) -> dict[QueryKey, Vectors]:
         """Return the one vector of each query that has an image and a text, by a rule other than that of scores."""
         if rule == "vectors":
             return {
-                content: weighted_sum(weights_of[content], vectors[content]["image"], vectors[content]["text_image"])
-                for content in queries
+                key: weighted_sum(weights_of[key], vectors[key]["image"], vectors[key]["text_image"]) for key in queries
             }
         encoded = [encode_pairs(self._encoder, [queries[each] for each in batch]) for batch in _batches(list(queries))]
         return dict(zip(queries, itertools.chain.from_iterable(encoded), strict=True))
 
-    def _encode(self, queries: Mapping[_Content, Query]) -> dict[_Content, _Parts]:
+    def _encode(self, queries: Mapping[QueryKey, Query]) -> dict[QueryKey, _Parts]:
         """Return the query vectors of each part of a score."""
-        images = {content.image: query.image for content, query in queries.items() if query.image is not None}
+        images = {key.image: query.image for key, query in queries.items() if query.image is not None}
         by_image: dict[bytes, _Parts] = {}
         for batch in _batches(list(images)):
             encoded = self._encode_images({key: images[key] for key in batch})
@@ -293,7 +270,7 @@ class EntryRetriever:
         for texts in _batches(list(dict.fromkeys(query.text for query in queries.values() if query.has_text))):
             encoded = self._encoder.encode_texts(texts)
             by_text.update((text, dict.fromkeys(_TEXT_PARTS, encoded[n])) for n, text in enumerate(texts))
-        return {content: {**by_image.get(content.image, {}), **by_text.get(content.text, {})} for content in queries}
+        return {key: {**by_image.get(key.image, {}), **by_text.get(key.text, {})} for key in queries}
 
     def _encode_images(self, images: Mapping[bytes, Image.Image]) -> Vectors:
         """Return vectors of a batch of images, by what tells them apart."""
@@ -357,29 +334,22 @@ class EntryRetriever:
         ]
 
 
-class _Content(NamedTuple):
-    """Identity of a query: a hash of the image's pixels, b"" without one, and the text."""
-
-    image: bytes
-    text: str
-
-
-def _alike(weights_of: Mapping[_Content, Mapping[str, float]]) -> list[list[_Content]]:
+def _alike(weights_of: Mapping[QueryKey, Mapping[str, float]]) -> list[list[QueryKey]]:
     """Return batches of queries with the same weights, which are searched for together."""
-    groups: dict[tuple[tuple[str, float], ...], list[_Content]] = {}
-    for content, weights in weights_of.items():
-        groups.setdefault(tuple(weights.items()), []).append(content)
+    groups: dict[tuple[tuple[str, float], ...], list[QueryKey]] = {}
+    for key, weights in weights_of.items():
+        groups.setdefault(tuple(weights.items()), []).append(key)
     return [batch for group in groups.values() for batch in _batches(group)]
 
 
 def _weighted(
-    vectors: Mapping[_Content, _Parts], batch: Sequence[_Content], weights: Mapping[str, float]
+    vectors: Mapping[QueryKey, _Parts], batch: Sequence[QueryKey], weights: Mapping[str, float]
 ) -> dict[str, Vectors]:
     """Return a batch of queries for a store: the weighted sum of each field's parts, shape (n, dimensions)."""
     query: dict[str, Vectors] = {}
     for part, weight in weights.items():
         if weight:
-            term = np.stack([vectors[content][part] for content in batch]) * np.float32(weight)
+            term = np.stack([vectors[key][part] for key in batch]) * np.float32(weight)
             field = _FIELDS[part]
             query[field] = query[field] + term if field in query else term
     return query

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from PIL import Image
+
+from reflectune.core.images import Images, first_images, pixel_hash
+from reflectune.core.types import Question
 
 Modality = Literal["I", "IQ", "IC", "Q", "C"]
 """A query's side in mRAG (arXiv 2505.24073): an image, with the question or a caption, or a text alone."""
@@ -32,6 +35,13 @@ BY_IMAGE: Final = frozenset(("image", "title", "summary"))
 """The parts that a query's image is compared in; the others are its text's."""
 
 
+class QueryKey(NamedTuple):
+    """Identity of a query: a hash of the image's pixels, b"" without one, and the text."""
+
+    image: bytes
+    text: str
+
+
 @dataclass(frozen=True)
 class Query:
     """Query of a search.
@@ -40,6 +50,7 @@ class Query:
         image: An image, or None.
         text: A question, a query that was written for it, or a caption; "" for none.
         inside: Text that selects passages inside the entries found; "" for `text`.
+        question: The data set's question that is searched for; None for any other.
 
     Raises:
         ValueError: There is neither.
@@ -48,10 +59,16 @@ class Query:
     image: Image.Image | None = None
     text: str = ""
     inside: str = ""
+    question: Question | None = None
 
     def __post_init__(self) -> None:
         if self.image is None and not self.text.strip():
             raise ValueError("a query needs an image or a text, and has neither")
+
+    @property
+    def key(self) -> QueryKey:
+        """Identity of what is searched for; several questions are asked about one image."""
+        return QueryKey(b"" if self.image is None else pixel_hash(self.image), self.text)
 
     @property
     def has_text(self) -> bool:
@@ -67,6 +84,11 @@ class Query:
     def kind(self) -> str:
         """`image`, `text` or `image and text`."""
         return " and ".join(name for name, is_there in (("image", self.image), ("text", self.has_text)) if is_there)
+
+
+def image_queries(questions: Sequence[Question], images: Sequence[Images]) -> list[Query]:
+    """Return a query of each question's first image."""
+    return [Query(image, question=question) for question, image in zip(questions, first_images(images), strict=True)]
 
 
 @dataclass(frozen=True)

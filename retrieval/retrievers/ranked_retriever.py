@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from PIL import Image
-
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, load_image, pixel_hash
 from reflectune.core.paths import Roots
@@ -67,17 +65,19 @@ class RankedRetriever:
         """Return a retriever of the same rankings with another score of entries without one."""
         return RankedRetriever(self._rankings, self._kb, rule)
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        """Return for each image its `top_n` first entries; none for one that has no ranking.
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
+        """Return for each query the `top_n` first entries of its image, if it has a ranking; texts don't count.
 
         Raises:
-            ValueError: `top_n` is less than 1.
+            ValueError: `top_n` is less than 1, or a query has no image.
         """
         if top_n < 1:
             raise ValueError(f"top_n must be at least 1, found {top_n}")
         found = []
-        for image in images:
-            ranking = self._rankings.get(pixel_hash(image), ())
+        for query in queries:
+            if query.image is None:
+                raise ValueError("ranked entities are listed by image, and a query has none")
+            ranking = self._rankings.get(pixel_hash(query.image), ())
             by_rank = rank_scores(self._rule, len(ranking))
             rows = enumerate(zip(ranking[:top_n], by_rank[:top_n], strict=True), start=1)
             found.append(
@@ -87,19 +87,6 @@ class RankedRetriever:
                 ]
             )
         return found
-
-    def search_queries(
-        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
-    ) -> list[list[Hit]]:
-        """Return for each query the first entries of its image; texts and weights don't count.
-
-        Raises:
-            ValueError: A query has no image.
-        """
-        images = [query.image for query in queries if query.image is not None]
-        if len(images) < len(queries):
-            raise ValueError("ranked entities are listed by image, and a query has none")
-        return self.search(images, top_n)
 
 
 def rank_scores(rule: RankScore, count: int) -> list[float]:

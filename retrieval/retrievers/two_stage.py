@@ -17,7 +17,7 @@ from reflectune.retrieval.rerankers.words import bm25_scores
 from reflectune.retrieval.retrievers.queries import Query, Weights
 
 if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.retrievers.entry_retriever import QueryRetriever, SectionRetriever
+    from reflectune.retrieval.retrievers.entry_retriever import Retriever, SectionRetriever
 
 SUMMARY: Final = -1
 """The section of a passage that is its entry's summary: no section of the article."""
@@ -47,14 +47,14 @@ class PassagesInside:
     """
 
     name: str
-    retriever: QueryRetriever
+    retriever: Retriever
     passages_of: PassagesOf
     entries: int = 5
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """Return for each query the `top` best passages of its entries, best first."""
-        hits = self.retriever.search_queries(queries, self.entries, weights=self.weights)
+        hits = self.retriever.search(queries, self.entries, weights=self.weights)
         return passages_inside(queries, hits, self.passages_of, top)
 
 
@@ -73,13 +73,13 @@ class BestPassages:
     """
 
     name: str
-    retriever: QueryRetriever
+    retriever: Retriever
     passages_of: PassagesOf
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
         """Return for each query a passage of each of the `top` best entries that have text, best entry first."""
-        hits = self.retriever.search_queries(queries, top, weights=self.weights)
+        hits = self.retriever.search(queries, top, weights=self.weights)
         asked = [query for query, row in zip(queries, hits, strict=True) for _ in row]
         alone = [[hit] for row in hits for hit in row]
         best = iter(passages_inside(asked, alone, functools.cache(self.passages_of), 1))
@@ -103,7 +103,7 @@ class Summaries:
     """
 
     name: str
-    retriever: QueryRetriever
+    retriever: Retriever
     knowledge: KnowledgeBase
     weights: Weights | None = None
 
@@ -115,7 +115,7 @@ class Summaries:
                 for hit in hits
                 if (summary := summary_of(self.knowledge.get(hit.entry_id))) is not None
             ]
-            for hits in self.retriever.search_queries(queries, top, weights=self.weights)
+            for hits in self.retriever.search(queries, top, weights=self.weights)
         ]
 
 

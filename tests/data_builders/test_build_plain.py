@@ -20,7 +20,7 @@ from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.formats.questions import is_held_out
 from reflectune.formats.reflection_data import Manifest, read_examples, read_manifest, write_examples, write_manifest
 from reflectune.inference.pipelines.naive_rag import naive_rag
-from reflectune.inference.pipelines.oracle import WithGoldEntries
+from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.reading.reader import ReaderAnswer
 from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.examples import Branch, PromptedExample, ReflectionExample
@@ -30,6 +30,7 @@ from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.entry_index import load_index
 from reflectune.retrieval.rerankers.words import WordReranker
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 
 Make = Callable[..., PlainConfig]
 COLOURS = ("red", "green", "blue", "black")
@@ -111,7 +112,7 @@ def test_training_reads_the_contexts_of_naive_rag(config, tmp_path, encoder) -> 
     loaded = load_encoder(encoder)
     retriever = EntryRetriever(load_index(tmp_path / "index", dataset.knowledge, loaded), loaded)
     contexts = ContextBuilder(dataset.knowledge, WordReranker(), top_n=3, passages=2)
-    hits = retriever.search([Image.open(tmp_path / "world" / "3.png").convert("RGB")], 3)
+    hits = retriever.search([Query(Image.open(tmp_path / "world" / "3.png").convert("RGB"))], 3)
     trained = examples_of(tmp_path)[2]
     for branch, form in zip(trained.branches, ("articles", "passages"), strict=True):
         assert [list(branch.documents)] == contexts.build(form, [trained.question], hits)
@@ -134,7 +135,7 @@ def test_gold_contexts_are_those_of_naive_rag_over_gold_entries(config, tmp_path
     contexts = ContextBuilder(Dataset(tmp_path / "world").knowledge, WordReranker(), top_n=1, passages=1)
     for number, trained in zip((0, 3), examples_of(tmp_path)[::2], strict=True):
         question, reader = Question("q", "", trained.question, entity_ids=(f"e{number}",)), Recording()
-        rag = WithGoldEntries("rag", lambda retriever, to=reader: naive_rag("rag", to, retriever, contexts, form))
+        rag = naive_rag("rag", reader, GoldRetriever(), contexts, form)
         rag.run([question], [Image.new("RGB", (8, 8))])
         assert [list(branch.documents) for branch in trained.branches] == [list(reader.read)]
         assert trained.style == question.answer_style

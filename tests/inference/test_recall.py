@@ -69,7 +69,7 @@ def ranks(folder: Path, encoder: str) -> Callable[[str, Weights], list[int]]:
     def search(split: str, weights: Weights) -> list[int]:
         asked = [each for each in dataset.questions(split) if each.entity_ids[0] in dataset.knowledge.ids]
         queries = [Query(load_image(folder / each.image), each.text) for each in asked]
-        found = retriever.search_queries(queries, 6, weights=weights)
+        found = retriever.search(queries, 6, weights=weights)
         return [[hit.entry_id for hit in hits].index(q.entity_ids[0]) + 1 for q, hits in zip(asked, found, strict=True)]
 
     return search

@@ -23,16 +23,17 @@ from reflectune.formats.dataset import Dataset, write_questions
 from reflectune.formats.hits import Hit
 from reflectune.formats.reflection_data import STATISTICS, read_examples, read_manifest
 from reflectune.models.schemes.examples import ReflectionExample
+from reflectune.retrieval.retrievers.queries import Query
 
 from .conftest import ENTITIES, knowledge_question
 
 
 class Neighbours:
-    """A retriever that ranks the entries by their numbers for every image."""
+    """A retriever that ranks the entries by their numbers for every query."""
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int) -> list[list[Hit]]:
         ranked = [Hit(f"e{i}", 1 - i / 100, i, "", "kb", {}) for i in range(top_n)]
-        return [ranked for _ in images]
+        return [ranked for _ in queries]
 
 
 def build(config: BuildConfig, retriever: Any = None) -> list[ReflectionExample]:
@@ -156,10 +157,10 @@ def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message
 class Picky(Neighbours):
     """A retriever whose encoder can't take one of the images."""
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        if any(origin_of(image).endswith("/3.png") for image in images):
+    def search(self, queries: Sequence[Query], top_n: int) -> list[list[Hit]]:
+        if any(origin_of(query.image).endswith("/3.png") for query in queries):
             raise BadImage("image refused by the encoder")
-        return super().search(images, top_n)
+        return super().search(queries, top_n)
 
 
 def test_an_image_that_the_encoder_refuses_stops_or_is_not_searched(config, folder: Path) -> None:

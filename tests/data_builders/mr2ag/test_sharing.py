@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from reflectune.core.launching import ALONE, Processes
 from reflectune.data_builders.annotators.string import by_string
@@ -21,6 +20,7 @@ from reflectune.formats.hits import Hit
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import load_index
+from reflectune.retrieval.retrievers.queries import Query
 
 from .conftest import ENTITIES, QUESTIONS
 
@@ -31,8 +31,8 @@ class Shades:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        shades = [image.getpixel((0, 0))[0] for image in images]
+    def search(self, queries: Sequence[Query], top_n: int) -> list[list[Hit]]:
+        shades = [query.image.getpixel((0, 0))[0] for query in queries]
         self.asked += shades
         orders = [sorted(range(ENTITIES), key=lambda n, shade=shade: (abs(n - shade), n)) for shade in shades]
         return [[Hit(f"e{n}", 1 - n / 100, rank, "", "kb", {}) for rank, n in enumerate(o[:top_n])] for o in orders]

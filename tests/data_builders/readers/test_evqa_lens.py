@@ -15,6 +15,7 @@ from reflectune.data_builders.conversion.run import convert
 from reflectune.data_builders.readers.evqa import write_lens
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.ranked_retriever import Ranking, open_ranked, read_rankings
 
 WIKI = "https://en.wikipedia.org/wiki/"
@@ -97,5 +98,5 @@ def test_a_conversion_with_the_role_lens_writes_rankings_that_find_the_articles(
     knowledge = KnowledgeBase(folder / "knowledge")
     retriever = open_ranked(folder / "out/lens.jsonl", knowledge, dataset.image_roots)
     assert "left out: 1 of 3 entities" in capsys.readouterr().err
-    images = [load_image(question.image, root=dataset.image_roots) for question in dataset.questions("test")]
-    assert [[hit.entry_id for hit in row] for row in retriever.search(images, 5)] == [[ids[0]], [], [ids[1]]]
+    queries = [Query(load_image(question.image, root=dataset.image_roots)) for question in dataset.questions("test")]
+    assert [[hit.entry_id for hit in row] for row in retriever.search(queries, 5)] == [[ids[0]], [], [ids[1]]]

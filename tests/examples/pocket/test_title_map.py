@@ -26,6 +26,7 @@ from reflectune.examples.pocket.training_images import training_images
 from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, title_dimensions
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 
 TITLE, IMAGE = 16, 24
 
@@ -190,7 +191,7 @@ def test_a_map_of_other_dimensions_is_refused(map_file, text_folder) -> None:
 
 def test_scores_are_equation_3_with_each_similarity_in_its_space(kb, entries, pair, tmp_path, draw_image) -> None:
     retriever = EntryRetriever(build_index(kb, pair, tmp_path / "index"), pair)
-    hits = {hit.entry_id: hit for hit in retriever.search([draw_image(25)], 10)[0]}
+    hits = {hit.entry_id: hit for hit in retriever.search([Query(draw_image(25))], 10)[0]}
     query = pair.encode_images([draw_image(25)])
     every = [pair.encode_images([load_image(path)])[0] for entry in entries for path in kb.image_paths(entry)]
     for entry in entries:

@@ -99,7 +99,7 @@ class Nearest:
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         return np.eye(len(texts), dtype=np.float32)
 
-    def search_queries(self, queries: Sequence[Query], top_n: int, *, weights: object = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: object = None) -> list[list[Hit]]:
         self.asked.append(top_n)
         return [[Hit(name, 1 / rank, rank) for rank, name in enumerate("abc"[:top_n], start=1)] for _ in queries]
 

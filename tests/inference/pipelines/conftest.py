@@ -15,6 +15,7 @@ from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.prompted_reader import PromptedReply
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
 from reflectune.models.schemes.registry import find_scheme
+from reflectune.retrieval.retrievers.queries import Query
 
 
 class ScriptedReader:
@@ -121,17 +122,17 @@ class ScriptedPromptedReader:
 
 
 class FixedRetriever:
-    """Finds the same entries for every image, with these scores."""
+    """Finds the same entries for every query, with these scores."""
 
     def __init__(self, scores: Mapping[str, float]) -> None:
         self._scores = scores
         self.searched = 0
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        self.searched += len(images)
+    def search(self, queries: Sequence[Query], top_n: int) -> list[list[Hit]]:
+        self.searched += len(queries)
         found = enumerate(self._scores.items(), start=1)
         hits = [Hit(name, score, rank, query="image", kb="kb", parts={}) for rank, (name, score) in found]
-        return [hits[:top_n] for _ in images]
+        return [hits[:top_n] for _ in queries]
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from typing import Any
 import pytest
 
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.pipelines import oracle
+from reflectune.inference.pipelines import mr2ag, oracle
 from reflectune.inference.pipelines.base import ContextPipeline, Pipeline
 from reflectune.inference.pipelines.naive_rag import naive_rag
-from reflectune.inference.pipelines.oracle import WithGoldEntries
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.config import EvaluateConfig
@@ -25,6 +24,7 @@ def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextFo
 def build(knowledge, monkeypatch) -> Callable[..., Pipeline]:
     def build(name: str, reader: Any, retriever: Any = None, **settings: Any) -> Pipeline:
         monkeypatch.setattr(oracle, "Reader", lambda engine, max_new_tokens: reader)
+        monkeypatch.setattr(mr2ag, "PassageReader", lambda engine, max_new_tokens: reader)
         parts = PipelineParts(knowledge, engine=object(), retriever=retriever, reranker=WordReranker())
         return build_pipeline(name, EvaluateConfig(lead="none", **settings), parts)
 
@@ -79,9 +79,9 @@ def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, sc
     """An approximate search finds others when more are asked for; a question with two gold entries asks for more."""
 
     class Approximate:
-        def search(self, images: Any, top_n: int) -> list[list[Any]]:
+        def search(self, queries: Any, top_n: int) -> list[list[Any]]:
             order = "abc" if top_n < 4 else "cba"
-            return [[make.hit(name, rank) for rank, name in enumerate(order, 1)] for _ in images]
+            return [[make.hit(name, rank) for rank, name in enumerate(order, 1)] for _ in queries]
 
     def read(*questions: Any) -> list[list[str]]:
         reader = scripted.reader()
@@ -94,22 +94,11 @@ def test_what_an_oracle_reads_among_others_depends_on_no_other_question(make, sc
     assert {passage.split("#")[0] for passage in read(one)[0]} == {"a", "b"}
 
 
-def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted) -> None:
-    retrieved = []
-
-    class Searching:
-        name = "mr2ag"
-
-        def __init__(self, retriever: Any) -> None:
-            self.retriever = retriever
-
-        def run(self, questions: Any, images: Any) -> list[Any]:
-            retrieved.extend(self.retriever.search(images, 5))
-            return [make.trace(number) for number, _ in enumerate(questions)]
-
+def test_mr2ag_with_oracle_entries_is_given_the_gold_ones(make, scripted, build) -> None:
     questions = [make.question(0, evidence=make.evidence("a", 1)), make.question(1, entity_ids=("c",))]
-    traces = WithGoldEntries("mr2ag_oracle", Searching).run(questions, scripted.images(2))
-    assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retrieved] == [[("a", 1.0)], [("c", 1.0)]]
+    reader = scripted.reader(gates={question.id: 0.9 for question in questions})
+    traces = build("mr2ag_oracle", reader).run(questions, scripted.images(2))
+    assert [[(hit.entry_id, hit.score) for hit in trace.hits] for trace in traces] == [[("a", 1.0)], [("c", 1.0)]]
     assert {trace.pipeline for trace in traces} == {"mr2ag_oracle"}
 
 

@@ -272,9 +272,7 @@ class Entries:
         self._found = found
         self.asked: list[tuple[list[tuple[bool, str]], int, Weights | None]] = []
 
-    def search_queries(
-        self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None
-    ) -> list[list[Hit]]:
+    def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
         self.asked.append(([(query.image is not None, query.text) for query in queries], top_n, weights))
         hits = [Hit(name, 1.0 - rank / 10, rank, "query", "kb") for rank, name in enumerate(self._found, start=1)]
         return [hits[:top_n] for _ in queries]

@@ -21,6 +21,7 @@ from reflectune.models.rendering.turns import passage_text
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.reflectiva import SCHEME
 from reflectune.models.weights.tokens import known_tokens
+from reflectune.retrieval.retrievers.queries import Query
 from tests.inference.families import ONE_FAMILY
 
 MAX_NEW = 6
@@ -41,10 +42,10 @@ class Knowledge:
 
 
 class Finding:
-    """Finds both entries for every image."""
+    """Finds both entries for every query."""
 
-    def search(self, images: Sequence[Image.Image], top_n: int) -> list[list[Hit]]:
-        return [[Hit(f"e{n}", score=0.9 - n / 10, rank=n + 1, query="q") for n in range(2)][:top_n] for _ in images]
+    def search(self, queries: Sequence[Query], top_n: int) -> list[list[Hit]]:
+        return [[Hit(f"e{n}", score=0.9 - n / 10, rank=n + 1, query="q") for n in range(2)][:top_n] for _ in queries]
 
 
 def strong(loaded: Loaded) -> Loaded:

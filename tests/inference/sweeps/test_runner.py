@@ -26,6 +26,7 @@ from reflectune.models.prefix.packed_rows import OpenedTrees
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
+from reflectune.retrieval.retrievers.queries import image_queries
 from tests.inference.families import ONE_FAMILY
 
 pytestmark = ONE_FAMILY  # each family's memory: test_caching.py
@@ -240,7 +241,8 @@ def test_a_point_retrieves_by_its_own_weights(setting) -> None:
     case, point = setting(), Point("titles", {"title_weight": 1.0})
     start, other, again = case.run(START), case.run(point.name, **point.settings), case.run("again")
     retriever = open_entries(RetrieverConfig.of(point.config(case.config)), case.dataset, "cpu")
-    for question, hits in zip(case.questions, retriever.search(case.images, 5), strict=True):
+    ranked = retriever.search(image_queries(case.questions, case.images), 5)
+    for question, hits in zip(case.questions, ranked, strict=True):
         if found := other[question.id].hits:
             assert [hit.entry_id for hit in found] == [hit.entry_id for hit in hits]
             assert [hit.score for hit in found] == pytest.approx([hit.score for hit in hits], abs=1e-5)

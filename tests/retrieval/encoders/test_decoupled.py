@@ -165,7 +165,7 @@ def test_a_thousand_queries_find_what_a_flat_index_of_concatenated_vectors_does(
     for weight in (0.5, 0.2):
         joined = np.concatenate([(1 - weight) * np.tile(images, (50, 1)), weight * texts], axis=1)
         scores, places = flat.search(joined.astype(np.float32), 10)
-        found = EntryRetriever(index, encoder).search_queries(queries, 10, weights=equation_7(weight))
+        found = EntryRetriever(index, encoder).search(queries, 10, weights=equation_7(weight))
         assert [[hit.entry_id for hit in hits] for hits in found] == [[f"e{n}" for n in row] for row in places]
         np.testing.assert_allclose([[hit.score for hit in hits] for hits in found], scores, atol=1e-5)
 
@@ -173,14 +173,14 @@ def test_a_thousand_queries_find_what_a_flat_index_of_concatenated_vectors_does(
 def test_an_image_is_never_compared_with_a_text(searched, draw_image) -> None:
     encoder, index, rows = searched
     retriever = EntryRetriever(index, encoder, title_weight=0.0)
-    (hits,) = retriever.search([draw_image(7)], 3)
+    (hits,) = retriever.search([Query(draw_image(7))], 3)
     assert hits[0].entry_id == "e7"
     assert set(hits[0].parts) == {"image"}
-    (by_text,) = retriever.search_queries([Query(text="red owl")], 1)
+    (by_text,) = retriever.search([Query(text="red owl")], 1)
     assert by_text[0].entry_id == f"e{(rows[:, encoder.dimensions :] @ encoder.encode_texts(['red owl'])[0]).argmax()}"
     for weights in (equation_3(0.5), equation_3(0.5).with_summaries(1), equation_7().fused("vectors")):
         with pytest.raises(UserError, match=r"compares images with images|set `fusion: scores`|has no summaries"):
-            retriever.search_queries([Query(draw_image(7), "owl")], 3, weights=weights)
+            retriever.search([Query(draw_image(7), "owl")], 3, weights=weights)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_mixture_compares_images_with_images_mixed_with_texts(searched, draw_i
     np.testing.assert_allclose(stored["title"], titles, atol=1e-6)
     query = Query(draw_image(1001), "the red owl")
     scores = encoder.encode_images([query.image])[0] @ mixed.T + encoder.encode_texts([query.text])[0] @ titles.T
-    (hits,) = EntryRetriever(index, encoder).search_queries([query], 10, weights=equation_7(0.5))
+    (hits,) = EntryRetriever(index, encoder).search([query], 10, weights=equation_7(0.5))
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores / 2)[::-1][:10], atol=1e-5)
 
 

@@ -19,6 +19,7 @@ from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.lvlm import LvlmEncoder, embedder_of
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
+from reflectune.retrieval.retrievers.queries import Query
 
 FAMILIES = {"llava": "<image>", "qwen2_vl": "<|image_pad|>"}
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
@@ -207,5 +208,5 @@ def test_bfloat16_is_another_encoder_that_the_manifest_remembers(encoders, kb, d
     index = build_index(kb, half, tmp_path / "index")
     assert index.manifest["encoder_dtype"] == "bfloat16"
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=name, title_weight=0.0)
-    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([draw_image(4)], 3)
+    (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([Query(draw_image(4))], 3)
     assert hits[0].parts["image"] == pytest.approx(1, abs=1e-2)

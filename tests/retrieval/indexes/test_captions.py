@@ -57,7 +57,7 @@ def test_captions_are_encoded_as_summaries(built, captions: Write, kb, encoder, 
     )
     retriever = EntryRetriever(index, encoder)
     retriever.check(modality_weights("IC", "IC"), captions=True)
-    (hits,) = retriever.search_queries([Query(text="An image of owl 3")], 1, weights=modality_weights("C", "C"))
+    (hits,) = retriever.search([Query(text="An image of owl 3")], 1, weights=modality_weights("C", "C"))
     assert hits[0].entry_id == entries[3].id
 
 

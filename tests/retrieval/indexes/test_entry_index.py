@@ -19,6 +19,7 @@ from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.checksums import check_files, checksums
 from reflectune.retrieval.indexes.entry_index import Index, collection_of, left_out, load_index, open_encoder
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.stores.ivf import FaissStore, Search
 
 from .conftest import Counting, files, two_processes, vectors
@@ -211,7 +212,8 @@ def test_another_knowledge_base_is_refused_by_both_names(kb, entries, encoder, t
 def test_hits_name_the_knowledge_base_as_it_is_called_now(kb, entries, encoder, draw_image, tmp_path) -> None:
     build_index(kb, encoder, tmp_path / "index")
     renamed = write_knowledge_base(tmp_path / "renamed", entries, name="birds", image_root="..")
-    (hits,) = EntryRetriever(load_index(tmp_path / "index", renamed, encoder), encoder).search([draw_image(0)], 1)
+    retriever = EntryRetriever(load_index(tmp_path / "index", renamed, encoder), encoder)
+    (hits,) = retriever.search([Query(draw_image(0))], 1)
     assert hits[0].kb == "birds"
 
 

@@ -26,6 +26,7 @@ from reflectune.retrieval.indexes.near_duplicates import (
     read_omission,
 )
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 
 from .conftest import files
 
@@ -136,7 +137,7 @@ def test_an_index_lacks_what_is_listed_and_its_manifest_says_so(kb, encoder, lis
     built_of_all = build_index(kb, encoder, tmp_path / "all").manifest
     assert collection_of(index.manifest) != collection_of(built_of_all)  # on a server each has rows of its own
     assert (
-        len(EntryRetriever(index, encoder).search([draw_image(0)], 10)[0]) == 10
+        len(EntryRetriever(index, encoder).search([Query(draw_image(0))], 10)[0]) == 10
     )  # by its title an entry is found still
 
 

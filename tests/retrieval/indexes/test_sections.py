@@ -91,7 +91,7 @@ def test_queries_find_sections_and_entries_alike_by_comparing_everything(
     retriever, expected = EntryRetriever(index, encoder), pairs(articles)
     queries = [Query(draw_image(3), "what does it eat"), Query(draw_image(5), "norway")]
     found = retriever.search_sections(queries, 7, weights=equation_7(0.3))
-    entries = retriever.search_queries(queries, 3, weights=equation_7(0.3))
+    entries = retriever.search(queries, 3, weights=equation_7(0.3))
     for query, hits, best in zip(queries, found, entries, strict=True):
         scores = 0.7 * vectors(index, "image") @ encoder.encode_images([query.image])[0]
         scores = scores + 0.3 * vectors(index, "title") @ encoder.encode_texts([query.text])[0]

@@ -114,13 +114,13 @@ def test_scores_are_those_of_comparing_everything(told_kb, told, encoder, tmp_pa
     by_text = 0.5 * inner(vectors(index, "title"), text) + 0.5 * inner(vectors(index, "summary"), text)
     both = 0.7 * inner(vectors(index, "image"), image) + 0.3 * inner(vectors(index, "summary"), text)
     queries = [Query(draw_image(3)), Query(text="a white owl"), Query(draw_image(3), "a white owl")]
-    found = [retriever.search_queries([query], 10)[0] for query in queries[:2]]
-    found += retriever.search_queries(queries[2:], 10, weights=equation_7(0.3).with_summaries(1))
+    found = [retriever.search([query], 10)[0] for query in queries[:2]]
+    found += retriever.search(queries[2:], 10, weights=equation_7(0.3).with_summaries(1))
     for hits, rows in zip(found, (by_image, by_text, both), strict=True):
         best = {entry.id: rows[np.asarray(index.owner) == n].max() for n, entry in enumerate(told)}
         assert {hit.entry_id: hit.score for hit in hits} == pytest.approx(best, abs=1e-5)
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    assert found[0] == retriever.search([draw_image(3)], 10)[0] == retriever.exactly().search([draw_image(3)], 10)[0]
+    assert found[0] == retriever.exactly().search(queries[:1], 10)[0]
     assert [set(hits[0].parts) for hits in found] == [
         {"image", "title", "summary"},
         {"text_image", "text_title", "text_summary"},
@@ -130,10 +130,10 @@ def test_scores_are_those_of_comparing_everything(told_kb, told, encoder, tmp_pa
 
 def test_a_share_of_nothing_is_searched_for_as_ever(told_kb, encoder, tmp_path, draw_image) -> None:
     """The bits of scores and parts, on an index that has summaries and on one that hasn't."""
-    images = [draw_image(number) for number in range(4)]
+    queries = [Query(draw_image(number)) for number in range(4)]
     indexes = [build_index(told_kb, encoder, tmp_path / str(on), summaries=on) for on in (True, False)]
-    plain = [EntryRetriever(index, encoder).search(images, 6) for index in indexes]
-    none = EntryRetriever(indexes[0], encoder, summary_share=0.0).search(images, 6)
+    plain = [EntryRetriever(index, encoder).search(queries, 6) for index in indexes]
+    none = EntryRetriever(indexes[0], encoder, summary_share=0.0).search(queries, 6)
     assert plain[0] == plain[1] == none
     assert set(none[0][0].parts) == {"image", "title"}
 
@@ -144,9 +144,9 @@ def test_an_index_without_summaries_is_refused_where_they_weigh(
     index = build_index(told_kb, encoder, tmp_path / "index")
     told = "has no summaries to weigh; build one with `build_index --summaries`"
     with pytest.raises(UserError, match=told):
-        EntryRetriever(index, encoder, summary_share=0.1).search([draw_image(0)], 2)
+        EntryRetriever(index, encoder, summary_share=0.1).search([Query(draw_image(0))], 2)
     with pytest.raises(UserError, match=told):
-        EntryRetriever(index, encoder).search_queries([Query(text="owl")], 2, weights=Weights(text_summary=1))
+        EntryRetriever(index, encoder).search([Query(text="owl")], 2, weights=Weights(text_summary=1))
     config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, summary_share=0.1)
     with pytest.raises(UserError, match=told):
         open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
@@ -164,8 +164,8 @@ def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder
     retriever = open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
     index = load_index(tmp_path / "index", told_kb, encoder)
     weights = Weights(image=0.4, summary=0.6)
-    expected = EntryRetriever(index, encoder).search_queries([Query(draw_image(2))], 5, weights=weights)
-    assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retriever.search([draw_image(2)], 5)] == [
+    expected = EntryRetriever(index, encoder).search([Query(draw_image(2))], 5, weights=weights)
+    assert [[(hit.entry_id, hit.score) for hit in hits] for hits in retriever.search([Query(draw_image(2))], 5)] == [
         [(hit.entry_id, pytest.approx(hit.score)) for hit in hits] for hits in expected
     ]
 

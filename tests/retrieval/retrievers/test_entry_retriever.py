@@ -11,6 +11,7 @@ from reflectune.formats.knowledge_base import write_knowledge_base
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.entry_index import Index, load_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
+from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.stores.base import Found
 from reflectune.retrieval.stores.exact import ExactStore
 
@@ -31,7 +32,7 @@ def retriever(kb, encoder, tmp_path) -> EntryRetriever:
 
 def test_scores_are_equation_3_over_the_whole_knowledge_base(retriever, kb, entries, encoder, draw_image) -> None:
     images = [draw_image(seed) for seed in range(20, 40)]  # more than one batch of queries
-    hits_by_image = retriever.search(images, 10)
+    hits_by_image = retriever.search(list(map(Query, images)), 10)
     of_entry = {e.id: [encoder.encode_images([load_image(path)])[0] for path in kb.image_paths(e)] for e in kb}
     titles = {entry.id: encoder.encode_texts([entry.title])[0] for entry in entries}
     every = [vector for vectors in of_entry.values() for vector in vectors]
@@ -59,14 +60,14 @@ def encoded(retriever, encoder, monkeypatch) -> list[int]:
 
 def test_an_image_that_several_questions_are_about_is_encoded_once(retriever, encoded, draw_image) -> None:
     a, b = draw_image(1), draw_image(2)
-    twice = retriever.search([a, b, a.copy(), a], 3)
+    twice = retriever.search([Query(a), Query(b), Query(a.copy()), Query(a)], 3)
     assert twice == [twice[0], twice[1], twice[0], twice[0]]
     assert encoded == [2]
 
 
 def test_an_image_that_was_made_ready_ahead_finds_the_same(retriever, kb, encoder, tmp_path, draw_image, monkeypatch):
     a, b, c = (draw_image(number) for number in (1, 2, 3))
-    expected, (of_c,) = retriever.search([a.copy(), b.copy()], 3), retriever.search([c.copy()], 3)
+    expected, (of_c,) = retriever.search([Query(a.copy()), Query(b.copy())], 3), retriever.search([Query(c.copy())], 3)
     fresh = EntryRetriever(load_index(tmp_path / "index", kb, encoder), encoder)
     made: list[int] = []
     prepare = encoder.prepare
@@ -74,8 +75,8 @@ def test_an_image_that_was_made_ready_ahead_finds_the_same(retriever, kb, encode
     for image in (a, b, c):
         fresh.prepare(image)
     assert len(made) == 3
-    assert fresh.search([a, b], 3) == expected
-    assert fresh.search([c], 3) == [of_c]
+    assert fresh.search([Query(a), Query(b)], 3) == expected
+    assert fresh.search([Query(c)], 3) == [of_c]
     assert len(made) == 3
     fresh.prepare(a.copy())  # its vector is cached
     assert len(made) == 3
@@ -83,21 +84,21 @@ def test_an_image_that_was_made_ready_ahead_finds_the_same(retriever, kb, encode
 
 def test_only_a_batch_of_the_same_images_is_taken_from_what_was_encoded(retriever, encoded, draw_image) -> None:
     a, b = draw_image(1), draw_image(2)
-    first = retriever.search([a, b], 3)
-    assert retriever.search([a.copy(), b], 3) == first
+    first = retriever.search([Query(a), Query(b)], 3)
+    assert retriever.search([Query(a.copy()), Query(b)], 3) == first
     assert encoded == [2]
-    retriever.search([b, a], 3)  # an encoder's last digits may depend on what stands where
-    retriever.search([a], 3)
+    retriever.search([Query(b), Query(a)], 3)  # an encoder's last digits may depend on what stands where
+    retriever.search([Query(a)], 3)
     assert encoded == [2, 2, 1]
 
 
 def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, draw_image) -> None:
     retriever.max_kept = 2
     for seed in range(5):
-        retriever.weighted(title_weight=0.25).search([draw_image(seed)], 1)
-    retriever.search([draw_image(4)], 1)
+        retriever.weighted(title_weight=0.25).search([Query(draw_image(seed))], 1)
+    retriever.search([Query(draw_image(4))], 1)
     assert len(encoded) == 5
-    retriever.search([draw_image(0)], 1)
+    retriever.search([Query(draw_image(0))], 1)
     assert len(encoded) == 6
 
 
@@ -145,7 +146,7 @@ class Few(Approximate):
 def test_what_an_approximate_store_does_not_find_is_not_asked_for_again(draw_image, tmp_path) -> None:
     whole = index_of(tmp_path, "abcdefghijklmnopqrst", range(20), unit(*[0.9] * 20), unit(*[0.5] * 20))
     store = Few(whole.store)
-    hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([draw_image(0)], 5)[0]
+    hits = EntryRetriever(dataclasses.replace(whole, store=store), Fixed()).search([Query(draw_image(0))], 5)[0]
     assert [hit.entry_id for hit in hits] == ["a", "b", "c"]
     assert store.asked == [10]
 
@@ -177,18 +178,19 @@ def test_what_an_image_finds_depends_on_no_other_one(tmp_path) -> None:
     def found(*places: int) -> list[list[str]]:
         store = Coarse(whole.store)
         retriever = EntryRetriever(dataclasses.replace(whole, store=store), Pointing(), title_weight=0.0)
-        hits = retriever.search([images[place] for place in places], 2)
+        hits = retriever.search([Query(images[place]) for place in places], 2)
         assert store.asked[-1][0] == (1 if 1 in places else len(places))
         return [[hit.entry_id for hit in row] for row in hits]
 
     assert found(0, 1) == [*found(0), *found(1)]
     assert found(0) == [["b", "c"]]
     exact = EntryRetriever(whole, Pointing(), title_weight=0.0)
-    assert [[hit.entry_id for hit in row] for row in exact.search(images, 2)] == [["a", "b"], ["d", "c"]]
+    ranked = exact.search(list(map(Query, images)), 2)
+    assert [[hit.entry_id for hit in row] for row in ranked] == [["a", "b"], ["d", "c"]]
 
 
 def test_entries_without_any_image_are_ranked_by_title(encoder, draw_image, tmp_path) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Ash"), Entry("b", "Birch")], name="trees")
-    hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([draw_image(0)], 5)[0]
+    hits = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder).search([Query(draw_image(0))], 5)[0]
     assert len(hits) == 2
     assert all(hit.score == hit.parts["title"] / 2 for hit in hits)

@@ -68,7 +68,7 @@ def draw_image(number: int) -> Image.Image:
 
 
 def search(index: Index, encoder: ImageTextEncoder, weights: Weights, query: Query | None = None):
-    (hits,) = EntryRetriever(index, encoder).search_queries([query or Query(draw_image(1), TEXT)], 9, weights=weights)
+    (hits,) = EntryRetriever(index, encoder).search([query or Query(draw_image(1), TEXT)], 9, weights=weights)
     return hits
 
 
@@ -130,8 +130,8 @@ def test_a_batch_finds_what_its_queries_find_alone(index: Index, rule) -> None:
     queries = [Query(draw_image(n % 4), text) for n, text in enumerate(["an owl", "", "an owl", "a bird"] * 6)]
     queries += [Query(text="a bird"), *queries[:3]]
     weights = equation_7(0.25).fused(rule)
-    batch = EntryRetriever(index, Pairs()).search_queries(queries, 4, weights=weights)
-    alone = [EntryRetriever(index, Pairs()).search_queries([query], 4, weights=weights)[0] for query in queries]
+    batch = EntryRetriever(index, Pairs()).search(queries, 4, weights=weights)
+    alone = [EntryRetriever(index, Pairs()).search([query], 4, weights=weights)[0] for query in queries]
     assert batch == alone
 
 

@@ -93,10 +93,10 @@ def test_any_weights_rank_as_comparing_every_row_does(index: Index, query: Query
         weights.of(query)
     except ValueError:
         with pytest.raises(ValueError, match="can't be searched for"):
-            EntryRetriever(index, Exact()).search_queries([query], top, weights=weights)
+            EntryRetriever(index, Exact()).search([query], top, weights=weights)
         return
     expected = by_hand(query, weights)
-    (hits,) = EntryRetriever(index, Exact()).search_queries([query], top, weights=weights)
+    (hits,) = EntryRetriever(index, Exact()).search([query], top, weights=weights)
     assert [hit.rank for hit in hits] == list(range(1, min(top, 7) + 1))
     assert [hit.score for hit in hits] == pytest.approx([score for _, score in expected[:top]], abs=1e-6)
     own = weights.of(query)
@@ -112,27 +112,25 @@ def test_any_weights_rank_as_comparing_every_row_does(index: Index, query: Query
 @settings(deadline=None)
 def test_a_batch_finds_what_its_queries_find_alone(index: Index, batch: list[Query], top: int) -> None:
     retriever = EntryRetriever(index, Exact())
-    assert retriever.search_queries(batch, top) == [
-        EntryRetriever(index, Exact()).search_queries([query], top)[0] for query in batch
-    ]
+    assert retriever.search(batch, top) == [EntryRetriever(index, Exact()).search([query], top)[0] for query in batch]
 
 
 def test_an_image_alone_is_searched_for_as_ever(kb, encoder, tmp_path: Path) -> None:
     """The bits of scores and parts are those of the image's own search, whatever else is in the batch."""
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder, title_weight=0.3)
     images = [Image.new("RGB", (32, 32), colour) for colour in ("red", "teal", "navy")]
-    plain = retriever.search(images, 6)
-    mixed = retriever.search_queries([*map(Query, images), Query(text="an owl"), Query(images[0], "an owl")], 6)
-    assert mixed[:3] == plain == retriever.search_queries([*map(Query, images)], 6, weights=equation_3(0.3))
+    plain = retriever.search([*map(Query, images)], 6)
+    mixed = retriever.search([*map(Query, images), Query(text="an owl"), Query(images[0], "an owl")], 6)
+    assert mixed[:3] == plain == retriever.search([*map(Query, images)], 6, weights=equation_3(0.3))
     assert {hit.query for hit in plain[0]} == {"image"}
 
 
 def test_real_texts_are_compared_with_titles_and_images(kb, entries, encoder, tmp_path: Path) -> None:
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
-    (hits,) = retriever.search_queries([Query(text=entries[4].title)], 10)
+    (hits,) = retriever.search([Query(text=entries[4].title)], 10)
     assert hits[0].entry_id == "e4"
     assert hits[0].score == hits[0].parts["text_title"] == pytest.approx(1, abs=1e-5)
-    (hits,) = retriever.search_queries([Query(text="an owl")], 10, weights=modality_weights("C", "I"))
+    (hits,) = retriever.search([Query(text="an owl")], 10, weights=modality_weights("C", "I"))
     without_image = {round(hit.parts["text_image"], 9) for hit in hits if hit.entry_id in ("e2", "e5", "e8")}
     others = [hit.parts["text_image"] for hit in hits if hit.entry_id not in ("e2", "e5", "e8")]
     assert len(without_image) == 1
@@ -141,14 +139,14 @@ def test_real_texts_are_compared_with_titles_and_images(kb, entries, encoder, tm
 
 def test_an_encoder_of_two_spaces_compares_texts_with_titles_alone(index: Index) -> None:
     retriever = EntryRetriever(index, TwoSpaces())
-    (hits,) = retriever.search_queries([Query(draw_image(1), "an owl")], 7, weights=equation_7(0.25))
+    (hits,) = retriever.search([Query(draw_image(1), "an owl")], 7, weights=equation_7(0.25))
     assert hits[0].parts.keys() == {"image", "title", "text_title"}
     with pytest.raises(UserError, match="`text_image` the weight 0"):
-        retriever.search_queries([Query(draw_image(1), "an owl")], 7, weights=modality_weights("IQ", "IT"))
+        retriever.search([Query(draw_image(1), "an owl")], 7, weights=modality_weights("IQ", "IT"))
 
 
 def test_no_queries_find_nothing_and_top_n_must_be_positive(index: Index) -> None:
     retriever = EntryRetriever(index, Exact())
-    assert retriever.search_queries([], 5) == []
+    assert retriever.search([], 5) == []
     with pytest.raises(ValueError, match="top_n"):
-        retriever.search_queries([Query(text="an owl")], 0)
+        retriever.search([Query(text="an owl")], 0)

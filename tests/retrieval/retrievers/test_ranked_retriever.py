@@ -15,6 +15,7 @@ from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
+from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.ranked_retriever import RankedRetriever, open_ranked
 
 CAFE = "https://en.wikipedia.org/wiki/Caf%C3%A9_(drink)"
@@ -40,8 +41,8 @@ def opened(folder: Path) -> Callable[..., RankedRetriever]:
     return make
 
 
-def red(folder: Path) -> Image.Image:
-    return load_image("images/red.png", root=folder)
+def query(folder: Path, colour: str = "red") -> Query:
+    return Query(load_image(f"images/{colour}.png", root=folder))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +55,9 @@ def test_an_entry_without_a_score_has_one_of_its_rank(folder: Path, opened, rule
     config, start = RetrieverConfig(ranked_entities=ranked, ranked_scores=rule), RetrieverConfig(ranked_entities=ranked)
     retriever = open_retriever(config, KnowledgeBase(folder / "knowledge"), image_roots=folder, device="cpu")
     for scored in (retriever, open_ranked(ranked, KnowledgeBase(folder / "knowledge"), folder).scored(rule)):
-        (hits,) = scored.search([red(folder)], 2)
+        (hits,) = scored.search([query(folder)], 2)
         assert [hit.score for hit in hits] == pytest.approx(scores)
-        assert scored.search([red(folder)], 1)[0] == hits[:1]
+        assert scored.search([query(folder)], 1)[0] == hits[:1]
     same = config.finder_fingerprint() == start.finder_fingerprint()
     assert same is (rule == "reciprocal_rank")
 
@@ -67,10 +68,8 @@ def test_an_image_finds_what_its_row_lists_in_that_order(folder: Path, opened: C
         {"image": "images/green.png", "entities": ["a", "b"], "scores": [0.7, -0.1]},
         {"image": "images/blue.png"},
     )
-    copy = Image.new("RGB", (8, 8), "green")  # of the same pixels
-    found = retriever.search(
-        [red(folder), copy, load_image("images/blue.png", root=folder), Image.new("RGB", (9, 8))], 5
-    )
+    copy = Query(Image.new("RGB", (8, 8), "green"))  # of the same pixels
+    found = retriever.search([query(folder), copy, query(folder, "blue"), Query(Image.new("RGB", (9, 8)))], 5)
     assert [[(hit.entry_id, hit.score, hit.rank) for hit in hits] for hits in found] == [
         [("b", 1.0, 1), ("a", 0.5, 2)],
         [("a", 0.7, 1), ("b", -0.1, 2)],
@@ -78,7 +77,7 @@ def test_an_image_finds_what_its_row_lists_in_that_order(folder: Path, opened: C
         [],  # not listed
     ]
     assert {(hit.kb, hit.query) for hits in found for hit in hits} == {("kb", "ranked")}
-    assert [hit.entry_id for hit in retriever.search([red(folder)], 1)[0]] == ["b"]
+    assert [hit.entry_id for hit in retriever.search([query(folder)], 1)[0]] == ["b"]
     with pytest.raises(ValueError, match="top_n"):
         retriever.search([copy], 0)
 
@@ -89,7 +88,7 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folde
         {"image": "images/green.png", "entities": ["nowhere", "b"]},
         {"image": "images/gone.png", "entities": ["a"]},
     )
-    hits, others = retriever.search([red(folder), load_image("images/green.png", root=folder)], 5)
+    hits, others = retriever.search([query(folder), query(folder, "green")], 5)
     assert [(hit.entry_id, hit.score, hit.rank) for hit in hits] == [("a", 0.8, 1), ("b", 0.6, 2)]
     assert [(hit.entry_id, hit.score) for hit in others] == [("b", 1.0)]
     assert capsys.readouterr().err == (
@@ -103,7 +102,7 @@ PLAIN, ESCAPED = (f"https://en.wikipedia.org/wiki/{name}" for name in ("Café_(d
 
 @pytest.mark.parametrize("address", [PLAIN, ESCAPED, CAFE])
 def test_an_address_is_known_however_it_is_escaped(folder, opened, address) -> None:
-    (hits,) = opened({"image": "images/red.png", "entities": [address]}).search([red(folder)], 5)
+    (hits,) = opened({"image": "images/red.png", "entities": [address]}).search([query(folder)], 5)
     assert [hit.entry_id for hit in hits] == [CAFE]
 
 
@@ -144,7 +143,7 @@ def test_an_image_is_named_below_any_root(folder: Path, image: str) -> None:
     (folder / "ranked.jsonl").write_text(json.dumps({"image": image, "entities": ["a"]}))
     roots = (folder, folder / "images")
     retriever = open_ranked(folder / "ranked.jsonl", KnowledgeBase(folder / "knowledge"), roots)
-    assert [hit.entry_id for hit in retriever.search([red(folder)], 5)[0]] == ["a"]
+    assert [hit.entry_id for hit in retriever.search([query(folder)], 5)[0]] == ["a"]
 
 
 def test_a_config_opens_it_in_place_of_an_index(folder: Path, opened: Callable[..., RankedRetriever]) -> None:

@@ -87,7 +87,7 @@ def test_a_multimodal_knowledge_base_is_searched_in_two_stages(kb, encoder, tmp_
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
     queries = [Query(IMAGE, "Which mice does it eat?"), Query(text="Owl nº 4"), Query(IMAGE)]
     stage = PassagesInside("owls", retriever, lambda name: split_passages(kb.get(name)), entries=2)
-    entries = retriever.search_queries(queries, 2)
+    entries = retriever.search(queries, 2)
     for found, hits in zip(stage.search(queries, 3), entries, strict=True):
         assert {hit.passage.entry_id for hit in found} <= {hit.entry_id for hit in hits}
         assert 0 < len(found) <= 3
@@ -100,7 +100,7 @@ def test_a_multimodal_knowledge_base_is_searched_in_two_stages(kb, encoder, tmp_
 class Ranked:
     """Finds the entries a, b, c and d for every query, in this order."""
 
-    def search_queries(self, queries, top_n, *, weights=None):
+    def search(self, queries, top_n, *, weights=None):
         return [hits_of("abcd")[:top_n] for _ in queries]
 
 
@@ -124,7 +124,7 @@ def test_pairs_of_image_and_summary_are_ranked_by_their_entries(kb, encoder, tmp
     retriever = EntryRetriever(build_index(kb, encoder, tmp_path / "index"), encoder)
     queries = [Query(IMAGE, "an owl"), Query(text="Owl nº 4")]
     found = Summaries("pairs", retriever, kb).search(queries, 4)
-    for passages, hits in zip(found, retriever.search_queries(queries, 4), strict=True):
+    for passages, hits in zip(found, retriever.search(queries, 4), strict=True):
         assert [hit.passage.id for hit in passages] == [f"{hit.entry_id}#-1.0" for hit in hits]
         assert [hit.passage.text for hit in passages] == ["A bird."] * 4
         assert [(hit.score, hit.rank, hit.kb, hit.parts) for hit in passages] == [
