@@ -13,7 +13,7 @@ from PIL import Image
 from reflectune.core.images import Images
 from reflectune.core.types import AnswerType, Passage, Question
 from reflectune.formats.hits import Hit
-from reflectune.inference.reading.reader import Reader
+from reflectune.inference.reading.reader import ReaderAnswer
 from reflectune.inference.trace import PassageTrace, Trace, publish
 
 
@@ -71,6 +71,16 @@ Find = Callable[[Sequence[Question], Sequence[Images], Clock], Context]
 """Finds the context of each question."""
 
 
+class PlainReader(Protocol):
+    """Answers in one turn."""
+
+    def answer_plainly(
+        self, questions: Sequence[Question], images: Sequence[Images], contexts: Sequence[Sequence[Passage]]
+    ) -> list[ReaderAnswer]:
+        """Answer from the images, the question and the leading passages that fit the context whole."""
+        ...
+
+
 class ContextPipeline:
     """Answers each question in one turn from the leading passages that fit the context whole; the others are counted.
 
@@ -80,7 +90,7 @@ class ContextPipeline:
         find: Finds the entries and the passages.
     """
 
-    def __init__(self, name: str, reader: Reader, find: Find) -> None:
+    def __init__(self, name: str, reader: PlainReader, find: Find) -> None:
         self.name, self._reader, self._find = name, reader, find
 
     def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
@@ -107,6 +117,7 @@ class ContextPipeline:
                 answer=answer.text,
                 confidence=answer.score,
                 cut=answer.cut,
+                error=answer.error,
                 passages=trace.passages[: answer.passages_read],
                 seconds=clock.share(len(questions)),
                 tokens={

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
-from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every, needed
+from reflectune.inference.pipelines.plain_reader import plain_reader
+from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, every
 from reflectune.inference.pipelines.settings import AnswerSettings
-from reflectune.inference.reading.reader import Reader
 
 
 def _make(name: str, settings: AnswerSettings, parts: PipelineParts) -> ContextPipeline:
     def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
         return [()] * len(questions), [()] * len(questions)
 
-    return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
+    return ContextPipeline(name, plain_reader(parts, settings.max_new_tokens), find)
 
 
 RECIPES = baseline(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from reflectune.core.images import Images, first_images
 from reflectune.core.types import Question
-from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
+from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline, PlainReader
+from reflectune.inference.pipelines.plain_reader import plain_reader
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, baseline, knowledge_based, needed
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, PickingSettings
-from reflectune.inference.reading.reader import Reader
 from reflectune.retrieval.contexts import CONTEXT_FORMS, PICKED, ContextBuilder, ContextForm
 from reflectune.retrieval.retrievers.queries import image_queries
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # slow to import
 
 
 def naive_rag(
-    name: str, reader: Reader, retriever: Retriever, contexts: ContextBuilder, form: ContextForm
+    name: str, reader: PlainReader, retriever: Retriever, contexts: ContextBuilder, form: ContextForm
 ) -> ContextPipeline:
     """Return a pipeline that answers from a context of the retrieved entries, without judging them."""
 
@@ -49,7 +49,7 @@ def _recipe(form: ContextForm) -> Recipe[Any]:
     def make(name: str, settings: EntrySettings, parts: PipelineParts) -> ContextPipeline:
         passages = settings.passages if isinstance(settings, NaiveRagSettings) else 0
         contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, passages, settings.lead)
-        reader = Reader(needed(parts.engine), settings.max_new_tokens)
+        reader = plain_reader(parts, settings.max_new_tokens)
         return naive_rag(name, reader, needed(parts.retriever), contexts, form)
 
     return Recipe(

@@ -15,6 +15,7 @@ from reflectune.formats.passages import Lead, split_passages
 from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
 from reflectune.inference.pipelines.diagnostics import gold_passages
 from reflectune.inference.pipelines.naive_rag import NaiveRagSettings, naive_rag
+from reflectune.inference.pipelines.plain_reader import plain_reader
 from reflectune.inference.pipelines.recipe import (
     PipelineParts,
     Recipe,
@@ -26,7 +27,6 @@ from reflectune.inference.pipelines.recipe import (
 )
 from reflectune.inference.pipelines.requirements import ENTRIES, RERANKER
 from reflectune.inference.pipelines.settings import EntrySettings, LeadSettings
-from reflectune.inference.reading.reader import Reader
 from reflectune.retrieval.contexts import ContextBuilder
 from reflectune.retrieval.retrievers.queries import Query, Weights, image_queries
 
@@ -69,7 +69,7 @@ def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], Contex
         def find(questions: Sequence[Question], images: Sequence[Images], clock: Clock) -> Context:
             return [()] * len(questions), [gold(question) for question in questions]
 
-        return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
+        return ContextPipeline(name, plain_reader(parts, settings.max_new_tokens), find)
 
     return make
 
@@ -96,11 +96,11 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> C
             passages.append(_passages(parts.knowledge, drawn, settings.lead))
         return hits, passages
 
-    return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
+    return ContextPipeline(name, plain_reader(parts, settings.max_new_tokens), find)
 
 
 def _best_passages(name: str, settings: NaiveRagSettings, parts: PipelineParts) -> ContextPipeline:
-    reader = Reader(needed(parts.engine), settings.max_new_tokens)
+    reader = plain_reader(parts, settings.max_new_tokens)
     contexts = ContextBuilder(parts.knowledge, parts.reranker, settings.top_n, settings.passages, settings.lead)
     return naive_rag(name, reader, GoldRetriever(), contexts, "passages")
 

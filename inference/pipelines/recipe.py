@@ -19,7 +19,7 @@ from reflectune.inference.operators.trajectory import Trajectory
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.relevance_gate import RelevanceGateSettings
-from reflectune.inference.pipelines.requirements import ANY_INDEX, MODELS, SERVER, Requirement, RoleSettings
+from reflectune.inference.pipelines.requirements import ANY_INDEX, MODELS, REMOTE, SERVER, Requirement, RoleSettings
 from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.models.remote.client import RemoteModel
 from reflectune.retrieval.rerankers.base import Reranker
@@ -188,6 +188,8 @@ class Recipe(Generic[PipelineSettings]):
         """Return the models that the pipeline uses under a command's config."""
         settings = self.settings_of(config)
         if not self.is_iterative:
+            if self.model == "base_model" and isinstance(config, RoleSettings) and config.reader == SERVER:
+                return ModelUse(None, is_served=True, reads=self.reads, step_models=config.step_models)
             base_answers = self.base_answers is not None and self.base_answers(settings)
             return ModelUse(self.model, base_answers=base_answers, reads=self.reads)
         roles = RoleSettings.of(config)
@@ -201,7 +203,8 @@ class Recipe(Generic[PipelineSettings]):
 
     def required(self, config: Settings) -> tuple[Requirement, ...]:
         """Return the parts that the pipeline needs under a command's config, its models included."""
-        return (*self.models(config).required, *self.requires)
+        use = self.models(config)
+        return tuple(dict.fromkeys((*use.required, *self.requires, *([REMOTE] if use.is_served else []))))
 
     def needs(self, part: str) -> bool:
         """Return True if it requires a part, or reads it if there is one; see `Requirement.name`."""

@@ -22,10 +22,10 @@ SERVER: Final = "server"
 
 
 class RoleSettings(Settings):
-    """The models of an iterative pipeline."""
+    """The models of iterative pipelines, and the one of baselines that are not tuned."""
 
     reader: Literal["base_model", "server"] = setting(
-        "base_model", "iterative: model that captions, writes queries and reasons: base_model, or the server's"
+        "base_model", "model of baselines and of iterative pipelines' steps: base_model, or the server's"
     )
     answerer: Annotated[str, checked_by(lambda name: "" if name == SERVER else model_name(name))] = setting(
         "", "iterative: model that answers from the records: a second model, or `server`; default: the reader"

@@ -8,10 +8,10 @@ from reflectune.core.images import Images
 from reflectune.core.types import Question
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.inference.pipelines.base import Clock, Context, ContextPipeline
+from reflectune.inference.pipelines.plain_reader import plain_reader
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, knowledge_based, needed, tuned
 from reflectune.inference.pipelines.requirements import TEXTS
 from reflectune.inference.pipelines.settings import LeadSettings, PickingSettings
-from reflectune.inference.reading.reader import Reader
 
 
 def entries(hits: Sequence[PassageHit]) -> list[Hit]:
@@ -37,7 +37,7 @@ def _make(name: str, settings: TextRagSettings, parts: PipelineParts) -> Context
             found = retriever.search([question.text for question in questions], settings.passages)
         return [*map(entries, found)], [[hit.passage for hit in hits] for hits in found]
 
-    return ContextPipeline(name, Reader(needed(parts.engine), settings.max_new_tokens), find)
+    return ContextPipeline(name, plain_reader(parts, settings.max_new_tokens), find)
 
 
 _RECIPE = Recipe(

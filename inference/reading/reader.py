@@ -31,6 +31,7 @@ class ReaderAnswer:
         passages_read: Number of the given passages that were read.
         read: Tokens of the prompt of a one-turn answer.
         cut: True if it was truncated at the maximum length.
+        error: Reason for which there is no answer; "" if there is one.
     """
 
     text: str
@@ -39,6 +40,7 @@ class ReaderAnswer:
     passages_read: int = 0
     read: int = 0
     cut: bool = False
+    error: str = ""
 
     @classmethod
     def of(cls, generation: Generation, renderer: Renderer, passages_read: int = 0) -> ReaderAnswer:

@@ -118,6 +118,8 @@ def describe_cost(
         use: The models that it uses.
         questions: The questions.
     """
+    if use.is_served and not recipe.is_iterative:
+        return [f"    one request a question; in all {len(questions):,}"]
     texts = TextIndexSettings.of(config)
     indexed: Any = SimpleNamespace(knowledge=texts.article_source(dataset))
     parts = PipelineParts(

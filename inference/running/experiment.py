@@ -351,6 +351,8 @@ def _run(
     key: str,
     traces: dict[str, StoredTraces],
 ) -> None:
+    if batch_questions is None and not pipeline.recipe.is_iterative and parts.remote is not None:
+        batch_questions = 4 * parts.remote.endpoint.concurrency  # few requests wait for a batch's last ones
     ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions, earlier=traces)
     traces[pipeline.name] = run_pipeline(
         pipeline.name,
@@ -384,13 +386,14 @@ def _fingerprint(
         hashes["answerer"] = by_role.get("answerer", answerer)
     if use.reader or use.second_model(models) or use.judges:
         hashes |= {"dtype": models.dtype, "token_budget": models.token_budget, "compile": models.compile}
+    parts = {requirement.name for requirement in pipeline.recipe.requires} | ({"remote"} if use.is_served else set())
     return fingerprint(
         {
             "pipeline": pipeline.name,
             "dataset": dataset.fingerprint,
             "batch_questions": batch_questions,
             "models": hashes,
-            "parts": {requirement.name: part_hashes[requirement.name] for requirement in pipeline.recipe.requires},
+            "parts": {name: part_hashes[name] for name in parts},
             "settings": pipeline.settings.hashed(),
         }
     )

@@ -507,3 +507,24 @@ def test_a_servers_refusals_are_in_metrics_report_and_console(config, stub_serve
     refused = [step["refused"] for row in kept(tmp_path)["reag.jsonl"] for step in row["steps"] if step["refused"]]
     assert refused
     assert all("status 413: `context too long`" in reason for reason in refused)
+
+
+@ONE_FAMILY
+def test_baselines_and_iterative_pipelines_ask_one_server(config, stub_server, tmp_path) -> None:
+    server, refused = stub_server(lambda text: "<think>Is it mice?</think> mice"), {"status": 413, "body": "too long"}
+    baselines = ["closed_book", "naive_rag_passages", "oracle_article"]
+    keys = {"reader": "server", "llm_url": server.url, "llm_model": "stub", "base_model": "", "on_error": "skip"}
+    keys |= {"pipelines": [*baselines, "reag"]}
+    server.fault = lambda text, number: {} if "What does it eat?" in text else refused
+    described = experiment.describe(config(**keys, llm_concurrency=2))
+    assert "closed_book: 5 questions by 2 requests at a time\n    one request a question; in all 5" in described
+    assert evaluate(config(**keys, llm_concurrency=2)) == ROWS_LEFT_OUT
+    rows = {name: kept(tmp_path)[f"{name}.jsonl"] for name in baselines}
+    errors = {row["id"]: row["error"] for row in rows["closed_book"] if row["error"]}
+    assert errors == {"q004": "the server refused to answer (status 413: `too long`); shorten the prompt"}
+    assert {row["answer"] for name in baselines for row in rows[name] if not row["error"]} == {"mice"}
+    assert all(row["tokens"]["passages_read"] == len(row["passages"]) > 0 for row in rows["oracle_article"])
+    server.fault, asked = lambda text, number: {}, len(server.requests)
+    evaluate(config(**keys, llm_concurrency=3))
+    assert len(server.requests) == asked + 1
+    assert {row["answer"] for row in kept(tmp_path)["closed_book.jsonl"]} == {"mice"}

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.inference.pipelines import mr2ag, oracle
+from reflectune.inference.pipelines import mr2ag, plain_reader
 from reflectune.inference.pipelines.base import ContextPipeline, Pipeline
 from reflectune.inference.pipelines.naive_rag import naive_rag
 from reflectune.inference.pipelines.recipe import PipelineParts
@@ -23,7 +23,7 @@ def naive(reader: Any, retriever: Any, knowledge: KnowledgeBase, form: ContextFo
 @pytest.fixture
 def build(knowledge, monkeypatch) -> Callable[..., Pipeline]:
     def build(name: str, reader: Any, retriever: Any = None, **settings: Any) -> Pipeline:
-        monkeypatch.setattr(oracle, "Reader", lambda engine, max_new_tokens: reader)
+        monkeypatch.setattr(plain_reader, "Reader", lambda engine, max_new_tokens: reader)
         monkeypatch.setattr(mr2ag, "PassageReader", lambda engine, max_new_tokens: reader)
         parts = PipelineParts(knowledge, engine=object(), retriever=retriever, reranker=WordReranker())
         return build_pipeline(name, EvaluateConfig(lead="none", **settings), parts)

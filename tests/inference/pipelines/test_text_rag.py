@@ -2,7 +2,7 @@
 
 from reflectune.core.types import Passage
 from reflectune.formats.hits import Hit, PassageHit
-from reflectune.inference.pipelines import text_rag
+from reflectune.inference.pipelines import plain_reader
 from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.config import EvaluateConfig
@@ -27,7 +27,7 @@ class Texts:
 def test_the_passages_that_the_question_finds_are_read_in_their_order(make, scripted, knowledge, monkeypatch) -> None:
     reader, texts = scripted.reader(answers={"plain": ("oak", 0.5)}), Texts()
     questions = [make.question(0, text="Where does it live?"), make.question(1, text="What is it?")]
-    monkeypatch.setattr(text_rag, "Reader", lambda engine, max_new_tokens: reader)
+    monkeypatch.setattr(plain_reader, "Reader", lambda engine, max_new_tokens: reader)
     parts = PipelineParts(knowledge, engine=object(), texts=texts)
     traces = build_pipeline("text_rag", EvaluateConfig(passages=3), parts).run(questions, scripted.images(2))
     assert texts.asked == [(["Where does it live?", "What is it?"], 3)]

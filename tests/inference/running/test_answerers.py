@@ -207,6 +207,9 @@ def test_traces_depend_on_the_gate_and_without_thresholds_there_is_none(checkpoi
     assert hash_of("reag", model=checkpoints.tuned, **GATES) == hash_of("reag")  # it has a critic of its own
 
 
-def test_a_closed_book_has_no_second_model(config: Any) -> None:
+def test_a_closed_book_has_the_reader_alone(config: Any) -> None:
     for case in CASES.values():
-        assert find_recipe("closed_book").models(config(case)) == ModelUse("base_model", reads="none")
+        is_served = case.reader == "server"
+        expected = ModelUse(None if is_served else "base_model", is_served=is_served, reads="none")
+        assert find_recipe("closed_book").models(config(case)) == expected
+        assert find_recipe("closed_book_tuned").models(config(case)) == ModelUse("plain_model", reads="none")
