@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from reflectune.core.images import load_image
 from reflectune.core.launching import ALONE, Processes
 from reflectune.data_builders.annotators.string import by_string
+from reflectune.data_builders.mr2ag import builder as example_builder
 from reflectune.data_builders.mr2ag import run as reflection_run
 from reflectune.data_builders.mr2ag.config import BuildConfig
 from reflectune.data_builders.mr2ag.run import build_split
@@ -57,8 +59,10 @@ def build_together(config: BuildConfig, searchers: Sequence[Shades], annotators:
 @pytest.mark.parametrize(("count", "chunk"), [(2, 2), (3, 5), (2, 64)])
 def test_processes_search_for_each_image_once_and_write_the_bytes_of_one(config, monkeypatch, count, chunk) -> None:
     monkeypatch.setattr(reflection_run, "CHUNK", chunk)
-    alone, shared, searcher = config("alone"), config("shared"), Shades()
+    alone, shared, searcher, opened = config("alone"), config("shared"), Shades(), []
+    monkeypatch.setattr(example_builder, "load_image", lambda *a, **b: opened.append(a[0]) or load_image(*a, **b))
     build_split(Dataset(Path(alone.dataset)), searcher, by_string, alone)
+    assert len(opened) == len(set(opened)) == ENTITIES
     searchers, judged = [Shades() for _ in range(count)], [0] * count
 
     def counting(number: int) -> Any:
