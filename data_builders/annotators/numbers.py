@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from reflectune.core.tokens import MONTHS, NUMBER, UNSPACED, canonical_number, grouped_numbers, tokenize
+from reflectune.core.dates import MONTHS
+from reflectune.core.numerals import canonical_number, grouped_numbers
+from reflectune.core.tokens import NUMBER, UNSPACED, tokenize
 from reflectune.core.types import Question
 
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}

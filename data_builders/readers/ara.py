@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.numerals import plain_numbers
 from reflectune.core.rejected import Reject, stop
-from reflectune.core.tokens import plain_numbers
 from reflectune.core.types import AnswerType, Evidence, Question
 from reflectune.data_builders.readers import evqa
 from reflectune.data_builders.readers.files import files_by_role, read_csv

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from reflectune.core.errors import UserError
-from reflectune.core.tokens import plain_numbers, tokenize
+from reflectune.core.numerals import plain_numbers
+from reflectune.core.tokens import tokenize
 from reflectune.core.types import Question
 from reflectune.metrics.official import infoseek, pmsr
 

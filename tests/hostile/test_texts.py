@@ -11,7 +11,8 @@ from pathlib import Path
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from reflectune.core.tokens import NUMBER, canonical_number, tokenize
+from reflectune.core.numerals import canonical_number
+from reflectune.core.tokens import NUMBER, tokenize
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.annotators.string import annotate_by_string
 from reflectune.data_builders.readers.images import ImageFolder
