@@ -126,7 +126,7 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
     figures.put("model", "token budget", engine.token_budget)
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
-    if engine.packed is not None and arguments.device == "cuda":
+    if arguments.device == "cuda" and isinstance(engine.reader, w.PackedReader):
         figures.time("gates", "engine, eager layers", lambda: w.engine_gates(engine, *first))
         compiling(engine, prefixes, branches, figures)
     answer = functools.partial(w.engine_answers, engine)
@@ -191,7 +191,7 @@ def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figure
 
 def compiling(engine: Any, prefixes: list[Any], branches: list[Any], figures: Figures, name: str = "") -> None:
     """Compile the layers, and time their first calls on rows of several lengths with and without earlier keys."""
-    engine.packed.compile_after = 0
+    engine.reader.compile_after = 0
     start = time.perf_counter()
     for count in (1, QUESTIONS):
         w.engine_gates(engine, prefixes[:count], branches[:count])
@@ -205,7 +205,7 @@ def again(arguments: argparse.Namespace, figures: Figures) -> None:
     prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
     branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
     engine = w.engine_of(model, packed=arguments.packed)
-    if engine.packed is not None and arguments.device == "cuda":
+    if arguments.device == "cuda" and isinstance(engine.reader, w.PackedReader):
         compiling(engine, prefixes, branches, figures, " again")
 
 

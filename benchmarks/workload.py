@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
-from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.prefix.engine import PrefixEngine, end_tokens
 from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
@@ -226,8 +226,9 @@ def engine_of(model: PreTrainedModel, *, packed: bool = False) -> PrefixEngine:
     renderer = SimpleNamespace(end_token_id=-1, decode=lambda ids: " ".join(map(str, ids)))
     loaded: Any = SimpleNamespace(model=model, renderer=renderer, name="benchmark", calibration={})
     engine = PrefixEngine(loaded)
-    if packed and engine.packed is None:
-        engine.packed = PackedReader(Forward(model), engine.token_budget, engine.image_prefixes, compile_after=None)
+    if packed and not isinstance(engine.reader, PackedReader):
+        end_ids = torch.tensor(end_tokens(loaded))
+        engine.reader = PackedReader(Forward(model), engine.token_budget, engine.image_prefixes, end_ids, None)
     return engine
 
 

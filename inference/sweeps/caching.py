@@ -18,15 +18,15 @@ from reflectune.core.images import Images
 from reflectune.core.types import AnswerStyle, Passage
 from reflectune.formats.hits import Hit
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes
+from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes, RowIndex
 from reflectune.models.prefix.image_prefix import key_of
+from reflectune.models.prefix.packed_rows import OpenedTrees
 from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
 from reflectune.models.rendering.turns import Turns
 from reflectune.retrieval.rerankers.base import Reranker, ScoredPassage
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 from reflectune.retrieval.retrievers.queries import Query, Weights
 
-RowIndex = tuple[int, int]
 Value = TypeVar("Value")
 
 
@@ -108,9 +108,8 @@ class CachingEngine(PrefixEngine):
     def release(self) -> None:
         """Drop the keys and values of packed prefixes; their answers stay, and others read them again."""
         for node in self._prefixes.values():
-            assert isinstance(node.state, Prefixes)
-            if node.state.trees is not None:
-                node.state.trees.spots.clear()
+            if isinstance(node.state.cache, OpenedTrees):
+                node.state.cache.spots.clear()
 
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
         """Read the prefixes that are not cached."""
@@ -121,7 +120,8 @@ class CachingEngine(PrefixEngine):
             self._prefixes.update({key: CachedPrompt(state, (i, 0)) for i, key in enumerate(new)})
         self._count(len(keys), len(new))
         nodes = [self._prefixes[key] for key in keys]
-        return KnownPrefixes(self, [], {i: (0, i) for i in range(len(nodes))}, nodes=nodes, look_up=self._probabilities)
+        lengths = [len(prefix.ids) for prefix in prefixes]
+        return KnownPrefixes(self, lengths, None, nodes=nodes, look_up=self._probabilities)
 
     def branch(self, prefixes: Prefixes, branches: Sequence[Sequence[Sequence[int]]]) -> Branches:
         """Read the branches that are not cached."""
@@ -137,7 +137,7 @@ class CachingEngine(PrefixEngine):
             [node.branches[tuple(ids)] for ids in question_branches]
             for node, question_branches in zip(known, branches, strict=True)
         ]
-        return KnownBranches(self, prefixes, branches, [], {}, nodes=nodes, look_up=self._probabilities)
+        return KnownBranches(self, prefixes, branches, None, nodes=nodes, look_up=self._probabilities)
 
     def generate(
         self, state: Prefixes | Branches, rows: Sequence[RowIndex], forced: Sequence[int] = (), max_new_tokens: int = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import padded
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
-from reflectune.models.prefix.forward import UNUSED_MASK, Forward
-from reflectune.models.prefix.packed import say
+from reflectune.models.prefix.forward import UNUSED_MASK, Forward, say
 from reflectune.models.prefix.packed_rows import Spot, states_behind
 
 CHECKED = 4
@@ -32,8 +31,7 @@ class StaticDecoder:
 
     Args:
         forward: The model.
-        log_probabilities: Computes log-probabilities (rows, vocabulary) from hidden states.
-        ends: Ids of the end tokens.
+        end_ids: Ids of the end tokens.
 
     Attributes:
         memory: Keys and values of the largest bucket so far.
@@ -41,8 +39,8 @@ class StaticDecoder:
         steps: Steps by shape of their keys and values.
     """
 
-    def __init__(self, forward: Forward, log_probabilities: Callable[[Tensor], Tensor], ends: Tensor) -> None:
-        self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
+    def __init__(self, forward: Forward, end_ids: Tensor) -> None:
+        self._forward, self._end_ids = forward, end_ids
         self.memory = torch.empty(0)
         self.linear: StatesByLayer = {}
         self._pool: Any = None
@@ -82,7 +80,7 @@ class StaticDecoder:
                 ids, values = (torch.stack(side, 1) for side in zip(*columns, strict=True))
                 break
             step()
-        is_end = torch.isin(ids.cpu(), self._ends.cpu()).tolist()
+        is_end = torch.isin(ids.cpu(), self._end_ids.cpu()).tolist()
         decoded = []
         for row_ids, row_values, row_ends, _ in zip(ids.tolist(), values.tolist(), is_end, spots, strict=False):
             count = row_ends.index(True) + 1 if True in row_ends else len(row_ids)
@@ -117,9 +115,7 @@ class StaticDecoder:
         if shape not in self.steps:
             cache = dict(zip(layers, self.memory[: math.prod(shape)].view(shape), strict=True))
             linear = {layer: (inputs[:rows], state[:rows]) for layer, (inputs, state) in self.linear.items()}
-            self.steps[shape] = DecodeStep(
-                self._forward, self._log_probabilities, self._ends, cache, linear, self._pool
-            )
+            self.steps[shape] = DecodeStep(self._forward, self._end_ids, cache, linear, self._pool)
         self.steps.move_to_end(shape)
         if len(self.steps) > GRAPHS:
             self.steps.popitem(last=False)
@@ -141,22 +137,21 @@ class DecodeStep:
     def __init__(
         self,
         forward: Forward,
-        log_probabilities: Callable[[Tensor], Tensor],
-        ends: Tensor,
+        end_ids: Tensor,
         cache: Mapping[int, Tensor],
         linear: StatesByLayer,
         pool: Any,
     ) -> None:
-        self._forward, self._log_probabilities, self._ends = forward, log_probabilities, ends
+        self._forward, self._end_ids = forward, end_ids
         self._cache, self._linear = cache, linear
         like = next(iter(cache.values()))
         _, rows, _, keys, _ = like.shape
-        self.chosen, self._positions = ends.new_zeros(2, rows)
-        self.tokens, self._cursor = ends.new_zeros(rows, 1), ends.new_zeros(1)
-        self.values = torch.zeros(rows, device=ends.device)
-        self.ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
+        self.chosen, self._positions = end_ids.new_zeros(2, rows)
+        self.tokens, self._cursor = end_ids.new_zeros(rows, 1), end_ids.new_zeros(1)
+        self.values = torch.zeros(rows, device=end_ids.device)
+        self.ended = torch.zeros(rows, dtype=torch.bool, device=end_ids.device)
         self._mask = like.new_zeros(rows, 1, 1, keys)
-        self._graph = self._captured(pool) if can_capture(ends.device) else None
+        self._graph = self._captured(pool) if can_capture(end_ids.device) else None
 
     def __call__(self) -> None:
         """Append `tokens` to the rows, and choose the next ones."""
@@ -192,10 +187,10 @@ class DecodeStep:
 
     def choose(self, hidden: Tensor) -> None:
         """Choose the next token of each row from hidden states, (up to all rows, hidden size)."""
-        every = self._log_probabilities(F.pad(hidden, (0, 0, 0, len(self.tokens) - len(hidden))))
+        every = self._forward.log_probabilities(F.pad(hidden, (0, 0, 0, len(self.tokens) - len(hidden))))
         self.chosen.copy_(every.argmax(-1))
         self.values.copy_(every.gather(1, self.chosen[:, None])[:, 0])
-        self.ended.logical_or_((self.chosen[:, None] == self._ends).any(1))
+        self.ended.logical_or_((self.chosen[:, None] == self._end_ids).any(1))
         self.tokens.copy_(self.chosen[:, None])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:

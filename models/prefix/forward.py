@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from reflectune.models.attention.shared import KeysValues, Shared, SharedContext
 from reflectune.models.attention.windows import read_windows_at_once
 from reflectune.models.prefix.rows import Level, Rows, as_cache, cached, kept_bytes
 from reflectune.models.rendering.renderer import Rendered
+from reflectune.models.weights.output_head import exact_logits
 from reflectune.models.weights.spreading import gpus_of, input_device
 
 UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
@@ -144,6 +147,11 @@ class Forward:
         states, cache = self._under(shared, tokens[:, None], positions, written.cache, recurrence)
         return states[:, 0], Level(cache, F.pad(written.real, (0, 1), value=True), recurrence.after)
 
+    def log_probabilities(self, hidden: Tensor, asked: Sequence[int] = ()) -> Tensor:
+        """Return log-probabilities (rows, vocabulary), from float32 logits of the tokens that are asked for."""
+        head = self.model.get_output_embeddings()
+        return exact_logits(head, hidden, head(hidden), asked).log_softmax(-1).to(hidden.device)
+
     def _under(
         self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues, recurrence: Recurrence
     ) -> tuple[Tensor, KeysValues]:
@@ -183,6 +191,12 @@ class Forward:
         """Return positions (1 or 3, rows, count) of text that continues at `start`."""
         positions = (start[:, None] + torch.arange(count, device=start.device))[None]
         return positions.expand(3, -1, -1) if self.positions.is_3d else positions
+
+
+@functools.cache
+def say(text: str) -> None:
+    """Print a line to stderr, once."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class _Reached(Exception):

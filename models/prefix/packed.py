@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import gc
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,8 @@ from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import Span, block_mask, model_flex_problem, padded, runs_of
 from reflectune.models.attention.recurrence import FULL, LINEAR
 from reflectune.models.attention.shared import KeysValues
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.decoding import StaticDecoder
+from reflectune.models.prefix.forward import Forward, say, within_budget
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
 from reflectune.models.prefix.packed_rows import (
     Ends,
@@ -36,6 +36,7 @@ from reflectune.models.prefix.packed_rows import (
     recurrence_of,
     states_behind,
 )
+from reflectune.models.prefix.state import Branches, Prefixes, Result, RowIndex, Work
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import gpus_of
 
@@ -43,9 +44,13 @@ PASS = 1e14
 """Operations of a pass that keep a GPU busy while the next is prepared; a longer first pass is waited for longer."""
 COMPILE_AFTER = 1_000_000
 """Tokens after which layers are compiled: before that, compiling takes longer than it saves."""
+_HEADS = 512
+"""Rows whose logits are computed at once."""
 
 
-def packed_for(forward: Forward, budget: int, images: ImagePrefixCache[Any], *, compiling: bool) -> PackedReader | None:
+def packed_for(
+    forward: Forward, budget: int, images: ImagePrefixCache[Any], end_ids: Tensor, *, compiling: bool
+) -> PackedReader | None:
     """Return a reader of packed rows on a GPU, and None on a CPU or with a printed reason.
 
     Args:
@@ -60,15 +65,9 @@ def packed_for(forward: Forward, budget: int, images: ImagePrefixCache[Any], *, 
     else:
         problem = model_flex_problem(forward.model, forward.model.dtype)
     if not problem:
-        return PackedReader(forward, budget, images)
+        return PackedReader(forward, budget, images, end_ids)
     say(f"questions are not packed into one row, and are read more slowly: {problem}")
     return None
-
-
-@functools.cache
-def say(text: str) -> None:
-    """Print a line to stderr, once."""
-    print(text, file=sys.stderr, flush=True)
 
 
 class PackedReader:
@@ -78,13 +77,22 @@ class PackedReader:
         forward: The model.
         budget: Maximum tokens in one pass. A larger tree is split by its branches.
         images: Cached image prefixes.
+        end_ids: Ids of the end tokens.
         compile_after: Tokens after which the layers are compiled; None to leave them as they are.
     """
 
     def __init__(
-        self, forward: Forward, budget: int, images: ImagePrefixCache[Any], compile_after: int | None = COMPILE_AFTER
+        self,
+        forward: Forward,
+        budget: int,
+        images: ImagePrefixCache[Any],
+        end_ids: Tensor,
+        compile_after: int | None = COMPILE_AFTER,
     ) -> None:
         self.forward, self._images, self.compile_after = forward, images, compile_after
+        self.decoder = StaticDecoder(forward, end_ids)
+        self.decode = self.decoder.decode
+        self._max_kept = forward.kept_budgets * budget
         self._budget, self._enough = budget, math.ceil(PASS / (2 * forward.model.num_parameters()))
         self._layers: list[Any] = list(forward.model.model.language_model.layers)
         self._plain: list[Any] = [layer._call_impl for layer in self._layers]
@@ -94,19 +102,62 @@ class PackedReader:
         self._ahead: dict[int, LaidOut] = {}
 
     def open(self, prefixes: Sequence[Rendered]) -> OpenedTrees:
-        """Return questions; nothing is read yet."""
+        """Return prefixes; nothing is read yet."""
         image, keep = self.forward.positions.image_token_id, self._images.most > 0
         return OpenedTrees(prefixes, shared_image_prefixes(prefixes, image, keep))
 
-    def prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool) -> list[Spot]:
+    def branch(self, trees: OpenedTrees, branches: Sequence[Sequence[Sequence[int]]]) -> dict[RowIndex, Spot]:
+        """Read branches; keys and values beyond a number of tokens are dropped."""
+        return self._grow(trees, {q: own for q, own in enumerate(branches) if own}, self._max_kept)
+
+    def hidden(self, state: Prefixes | Branches) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """Return the last hidden states of all prefixes or branches in parts, and part and row of each."""
+        if isinstance(state, Prefixes):
+            spots = self._prefixes(state.cache, range(len(state)), continued=False)
+        else:
+            spots = [state.cache[row] for row in state.rows]
+        parts = [torch.stack([spot.states[-1] for spot in spots[i : i + _HEADS]]) for i in range(0, len(spots), _HEADS)]
+        return parts, [divmod(i, _HEADS) for i in range(len(spots))]
+
+    def continue_rows(
+        self, state: Prefixes | Branches, rows: Sequence[RowIndex], new: Sequence[int], work: Work[list[Spot], Result]
+    ) -> Iterator[dict[int, Result]]:
+        """Do work on some rows at a time, for `new` tokens after each; yield its results by index in `rows`."""
+        trees: OpenedTrees = state.prefixes.cache
+        ids = [state.branch_ids(row) for row in rows]
+        lengths = [len(trees.prefixes[q].ids) + len(own) + n for (q, _), own, n in zip(rows, ids, new, strict=True)]
+        for part in within_budget(lengths, self._max_kept):
+            if isinstance(state, Prefixes):
+                ready = self._prefixes(trees, [rows[i][0] for i in part], continued=True)
+            else:
+                spots = {i: state.cache[rows[i]] for i in part}
+                again: dict[int, list[int]] = {}  # dropped branches
+                for i in (i for i in part if not spots[i].row.cache):
+                    again.setdefault(rows[i][0], []).append(i)
+                read = self._grow(trees, {q: [ids[i] for i in own] for q, own in again.items()})
+                spots |= {again[q][k]: spot for (q, k), spot in read.items()}
+                ready = [spots[i] for i in part]
+            yield dict(zip(part, work(ready, part), strict=True))
+
+    def states_before(self, ready: Sequence[Spot], answers: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Read an answer after each row; return the hidden states before its tokens."""
+        parts = [TreePart(spot, None, [ids[:-1] or ids]) for spot, ids in zip(ready, answers, strict=True)]
+        ends = self.read(parts)
+        return [torch.cat([spot.states[-1:], end.states]) for spot, (_, [end]) in zip(ready, ends, strict=True)]
+
+    def free(self) -> None:
+        """Free the memory that decoding keeps from call to call."""
+        self.decoder.forget()
+
+    def _prefixes(self, trees: OpenedTrees, questions: Sequence[int], *, continued: bool) -> list[Spot]:
         """Return the ends of some prefixes, with keys and values if they are to be continued."""
         missing = [q for q in questions if q not in trees.spots or (continued and not trees.spots[q].row.cache)]
-        self.branch(trees, dict.fromkeys(missing, ()))
+        self._grow(trees, dict.fromkeys(missing, ()))
         return [trees.spots[q] for q in questions]
 
-    def branch(
+    def _grow(
         self, trees: OpenedTrees, branches: Mapping[int, Sequence[Sequence[int]]], max_kept: int | None = None
-    ) -> dict[tuple[int, int], Spot]:
+    ) -> dict[RowIndex, Spot]:
         """Read questions' branches, and their prefixes unless their keys and values are there.
 
         Args:
@@ -127,7 +178,7 @@ class PackedReader:
                 parts.append(TreePart(bases[key], Rendered(suffix, [], {}), own))
             else:
                 parts.append(TreePart(None, trees.prefixes[q], own))
-        spots: dict[tuple[int, int], Spot] = {}
+        spots: dict[RowIndex, Spot] = {}
         for q, (prefix, ends) in zip(branches, self.read(parts, max_kept), strict=True):
             if prefix is not None:
                 trees.spots[q] = prefix

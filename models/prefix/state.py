@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from reflectune.models.prefix.packed_rows import OpenedTrees, Spot
-from reflectune.models.prefix.rows import Rows
-
 if TYPE_CHECKING:
     from reflectune.models.prefix.engine import PrefixEngine
+
+Ready = TypeVar("Ready")
+Result = TypeVar("Result")
+RowIndex = tuple[int, int]
+"""Question and branch; the branch is ignored for the result of `read`."""
+Work = Callable[[Ready, list[int]], list[Result]]
+"""Work on rows that a reader has made ready, given with their indices."""
 
 
 @dataclass(frozen=True)
@@ -49,52 +53,61 @@ class Prefixes:
 
     Attributes:
         engine: The engine that read them.
-        chunks: The batches in which they were read.
-        places: Chunk and row of each question.
-        trees: The questions where they are read in packed rows, which are read later; `chunks` is empty then.
+        lengths: Number of tokens of each prefix.
+        cache: Their keys and values, as the engine's reader keeps them.
     """
 
     engine: PrefixEngine
-    chunks: list[Rows]
-    places: dict[int, tuple[int, int]]
-    trees: OpenedTrees | None = None
+    lengths: Sequence[int]
+    cache: Any
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.lengths)
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """The prefixes, as branches have them."""
+        return self
+
+    @property
+    def rows(self) -> list[RowIndex]:
+        """All rows in order."""
+        return [(q, 0) for q in range(len(self))]
+
+    def branch_ids(self, _: RowIndex) -> Sequence[int]:
+        """Return no token ids: a prefix has none after it."""
+        return ()
 
     def probabilities(self, token_ids: Sequence[int]) -> Tensor:
         """Return the probability of each token to come next, full softmax: float32 of shape (questions, tokens)."""
-        if self.trees is not None:
-            return self.engine.probabilities_at(self.engine.spots_of(self, range(len(self))), token_ids)
-        hidden = [chunk.hidden for chunk in self.chunks]
-        return self.engine.probabilities(hidden, [self.places[q] for q in range(len(self))], token_ids)
-
-
-@dataclass(frozen=True)
-class BranchRows:
-    """Branches of one batch, by (question, branch), with their rows."""
-
-    branches: list[tuple[int, int]]
-    rows: Rows
+        return self.engine.probabilities(self, token_ids)
 
 
 @dataclass(frozen=True)
 class Branches:
-    """Branches that have been read on top of prefixes, in chunks or packed rows; a question may have any number."""
+    """Branches that have been read on top of prefixes; a question may have any number.
+
+    Attributes:
+        engine: The engine that read them.
+        prefixes: Their prefixes.
+        ids: Token ids of each question's branches.
+        cache: Their keys and values, as the engine's reader keeps them.
+    """
 
     engine: PrefixEngine
     prefixes: Prefixes
     ids: Sequence[Sequence[Sequence[int]]]
-    chunks: list[BranchRows]
-    places: dict[tuple[int, int], tuple[int, int]]
-    spots: Mapping[tuple[int, int], Spot] = field(default_factory=dict)
+    cache: Any
+
+    @property
+    def rows(self) -> list[RowIndex]:
+        """All rows in order."""
+        return [(q, k) for q, question_branches in enumerate(self.ids) for k in range(len(question_branches))]
+
+    def branch_ids(self, row: RowIndex) -> Sequence[int]:
+        """Return a branch's token ids."""
+        return self.ids[row[0]][row[1]]
 
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
         """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
-        rows = [(q, k) for q, question_branches in enumerate(self.ids) for k in range(len(question_branches))]
-        if self.prefixes.trees is not None:
-            branch_probabilities = self.engine.probabilities_at([self.spots[row] for row in rows], token_ids)
-        else:
-            hidden = [chunk.rows.hidden for chunk in self.chunks]
-            branch_probabilities = self.engine.probabilities(hidden, [self.places[row] for row in rows], token_ids)
-        return list(branch_probabilities.split([len(question_branches) for question_branches in self.ids]))
+        return list(self.engine.probabilities(self, token_ids).split([*map(len, self.ids)]))

@@ -82,8 +82,8 @@ class Chatty:
         ) -> list[Generation]:
             return [self._say(engine, [*self._ids(state, *row), *forced]) for row in rows]
 
-        def probabilities(engine: PrefixEngine, hidden: Any, places: Sequence[Any], tokens: Any) -> torch.Tensor:
-            return torch.tensor([[self.yes, 1 - self.yes]]).repeat(len(places), 1)
+        def probabilities(engine: PrefixEngine, state: Prefixes | Branches, tokens: Any) -> torch.Tensor:
+            return torch.tensor([[self.yes, 1 - self.yes]]).repeat(len(state.rows), 1)
 
         monkeypatch.setattr(PrefixEngine, "read", remember)
         monkeypatch.setattr(PrefixEngine, "generate", generate)

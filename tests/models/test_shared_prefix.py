@@ -452,7 +452,7 @@ def test_an_image_of_few_tokens_is_not_worth_another_pass():
     model = build("llava")
     engine, first = engine_of(model), prefix(model, 1, 4, seed=0)
     read = engine.read([about(model, first, [20, 21, 22]), first])
-    assert [len(chunk.levels) for chunk in read.chunks] == [1]
+    assert [len(rows.levels) for rows in read.cache.batches] == [1]
 
 
 def of_one_image(model: PreTrainedModel, images: int) -> list[Tree]:

@@ -65,7 +65,7 @@ class AnswerReader:
             engine = self._engine
             for start in range(0, len(share), self._batch_size):
                 right += self._read_batch(engine, share[start : start + self._batch_size])
-        engine.decoder.forget()  # training goes on with its memory
+        engine.reader.free()  # training goes on with its memory
         return right
 
     @functools.cached_property

@@ -78,14 +78,14 @@ def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branche
     engine = PrefixEngine(loaded, token_budget=100)
     state = engine.branch(engine.read(prefixes), branches)
     if packed:
-        rows = {id(spot.row): spot.row for spot in state.spots.values()}.values()
+        rows = {id(spot.row): spot.row for spot in state.cache.values()}.values()
         assert all(len(row.segments) == 1 or len(row.ids) <= 100 for row in rows)
         kept = [row.past + len(row.ids) for row in rows if row.cache]
         assert 0 < sum(kept) <= 400 < sum(len(row.ids) for row in rows)
         return
-    levels = [rows.last_level for rows in [*state.prefixes.chunks, *(chunk.rows for chunk in state.chunks)]]
+    levels = [rows.last_level for rows in [*state.prefixes.cache.batches, *state.cache.batches]]
     assert all(len(level.real) == 1 or level.real.numel() <= 100 for level in levels)
-    read = [chunk.rows.last_level for chunk in state.chunks]
+    read = [rows.last_level for rows in state.cache.batches]
     kept = [level.real.numel() for level in read if level.cache]
     assert 0 < sum(kept) <= 400 < sum(level.real.numel() for level in read)
 
@@ -142,8 +142,8 @@ def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branche
     yes, no = gate_ids(loaded)
     for row, (positive, negative) in enumerate(state.probabilities([yes, no])[3].log().tolist()):
         if packed:
-            hidden = state.spots[3, row].states[-1].float()
+            hidden = state.cache[3, row].states[-1].float()
         else:
-            chunk, place = state.places[3, row]
-            hidden = state.chunks[chunk].rows.hidden[place].float()
+            batch, place = state.cache.places[3, row]
+            hidden = state.cache.batches[batch].hidden[place].float()
         assert positive - negative == pytest.approx(float(hidden @ (head[yes] - head[no])), abs=1e-5)

@@ -76,7 +76,7 @@ def test_gates_are_the_same_where_few_images_fit(loaded, make):
     engine.read(prefixes[:1])
     size = engine.image_prefixes.bytes
     assert size > 0
-    small.image_prefixes = ImagePrefixCache(9, 2.5 * size)
+    small.image_prefixes = small.reader.images = ImagePrefixCache(9, 2.5 * size)
     for prefix in prefixes:
         whole, bounded = (
             it.branch(it.read([prefix]), [[[7, 8, 9], [5, 6]]]).probabilities([7]) for it in (engine, small)

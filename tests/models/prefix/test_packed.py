@@ -138,11 +138,11 @@ def test_rows_that_are_out_of_memory_are_decoded_by_halves(loaded, make, monkeyp
 def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes):
     prefixes, branches = asked(loaded, make)
     engine = engine_of(loaded)
-    monkeypatch.setattr(engine.packed.forward, "token_bytes", 100.0)
+    monkeypatch.setattr(engine.reader.forward, "token_bytes", 100.0)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 500)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (16_000, 0))
-    assert engine.packed.forward.fitting_tokens(4096) == 115
+    assert engine.reader.forward.fitting_tokens(4096) == 115
     assert_same(said(engine, prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
     assert max(passes) <= max(115, *(len(prefix.ids) for prefix in prefixes))
 
@@ -178,7 +178,7 @@ def test_a_compiler_that_fails_is_named_and_done_without(loaded, make, monkeypat
     engine = engine_of(loaded, compile_after=0)
     assert_same(said(engine, prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
     assert printed[1:] == [f"layers are not compiled: {problem}"]
-    assert engine.packed.compile_after is None
+    assert engine.reader.compile_after is None
 
 
 def test_compiled_layers_are_compared_after_a_first_pass_without_memory(loaded, make, monkeypatch, printed):
@@ -230,7 +230,7 @@ def test_compiled_layers_are_few_graphs_for_all_lengths(loaded, make, monkeypatc
             torch.testing.assert_close(found.probabilities(GATES), wanted.probabilities(GATES), rtol=1e-4, atol=1e-7)
         counts.append(len(graphs))
     assert counts[2] == counts[-1] <= 4  # with and without earlier keys, and where two lengths were equal by chance
-    assert engine.packed.compile_after == 0
+    assert engine.reader.compile_after == 0
 
 
 def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, monkeypatch):
@@ -249,8 +249,8 @@ def test_buckets_share_their_memory_and_rows_end_by_themselves(loaded, make, mon
             (e.token_ids, e.finished, e.text) for e in expected
         ]
         assert [a.score for a in actual] == pytest.approx([e.score for e in expected], rel=1e-3)
-        sizes.append(engine.decoder.memory.numel())
-    assert len(engine.decoder.steps) == 3
+        sizes.append(engine.reader.decoder.memory.numel())
+    assert len(engine.reader.decoder.steps) == 3
     assert len(set(sizes)) == 1
     assert engine.generate(states[0], rows[:1], max_new_tokens=0)[0].token_ids == []
     assert [rows_of_bucket(count) for count in (1, 2, 3, 5, 8, 9, 32, 33)] == [1, 2, 4, 8, 8, 16, 32, 40]
@@ -262,9 +262,9 @@ def test_keys_of_another_precision_get_memory_of_their_own(loaded, make):
     expected = engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3)
-    assert engine.decoder.memory.dtype == torch.bfloat16
-    engine.decoder.forget()
-    assert (engine.decoder.memory.numel(), len(engine.decoder.steps)) == (0, 0)
+    assert engine.reader.decoder.memory.dtype == torch.bfloat16
+    engine.reader.free()
+    assert (engine.reader.decoder.memory.numel(), len(engine.reader.decoder.steps)) == (0, 0)
     assert rounded[0].score == pytest.approx(expected[0].score, rel=0.1)
     assert engine.generate(engine.branch(engine.read(prefixes), branches), [(0, 0)], max_new_tokens=3) == expected
 
@@ -318,8 +318,8 @@ def test_the_device_chooses(loaded, monkeypatch, printed, device, gpus, compilin
     if line == "sharded":
         monkeypatch.setattr(loaded.model.lm_head.weight, "ds_id", 1, raising=False)
     engine = PrefixEngine(loaded)
-    forward = SimpleNamespace(device=torch.device(device), model=loaded.model)
-    reader = packed_for(forward, 100, engine.image_prefixes, compiling=compiling)
+    forward = SimpleNamespace(device=torch.device(device), model=loaded.model, kept_budgets=4)
+    reader = packed_for(forward, 100, engine.image_prefixes, torch.tensor([2]), compiling=compiling)
     assert isinstance(reader, PackedReader) == (line is None)
     assert len(printed) == bool(line)
     with contextlib.suppress(IndexError):
