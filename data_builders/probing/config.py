@@ -49,7 +49,7 @@ class WorkerSettings(Settings):
 
     batch_questions: int = setting(8, "questions answered together", ge=1)
     token_budget: int | None = setting(
-        None, "maximum tokens per forward pass; unset: as many as fit, halved when memory runs out", ge=1
+        None, "maximum tokens per forward pass, halved when memory runs out; unset: as many as fit", ge=1
     )
     on_error: Literal["stop", "skip"] = setting(
         "stop",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-import torch
 from PIL import Image
 
 from reflectune.core.devices import is_out_of_memory
@@ -28,10 +26,6 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.contexts import Document
 
 Made = TypeVar("Made")
-Tool = TypeVar("Tool")
-Result = TypeVar("Result")
-MIN_BUDGET = 256
-"""Minimum budget in tokens. Below it, the model itself does not fit."""
 
 
 class ProbeWorker:
@@ -60,13 +54,7 @@ class ProbeWorker:
     ) -> None:
         self._dataset, self._source, self._loaded, self._settings = dataset, source, loaded, settings
         self.images = ImagesAhead(self._open, lambda: [loaded.renderer.preparer(), *source.preparers()])
-        engine = PrefixEngine(loaded, settings.token_budget)
-        self._probers = Halving(
-            Prober(engine, correctness, generation),
-            lambda budget: Prober(PrefixEngine(loaded, budget), correctness, generation),
-            engine.token_budget,
-            fixed=settings.token_budget is not None,
-        )
+        self._prober = Prober(PrefixEngine(loaded, settings.token_budget), correctness, generation)
 
     def prepare(self, questions: Sequence[Question]) -> tuple[list[PreparedQuestion], list[Probe]]:
         """Load images, retrieve documents and render prompts.
@@ -83,7 +71,7 @@ class ProbeWorker:
         ready = [
             made
             for (q, image), documents in zip(opened, found, strict=True)
-            if (made := self._try(bad, q, partial(self._probers.tool.prepare, q, image, documents)))
+            if (made := self._try(bad, q, partial(self._prober.prepare, q, image, documents)))
         ]
         return ready, bad
 
@@ -94,8 +82,21 @@ class ProbeWorker:
         return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
     def probe(self, batch: Sequence[PreparedQuestion]) -> list[Probe]:
-        """Probe a batch, with a token budget that fits into memory."""
-        return self._probers.run(lambda prober: prober.probe(batch))
+        """Probe a batch.
+
+        Raises:
+            UserError: It does not fit into memory, whatever the token budget.
+        """
+        try:
+            return self._prober.probe(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            message = str(error).splitlines()[0] if str(error) else "out of memory"
+            raise UserError(
+                f"out of memory with {len(batch)} questions together: {message}; set `dtype: bfloat16`, or lower "
+                "`batch_questions`, `documents` or `token_budget`"
+            ) from error
 
     def shown(self, ready: PreparedQuestion) -> list[str]:
         """Return the model's input without a document and with the best one, with image tokens counted."""
@@ -136,43 +137,3 @@ class ProbeWorker:
                 raise UserError(f"it has no {name}")
         check_one_image(question, "a probe")
         return load_image(question.image, root=self._dataset.image_roots)
-
-
-class Halving(Generic[Tool]):
-    """Runs work with a tool that has a token budget, and halves the budget whenever memory runs out.
-
-    Args:
-        tool: The first tool.
-        make: Makes the tool for a smaller budget.
-        budget: Budget of the first, in tokens of one forward pass.
-        fixed: True if the user chose the budget. Running out of memory is an error then.
-    """
-
-    def __init__(self, tool: Tool, make: Callable[[int], Tool], budget: int, *, fixed: bool = False) -> None:
-        self.tool, self._make, self.budget, self._fixed = tool, make, budget, fixed
-
-    def run(self, work: Callable[[Tool], Result]) -> Result:
-        """Run the work, again with half the budget after each out-of-memory error, and return its result.
-
-        Raises:
-            UserError: The least budget, or the user's own, does not fit into memory.
-        """
-        while True:
-            try:
-                return work(self.tool)
-            except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                message = str(error).splitlines()[0] if str(error) else "out of memory"
-            # Only here, outside the except block, the memory held by the traceback is free.
-            if self._fixed or self.budget // 2 < MIN_BUDGET:
-                advice = "lower `token_budget`" if self._fixed else "set `dtype: bfloat16`"
-                raise UserError(
-                    f"out of memory with {self.budget:,} tokens in one forward pass: {message}; {advice}, or lower "
-                    "`batch_questions` or `documents`"
-                )
-            self.budget //= 2
-            self.tool = self._make(self.budget)
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.packed import padded
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
-from reflectune.models.prefix.forward import UNUSED_MASK, Forward, say
+from reflectune.models.prefix.forward import UNUSED_MASK, Forward, say, within_memory
 from reflectune.models.prefix.packed_rows import Spot, states_behind
 
 CHECKED = 4
@@ -49,15 +47,14 @@ class StaticDecoder:
     @torch.no_grad()
     def decode(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
         """Answer from spots after `forced` tokens, with at most `most` tokens; half at a time if memory runs out."""
-        try:
-            return self._decoded(spots, forced, most)
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or len(spots) == 1:
-                raise
-        self.forget()
-        gc.collect()  # only here, outside the except block, the memory held by the traceback is free
-        torch.cuda.empty_cache()
-        say("decoding is out of memory: half of the rows are decoded at a time")
+        decoded = within_memory(
+            lambda: self._decoded(spots, forced, most),
+            "decoding is out of memory: half of the rows are decoded at a time",
+            is_divisible=len(spots) > 1,
+            free=self.forget,
+        )
+        if decoded is not None:
+            return decoded
         half = len(spots) // 2
         return [*self.decode(spots[:half], forced, most), *self.decode(spots[half:], forced, most)]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, layers_per_cache, state_tokens
@@ -24,6 +26,7 @@ from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.output_head import exact_logits
 from reflectune.models.weights.spreading import gpus_of, input_device
 
+Result = TypeVar("Result")
 UNUSED_MASK = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 """Keeps transformers from building a mask; attention over shared tokens doesn't read it."""
 CPU_BUDGET = 2_048
@@ -76,6 +79,7 @@ class Forward:
         places = torch.from_numpy(positions).to(self.device)
         recurrence = Recurrence(real, {})
         states, cache = self._states(ids, places, [], recurrence, self.vision_inputs(prefixes, ids))
+        self.tokens_read += sum(len(prefix.ids) for prefix in prefixes)
         level = Level(cache, real, recurrence.after)
         return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
 
@@ -127,6 +131,7 @@ class Forward:
         places = self._next_positions(rows.next_position, padded.shape[1])
         recurrence = Recurrence(real, rows.last_level.states, rows.where[-1])
         states, cache = self._under(rows.shared(), padded, places, [], recurrence)
+        self.tokens_read += sum(map(len, ids))
         return states, rows.under(Level(cache, real, recurrence.after), *_last(states, real, places))
 
     def decode_step(
@@ -182,7 +187,6 @@ class Forward:
         """Return token ids padded on the right, and a mask of the real ones, both of shape (rows, longest)."""
         counts = np.array([len(row_ids) for row_ids in ids])
         real = np.arange(counts.max()) < counts[:, None]
-        self.tokens_read += int(counts.sum())
         padded = np.zeros(real.shape, dtype=np.int64)
         padded[real] = np.concatenate([np.asarray(row_ids, dtype=np.int64) for row_ids in ids])
         return torch.from_numpy(padded).to(self.device), torch.from_numpy(real).to(self.device)
@@ -197,6 +201,29 @@ class Forward:
 def say(text: str) -> None:
     """Print a line to stderr, once."""
     print(text, file=sys.stderr, flush=True)
+
+
+def within_memory(
+    work: Callable[[], Result], line: str, *, is_divisible: bool, free: Callable[[], None] = lambda: None
+) -> Result | None:
+    """Return the result of work, or None if memory runs out and the work can be divided.
+
+    Args:
+        work: Forward passes.
+        line: Printed once if memory runs out.
+        is_divisible: False makes running out of memory an error.
+        free: Frees further memory.
+    """
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_divisible or not is_out_of_memory(error):
+            raise
+    free()
+    gc.collect()  # only here, outside the except block, the memory held by the traceback is free
+    torch.cuda.empty_cache()
+    say(line)
+    return None
 
 
 class _Reached(Exception):

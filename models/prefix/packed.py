@@ -6,7 +6,6 @@ A question's prefix is read together with its branches, or by itself if it is as
 from __future__ import annotations
 
 import functools
-import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from reflectune.models.attention.packed import Span, block_mask, model_flex_prob
 from reflectune.models.attention.recurrence import FULL, LINEAR
 from reflectune.models.attention.shared import KeysValues
 from reflectune.models.prefix.decoding import StaticDecoder
-from reflectune.models.prefix.forward import Forward, say, within_budget
+from reflectune.models.prefix.forward import Forward, say, within_budget, within_memory
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes
 from reflectune.models.prefix.packed_rows import (
     Ends,
@@ -234,14 +233,13 @@ class PackedReader:
         """Read parts in one pass; in several a part that is too long, or what doesn't fit into the memory."""
         if len(group) == 1 and not self._fits(group, limit) and group[0].is_divisible:
             return [self._divided(group[0], limit)]
-        try:
-            return self._pass(group)
-        except RuntimeError as error:
-            if not is_out_of_memory(error) or (len(group) == 1 and not group[0].is_divisible):
-                raise
-        gc.collect()  # only here, outside the except block, the memory held by the traceback is free
-        torch.cuda.empty_cache()
-        say("a packed row is out of memory: it is split by questions, or by branches")
+        ends = within_memory(
+            lambda: self._pass(group),
+            "a packed row is out of memory: it is split by questions, or by branches",
+            is_divisible=len(group) > 1 or group[0].is_divisible,
+        )
+        if ends is not None:
+            return ends
         if len(group) == 1:
             return [self._divided(group[0], limit)]
         half = len(group) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reflectune.models.prefix.decoding import Decoded
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.forward import Forward, within_memory
 from reflectune.models.prefix.image_prefix import ImagePrefixCache, shared_image_prefixes, stacked
 from reflectune.models.prefix.rows import Level, Rows, kept_bytes
 from reflectune.models.prefix.state import Branches, Prefixes, Result, RowIndex, Work
@@ -43,7 +44,7 @@ class PaddedReader:
 
     Args:
         forward: The model.
-        budget: Maximum tokens in one pass, or a single longer row.
+        budget: Maximum tokens in one pass, or a single longer row; halved whenever memory runs out.
         images: Cached image prefixes.
         end_ids: Ids of the end tokens.
     """
@@ -146,11 +147,27 @@ class PaddedReader:
     def _passes(
         self, lengths: Mapping[Key, int], read: Callable[[list[Key]], Result]
     ) -> Iterator[tuple[list[Key], Result]]:
-        """Read rows of these lengths in batches; yield the keys of each batch, and its result."""
-        keys = [*lengths]
-        for part in self.forward.batches([*lengths.values()], self._budget):
-            chosen = [keys[i] for i in part]
-            yield chosen, read(chosen)
+        """Read rows of these lengths in batches; yield the keys of each batch, and its result.
+
+        The budget is halved whenever memory runs out, and stays so.
+        """
+        left = dict(lengths)
+        while left:
+            keys = [*left]
+            for part in self.forward.batches([*left.values()], self._budget):
+                chosen = [keys[i] for i in part]
+                result = within_memory(
+                    functools.partial(read, chosen),
+                    "a batch is out of memory: from here on batches have half as many tokens",
+                    is_divisible=len(chosen) > 1,
+                )
+                if result is None:
+                    self._budget = max(1, self._budget // 2)
+                    break
+                yield chosen, result
+                del result  # a pass after this one has its memory
+                for key in chosen:
+                    del left[key]
 
     def _ready(self, state: Prefixes | Branches, rows: Sequence[RowIndex]) -> Rows:
         """Return rows to continue from. Their prefixes are of one batch; branches are sorted by their batches."""

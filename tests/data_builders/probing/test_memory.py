@@ -1,44 +1,32 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from reflectune.core.errors import UserError
-from reflectune.data_builders.probing.worker import MIN_BUDGET, Halving
+from reflectune.data_builders.probing.config import GenerationSettings, WorkerSettings
+from reflectune.data_builders.probing.probe import Prober
+from reflectune.data_builders.probing.worker import ProbeWorker
+from reflectune.metrics.scoring.registry import find_metric
+from reflectune.models.loading import Loaded
 
-OUT_OF_MEMORY = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
-    RuntimeError("HIP out of memory"),
-]
-
-
-def needs(most: int, error: Exception):
-    def work(budget: int) -> int:
-        if budget > most:
-            raise error
-        return budget
-
-    return work
+ADVICE = "set `dtype: bfloat16`, or lower `batch_questions`"
 
 
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=lambda error: type(error).__name__)
-def test_the_budget_is_halved_until_the_work_fits_and_stays_so(error: Exception) -> None:
-    made = []
-    tools = Halving(4096, lambda budget: made.append(budget) or budget, 4096)
-    assert tools.run(needs(1100, error)) == 1024
-    assert tools.run(needs(4096, error)) == 1024
-    assert made == [2048, 1024]
-
-
-def test_below_the_least_budget_it_is_the_users_to_help() -> None:
-    with pytest.raises(UserError, match=f"out of memory with {MIN_BUDGET} tokens.*bfloat16"):
-        Halving(4 * MIN_BUDGET, lambda budget: budget, 4 * MIN_BUDGET).run(needs(0, OUT_OF_MEMORY[0]))
-
-
-def test_a_budget_of_the_users_own_is_not_changed() -> None:
-    with pytest.raises(UserError, match=r"with 4,096 tokens.*lower `token_budget`"):
-        Halving(4096, lambda budget: budget, 4096, fixed=True).run(needs(2048, OUT_OF_MEMORY[0]))
-
-
-def test_other_errors_are_not_swallowed() -> None:
-    with pytest.raises(RuntimeError, match="shape"):
-        Halving(4096, lambda budget: budget, 4096).run(needs(0, RuntimeError("shape mismatch")))
+@pytest.mark.parametrize(
+    ("error", "expected", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), UserError, f"allocate 2 GiB; {ADVICE}"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), UserError, f"can't allocate memory; {ADVICE}"),
+        (RuntimeError("shape mismatch"), RuntimeError, "^shape mismatch$"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_what_does_not_fit_into_memory_is_the_users_to_change(
+    llava: Loaded, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: type[Exception], message: str
+) -> None:
+    monkeypatch.setattr(Prober, "probe", lambda *_: (_ for _ in ()).throw(error))
+    unused, metric = SimpleNamespace(), find_metric("infoseek")
+    worker = ProbeWorker(unused, unused, llava, metric, GenerationSettings(), WorkerSettings())
+    with pytest.raises(expected, match=message):
+        worker.probe([])

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from reflectune.models.prefix import decoding, packed
+from reflectune.models.prefix import decoding, forward, packed
 from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.decoding import DecodeStep, rows_of_bucket
 from reflectune.models.prefix.engine import PrefixEngine
@@ -26,7 +26,8 @@ def loaded(request, make):
 def printed(monkeypatch) -> list[str]:
     """Lines for the user, printed once a process elsewhere."""
     lines: list[str] = []
-    monkeypatch.setattr(packed, "say", lines.append)
+    for module in (decoding, forward, packed):
+        monkeypatch.setattr(module, "say", lines.append)
     return lines
 
 
@@ -129,10 +130,40 @@ def test_rows_that_are_out_of_memory_are_decoded_by_halves(loaded, make, monkeyp
         load(self, spots, context)
 
     monkeypatch.setattr(DecodeStep, "load", full)
-    monkeypatch.setattr(decoding, "say", printed.append)
     assert_same(said(engine_of(loaded), prefixes, branches), expected)
     assert all("half of the rows" in line for line in printed)
     assert bool(printed) == (most < 4)
+
+
+@pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("HIP out of memory"), MemoryError()], ids=repr
+)
+def test_padded_batches_that_are_out_of_memory_are_halved_and_stay_so(loaded, make, monkeypatch, printed, error):
+    prefixes, branches = asked(loaded, make)
+    expected = said(PrefixEngine(loaded), prefixes, branches)
+    most, failed = max(len(prefix.ids) for prefix in prefixes), list[int]()
+
+    def full(_, __, given):
+        tokens = given["inputs_embeds"].shape[:2].numel()
+        if tokens > most:
+            failed.append(tokens)
+            raise error
+
+    hook = loaded.model.model.language_model.register_forward_pre_hook(full, with_kwargs=True)
+    try:
+        engine = PrefixEngine(loaded)
+        engine.read(prefixes)
+        assert engine.tokens_read == sum(len(prefix.ids) for prefix in prefixes)
+        count = len(failed)
+        assert_same(said(engine, prefixes, branches), expected)
+        assert len(failed) == count > 0
+        assert {"half as many tokens" in line for line in printed} == {True}
+        most = 0
+        with pytest.raises(type(error)):
+            engine.read(prefixes[:1])
+    finally:
+        hook.remove()
 
 
 def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes):
@@ -294,7 +325,6 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monk
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(decoding, "can_capture", lambda device: True)
-    monkeypatch.setattr(decoding, "say", printed.append)
     prefixes, branches = asked(loaded, make)
     assert_same(said(engine_of(loaded), prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
     assert set(printed) == {f"decoding goes without CUDA graphs, and is slower: {problem}"}
