@@ -14,7 +14,7 @@ from torch import Tensor
 from reflectune.models.attention.packed import padded
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward, say, within_memory
-from reflectune.models.prefix.packed_rows import Spot, states_behind
+from reflectune.models.prefix.packed_rows import Spot, continued_states
 
 CHECKED = 4
 """Steps between two looks at the rows that have ended: each look waits for the device."""
@@ -177,7 +177,7 @@ class DecodeStep:
             for layer, both in self._cache.items():
                 for static, source in zip(both, packed.cache[layer], strict=True):
                     static[:, :, :context].index_copy_(0, rows, source[0][:, index].transpose(0, 1))
-        for layer, (inputs, state) in states_behind(spots).items():
+        for layer, (inputs, state) in continued_states(spots).items():
             for static, source in zip(self._linear[layer], (inputs, state), strict=True):
                 static[: len(spots)].copy_(source)
                 static[len(spots) :].zero_()

@@ -81,7 +81,7 @@ class Forward:
         states, cache = self._states(ids, places, [], recurrence, self.vision_inputs(prefixes, ids))
         self.tokens_read += sum(len(prefix.ids) for prefix in prefixes)
         level = Level(cache, real, recurrence.after)
-        return Rows((), (), places[0, :, 0], states[:, 0]).under(level, *_last(states, real, places))
+        return Rows((), (), places[0, :, 0], states[:, 0]).extended(level, *_last(states, real, places))
 
     def vision_inputs(self, prefixes: Sequence[Rendered], ids: Tensor) -> dict[str, Tensor]:
         """Return the model's inputs for the images of prefixes that are read together, as tokens `ids`."""
@@ -132,7 +132,7 @@ class Forward:
         recurrence = Recurrence(real, rows.last_level.states, rows.where[-1])
         states, cache = self._under(rows.shared(), padded, places, [], recurrence)
         self.tokens_read += sum(map(len, ids))
-        return states, rows.under(Level(cache, real, recurrence.after), *_last(states, real, places))
+        return states, rows.extended(Level(cache, real, recurrence.after), *_last(states, real, places))
 
     def decode_step(
         self, tokens: Tensor, start: Tensor, shared: Sequence[Shared], written: Level

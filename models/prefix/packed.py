@@ -31,9 +31,9 @@ from reflectune.models.prefix.packed_rows import (
     PackedRow,
     Spot,
     TreePart,
+    continued_states,
     ranges_of,
     recurrence_of,
-    states_behind,
 )
 from reflectune.models.prefix.state import Branches, Prefixes, Result, RowIndex, Work
 from reflectune.models.rendering.renderer import Rendered
@@ -190,7 +190,7 @@ class PackedReader:
         new = [key for key in images if key not in bases]
         for key, (spot, _) in zip(new, self.read([TreePart(None, images[key]) for key in new]), strict=True):
             assert spot is not None
-            own = PackedRow(self._joined([spot]), 0, linear=states_behind([spot]))  # it owns its memory
+            own = PackedRow(self._joined([spot]), 0, linear=continued_states([spot]))  # it owns its memory
             bases[key] = Spot(own, ((0, spot.length),), spot.next_position)
         for key, spot in bases.items():
             self._images.put(key, spot, spot.row.nbytes)
@@ -385,7 +385,7 @@ class PackedReader:
         memories = [list(pair) for pair in past] or [[] for _ in self._layers]
         inputs, recurrence, row = laid_out.inputs, laid_out.recurrence, laid_out.row
         if recurrence is not None:
-            recurrence.before = states_behind(laid_out.firsts)
+            recurrence.before = continued_states(laid_out.firsts)
             inputs = {**inputs, "attention_mask": {FULL: inputs["attention_mask"], LINEAR: recurrence}}
         given = zip(calls, memories, strict=True)  # not by a layer's index, for which each would be compiled alone
         own = [functools.partial(call, packed_mask=laid_out.mask, memory=memory) for call, memory in given]

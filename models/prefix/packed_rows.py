@@ -194,18 +194,18 @@ def recurrence_of(row: PackedRow, parents: Sequence[Spot | None], device: torch.
     return PackedRecurrence(generations, moved(order, device))
 
 
-def states_behind(spots: Sequence[Spot | None]) -> StatesByLayer:
+def continued_states(spots: Sequence[Spot | None]) -> StatesByLayer:
     """Return the states of linear attention that rows continue, by layer: zeros for None, nothing if all are None."""
     ends = [(place, spot) for place, spot in enumerate(spots) if spot is not None]
     rows = [row for row in {id(spot.row): spot.row for _, spot in ends}.values() if row.linear]
-    behind: StatesByLayer = {}
+    continued: StatesByLayer = {}
     for row in rows:
         own = torch.tensor([(place, spot.segment) for place, spot in ends if spot.row is row])
         places, segments = moved(own, next(iter(row.linear.values()))[0].device).T
         for layer, states in row.linear.items():
-            if layer not in behind:
+            if layer not in continued:
                 inputs, state = (side.new_zeros(len(spots), *side.shape[1:]) for side in states)
-                behind[layer] = inputs, state
-            for side, found in zip(behind[layer], states, strict=True):
+                continued[layer] = inputs, state
+            for side, found in zip(continued[layer], states, strict=True):
                 side.index_copy_(0, places, found[segments])
-    return behind
+    return continued

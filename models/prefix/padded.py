@@ -184,7 +184,7 @@ class PaddedReader:
             parts.append(replace(part, levels=(part.last_level.take(part.where[-1]),)))
         level = Level.stacked([part.last_level for part in parts])
         position, hidden = (torch.cat([getattr(part, name) for part in parts]) for name in ("next_position", "hidden"))
-        return before.under(level, position, hidden)
+        return before.extended(level, position, hidden)
 
     def _prefixes(self, prefixes: Batches, rows: Sequence[RowIndex]) -> Rows:
         """Return the prefixes of rows, all of one batch."""

@@ -111,7 +111,7 @@ class Rows:
         states = {layer: take_states(own, self.where[-1]) for layer, own in self.last_level.states.items()}
         return Level([], self.last_level.real.new_ones(len(self), 0), states)
 
-    def under(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
+    def extended(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
         """Return the rows extended by one level, one row of it for each of these rows."""
         row = torch.arange(len(next_position), device=next_position.device)
         return Rows((*self.levels, level), (*self.where, row), next_position, hidden)
