@@ -37,6 +37,8 @@ PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # of one text: 1
 
 Images: TypeAlias = Image.Image | Sequence[Image.Image] | None
 """A question's image, or its images in order; None if it has none."""
+ImageKey: TypeAlias = str | bytes
+"""Identity of an image: the path of its file, or a hash of its pixels."""
 _IMAGES: Final = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TGA", "TIFF", "WEBP")
 """Formats to read, by Pillow's names. Pillow would also open HDF5, GRIB and PostScript, which starts a program."""
 MAX_RATIO: Final = 200
@@ -227,6 +229,12 @@ def keep_ready(image: Image.Image, maker: Hashable, made: object) -> None:
 def ready_for(image: Image.Image, maker: Hashable) -> Any:
     """Return what `keep_ready` kept for a maker; None if nothing."""
     return vars(image).get(_READY, {}).get(maker)
+
+
+def image_key(image: Image.Image) -> ImageKey:
+    """Return the file that `load_image` read an image from, links resolved; for any other a hash of its pixels."""
+    path = getattr(image, _ORIGIN, (None,))[0]
+    return pixel_hash(image) if path is None else os.path.realpath(path)
 
 
 def pixel_hash(image: Image.Image) -> bytes:

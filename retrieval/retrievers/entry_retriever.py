@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import pixel_hash
+from reflectune.core.images import ImageKey, image_key
 from reflectune.core.images_ahead import Prepare
 from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
@@ -101,13 +101,13 @@ class EntryRetriever:
     ) -> None:
         self._index, self._encoder = index, encoder
         self._title_weight, self._summary_share = title_weight, summary_share
-        self._kept: dict[tuple[bytes, ...], Vectors] = {}
-        self._encoded: set[bytes] = set()  # images in `_kept`
+        self._kept: dict[tuple[ImageKey, ...], Vectors] = {}
+        self._encoded: set[ImageKey] = set()  # images in `_kept`
         self.max_kept = 2**14
 
     def prepare(self, image: Image.Image) -> None:
         """Make an image ready for the encoder ahead, in any thread, if its vector isn't cached."""
-        if isinstance(self._encoder, AheadEncoder) and pixel_hash(image) not in self._encoded:
+        if isinstance(self._encoder, AheadEncoder) and image_key(image) not in self._encoded:
             self._encoder.prepare_ahead(image)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -259,7 +259,7 @@ class EntryRetriever:
     def _encode(self, queries: Mapping[QueryKey, Query]) -> dict[QueryKey, _Parts]:
         """Return the query vectors of each part of a score."""
         images = {key.image: query.image for key, query in queries.items() if query.image is not None}
-        by_image: dict[bytes, _Parts] = {}
+        by_image: dict[ImageKey, _Parts] = {}
         for batch in _batches(list(images)):
             encoded = self._encode_images({key: images[key] for key in batch})
             titles = self._encoder.to_title_space(encoded) if isinstance(self._encoder, TwoSpaceEncoder) else encoded
@@ -272,8 +272,8 @@ class EntryRetriever:
             by_text.update((text, dict.fromkeys(_TEXT_PARTS, encoded[n])) for n, text in enumerate(texts))
         return {key: {**by_image.get(key.image, {}), **by_text.get(key.text, {})} for key in queries}
 
-    def _encode_images(self, images: Mapping[bytes, Image.Image]) -> Vectors:
-        """Return vectors of a batch of images, by what tells them apart."""
+    def _encode_images(self, images: Mapping[ImageKey, Image.Image]) -> Vectors:
+        """Return vectors of a batch of images."""
         key = tuple(images)
         if (kept := self._kept.get(key)) is not None:
             return kept

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from PIL import Image
 
-from reflectune.core.images import Images, first_images, pixel_hash
+from reflectune.core.images import ImageKey, Images, first_images, image_key
 from reflectune.core.types import Question
 
 Modality = Literal["I", "IQ", "IC", "Q", "C"]
@@ -36,9 +36,9 @@ BY_IMAGE: Final = frozenset(("image", "title", "summary"))
 
 
 class QueryKey(NamedTuple):
-    """Identity of a query: a hash of the image's pixels, b"" without one, and the text."""
+    """Identity of a query: that of the image, "" without one, and the text."""
 
-    image: bytes
+    image: ImageKey
     text: str
 
 
@@ -68,7 +68,7 @@ class Query:
     @property
     def key(self) -> QueryKey:
         """Identity of what is searched for; several questions are asked about one image."""
-        return QueryKey(b"" if self.image is None else pixel_hash(self.image), self.text)
+        return QueryKey("" if self.image is None else image_key(self.image), self.text)
 
     @property
     def has_text(self) -> bool:

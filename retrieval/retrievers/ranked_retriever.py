@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -9,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from reflectune.core.errors import UserError
-from reflectune.core.images import BadImage, load_image, pixel_hash
-from reflectune.core.paths import Roots
+from reflectune.core.images import BadImage, image_key, load_image, pixel_hash
+from reflectune.core.paths import OutsideRoot, Roots, resolve_below
 from reflectune.core.rows import from_row
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
@@ -44,18 +44,18 @@ class Ranking:
 class RankedRetriever:
     """Return for an image the entries that a file lists for it.
 
-    Images are distinguished by their pixels, since a retriever sees no file names: the files of the rankings are
-    read once, when it is opened. Of two rows with one image the first counts.
+    An image that was loaded from a file is listed by its path. Any other one, a served one for example, is compared
+    with the pixels of all listed files, which are read once for that.
 
     Args:
-        rankings: Entries, best first, and their scores or None, by the hash of an image's pixels (`pixel_hash`).
+        rankings: Entries, best first, and their scores or None, by the absolute path of an image, links resolved.
         kb: Name of the knowledge base of the entries.
         rule: Score of an entry without one.
     """
 
     def __init__(
         self,
-        rankings: Mapping[bytes, Sequence[tuple[str, float | None]]],
+        rankings: Mapping[str, Sequence[tuple[str, float | None]]],
         kb: str,
         rule: RankScore = "reciprocal_rank",
     ) -> None:
@@ -77,7 +77,8 @@ class RankedRetriever:
         for query in queries:
             if query.image is None:
                 raise ValueError("ranked entities are listed by image, and a query has none")
-            ranking = self._rankings.get(pixel_hash(query.image), ())
+            key = image_key(query.image)
+            ranking = self._rankings.get(key if isinstance(key, str) else self._files.get(key, ""), ())
             by_rank = rank_scores(self._rule, len(ranking))
             rows = enumerate(zip(ranking[:top_n], by_rank[:top_n], strict=True), start=1)
             found.append(
@@ -87,6 +88,17 @@ class RankedRetriever:
                 ]
             )
         return found
+
+    @functools.cached_property
+    def _files(self) -> dict[bytes, str]:
+        """The first file of each hash of pixels."""
+        with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
+            hashes = list(pool.map(_hash_of, self._rankings))
+        files: dict[bytes, str] = {}
+        for pixels, file in zip(hashes, self._rankings, strict=True):
+            if pixels is not None:
+                files.setdefault(pixels, file)
+        return files
 
 
 def rank_scores(rule: RankScore, count: int) -> list[float]:
@@ -103,7 +115,8 @@ def open_ranked(
     """Open the retriever of a file of rankings; reports on stderr the rows left out.
 
     Entities that the knowledge base lacks are left out, the others move up; without scores an entity has one of its
-    new rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity.
+    new rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity. Of two rows with one
+    image the first counts.
 
     Args:
         path: JSONL of `Ranking`s.
@@ -115,22 +128,22 @@ def open_ranked(
         UserError: The file is missing, a row of it is not a ranking, or none of its images exists.
     """
     rankings = list(read_rankings(path))
-    with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
-        hashes = list(pool.map(partial(_hash_of, roots=image_roots), [ranking.image for ranking in rankings]))
-    kept: dict[bytes, list[tuple[str, float | None]]] = {}
+    kept: dict[str, list[tuple[str, float | None]]] = {}
+    absent: list[str] = []
     unknown = entities = 0
-    for ranking, pixels in zip(rankings, hashes, strict=True):
+    for ranking in rankings:
         ids = [_entry_id(entity, knowledge) for entity in ranking.entities]
         entities += len(ids)
         unknown += ids.count(None)
-        if pixels is not None:
-            kept.setdefault(pixels, _scored(ids, ranking.scores))
-    absent = [ranking.image for ranking, pixels in zip(rankings, hashes, strict=True) if pixels is None]
+        if (file := _file_of(ranking.image, image_roots)) is None:
+            absent.append(ranking.image)
+        else:
+            kept.setdefault(file, _scored(ids, ranking.scores))
     if not kept:
         message = f"the image {absent[0]} isn't there, nor are the others" if absent else "it is empty"
         raise UserError(f"{path}: {message}; its `image`s are paths as in the data set's questions")
     message = f"{path}: rankings of {len(rankings):,} images; left out: {unknown:,} of {entities:,} entities, which "
-    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} images that can't be read"
+    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} images that aren't there"
     print(message + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
     return RankedRetriever(kept, knowledge.name, rule)
 
@@ -169,11 +182,22 @@ def _ranking(line: bytes, where: str) -> Ranking:
     return ranking
 
 
-def _hash_of(image: str, roots: Roots) -> bytes | None:
-    """Return the hash of an image's pixels, below the first root that has it; None if it can't be read."""
+def _file_of(image: str, roots: Roots) -> str | None:
+    """Return the path of an image, links resolved, below the first root that has it; None if none has."""
     for root in [roots] if isinstance(roots, str | Path) else roots:
-        with suppress(BadImage):
-            return pixel_hash(load_image(Path(root).absolute() / image, root=roots))
+        try:
+            file = resolve_below(Path(root).absolute() / image, roots)
+        except OutsideRoot as error:
+            raise UserError(f"image refused: {error}") from error
+        if file.is_file():
+            return str(file)
+    return None
+
+
+def _hash_of(file: str) -> bytes | None:
+    """Return the hash of an image's pixels; None if it is damaged, and so equal to no image."""
+    with suppress(BadImage):
+        return pixel_hash(load_image(file))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Entries by a file of rankings: what an image's row lists is found for it, whatever file the image came from."""
+"""Entries by a file of rankings: what an image's row lists is found for it, by its file or its pixels."""
 
 import json
 from collections.abc import Callable
@@ -82,6 +82,15 @@ def test_an_image_finds_what_its_row_lists_in_that_order(folder: Path, opened: C
         retriever.search([copy], 0)
 
 
+def test_a_file_is_found_by_its_path_and_other_images_by_their_pixels(folder: Path, opened) -> None:
+    Image.new("RGB", (8, 8), "red").save(folder / "images/again.png")
+    (folder / "images/blue.png").write_bytes(b"damaged")
+    lists = {"blue": [], "red": ["a"], "again": ["b"]}
+    retriever = opened(*({"image": f"images/{name}.png", "entities": names} for name, names in lists.items()))
+    queries = [query(folder), query(folder, "again"), Query(Image.new("RGB", (8, 8), "red"))]
+    assert [[hit.entry_id for hit in hits] for hits in retriever.search(queries, 5)] == [["a"], ["b"], ["a"]]
+
+
 def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folder, opened, capsys) -> None:
     retriever = opened(
         {"image": "images/red.png", "entities": ["nowhere", "a", "a", "b"], "scores": [0.9, 0.8, 0.7, 0.6]},
@@ -93,7 +102,7 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folde
     assert [(hit.entry_id, hit.score) for hit in others] == [("b", 1.0)]
     assert capsys.readouterr().err == (
         f"{folder}/ranked.jsonl: rankings of 3 images; left out: 2 of 7 entities, which the knowledge base kb "
-        "hasn't, and 1 images that can't be read, e.g. images/gone.png\n"
+        "hasn't, and 1 images that aren't there, e.g. images/gone.png\n"
     )
 
 
