@@ -8,7 +8,7 @@ from typing import Final
 from reflectune.core.types import Evidence, Question
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.columns import StoredTraces, with_texts
+from reflectune.inference.trace_files.columns import StoredTraces, whole_traces
 from reflectune.metrics.scoring.registry import is_wrong
 from reflectune.retrieval.retrievers.two_stage import ARTICLE
 
@@ -25,9 +25,6 @@ OUTCOMES: Final[Mapping[str, str]] = {
     "failed": "failed",
 }
 """Titles of outcomes: right, then the steps that can lose an answer, in their order."""
-
-_CHUNK = 500
-"""Questions whose passages are in memory at once."""
 
 
 def outcome(question: Question, trace: Trace, correctness: float) -> str:
@@ -67,17 +64,10 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
 
 def outcomes(questions: Sequence[Question], traces: StoredTraces, measure: TraceScorer) -> list[str | None]:
     """Return `outcome` of each question; None where the pipeline wasn't asked."""
-    keys: list[str | None] = []
-    for start in range(0, len(questions), _CHUNK):
-        chunk = questions[start : start + _CHUNK]
-        whole = with_texts(traces, [question.id for question in chunk])
-        keys += [
-            outcome(question, whole[question.id], measure.correctness(question, whole[question.id]))
-            if question.id in whole
-            else None
-            for question in chunk
-        ]
-    return keys
+    answered = [question for question in questions if question.id in traces]
+    whole = zip(answered, whole_traces(traces, [question.id for question in answered]), strict=True)
+    keys = {question.id: outcome(question, trace, measure.correctness(question, trace)) for question, trace in whole}
+    return [keys.get(question.id) for question in questions]
 
 
 def counted(keys: Sequence[str | None]) -> dict[str, int]:

@@ -8,13 +8,12 @@ from typing import Any
 from reflectune.core.types import Passage, Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.trace import Trace
-from reflectune.inference.trace_files.columns import StoredTraces, with_texts
+from reflectune.inference.trace_files.columns import StoredTraces, whole_traces
 from reflectune.metrics.official.pmsr import row_mentions
 from reflectune.metrics.reporting.breakdown import Score, mean
 from reflectune.metrics.reporting.retrieval import prr_at_k
 from reflectune.models.rendering.turns import passage_text
 
-_CHUNK = 256
 ALL = ""
 """Key of all knowledge bases together."""
 
@@ -51,14 +50,12 @@ def mentions_by_iteration(
         of a passage found, as those of pipelines that keep only the passages read.
     """
     rows: dict[tuple[int, str, str, str], list[tuple[Question, float]]] = {}
-    for start in range(0, len(questions), _CHUNK):
-        chunk = questions[start : start + _CHUNK]
-        whole = with_texts(traces, [question.id for question in chunk])
-        for question in chunk:
-            if (found := _found(whole[question.id])) is None:
-                return None
-            for key, value in _measured(question, found, names.get(question.id, ()), [ALL, *bases], last):
-                rows.setdefault(key, []).append((question, value))
+    whole = whole_traces(traces, [question.id for question in questions])
+    for question, trace in zip(questions, whole, strict=True):
+        if (found := _found(trace)) is None:
+            return None
+        for key, value in _measured(question, found, names.get(question.id, ()), [ALL, *bases], last):
+            rows.setdefault(key, []).append((question, value))
     return [
         {
             name: {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from reflectune.inference.sweeps.page import write_page
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.sweeps.runner import GridRunner
 from reflectune.inference.sweeps.stored import FittedExponents, decide_row, fit_exponents
-from reflectune.inference.trace import Trace, by_question, to_row
-from reflectune.inference.trace_files.reading import read_traces
+from reflectune.inference.trace import Trace, to_row
+from reflectune.inference.trace_files.columns import StoredTraces, open_traces, whole_traces
 from reflectune.metrics.reporting.intervals import units
 from reflectune.retrieval.config import RetrieverConfig
 
@@ -100,7 +101,7 @@ def _decide_again(
     config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point], measure: TraceScorer
 ) -> tuple[GridOutcomes, FittedExponents | None]:
     """Decide stored traces again at every point, and with `fit` at the point `fitted`, whose traces are written."""
-    stored = by_question(read_traces(Path(config.traces)))
+    stored = open_traces(Path(config.traces))
     if others := {it.pipeline for it in stored.values() if find_recipe(it.pipeline).scheme != config.pipeline}:
         raise UserError(
             f"{config.traces} holds traces of {', '.join(others)}; give traces of mr2ag or of mr2ag_unjudged"
@@ -115,19 +116,31 @@ def _decide_again(
         fitted = fit_exponents(ChoiceSettings.of(config), questions, stored, measure, config.seed)
         apart = {q.id: [(Point("fitted"), fitted.apart[q.id])] for q in questions}
         if launch_state().is_main_process:
-            decided = {q.id: decide_again(stored[q.id], fitted.apart[q.id]) for q in questions}
-            _write_fitted(config, questions, decided, measure, fingerprint([config.traces, repr(fitted)]))
-    rows = {q.id: decide_row(q, stored[q.id], [*decisions, *apart.get(q.id, ())], measure) for q in questions}
+            _write_fitted(config, questions, stored, fitted, measure)
+    whole = zip(questions, whole_traces(stored, [question.id for question in questions]), strict=True)
+    rows = {q.id: decide_row(q, trace, [*decisions, *apart.get(q.id, ())], measure) for q, trace in whole}
     return GridOutcomes(questions, rows, measure, dataset.fingerprint), fitted
 
 
 def _write_fitted(
-    config: SweepConfig, questions: Sequence[Question], decided: Mapping[str, Trace], measure: TraceScorer, of: str
+    config: SweepConfig,
+    questions: Sequence[Question],
+    stored: StoredTraces,
+    fitted: FittedExponents,
+    measure: TraceScorer,
 ) -> None:
-    """Write traces that were decided by fitted exponents, and their scores as `compare` reads them."""
-    write_rows(Path(config.output, "fitted.jsonl"), of, ({"id": q.id, **to_row(decided[q.id])} for q in questions))
-    name = f"{decided[questions[0].id].pipeline}_fitted"
-    write_json(Path(config.output, RECORD), record_of(measure.official(questions), {name: decided}, (), measure))
+    """Write the traces as decided by fitted exponents, and their scores as `compare` reads them."""
+    answers: dict[str, Trace] = {}
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for trace in whole_traces(stored, [question.id for question in questions]):
+            decided = decide_again(trace, fitted.apart[trace.question_id])
+            answers[trace.question_id] = dataclasses.replace(decided, passages=())
+            yield {"id": trace.question_id, **to_row(decided)}
+
+    write_rows(Path(config.output, "fitted.jsonl"), fingerprint([config.traces, repr(fitted)]), rows())
+    name = f"{stored[questions[0].id].pipeline}_fitted"
+    write_json(Path(config.output, RECORD), record_of(measure.official(questions), {name: answers}, (), measure))
 
 
 def _ask(

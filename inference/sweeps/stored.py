@@ -19,6 +19,7 @@ from reflectune.inference.sweeps.judging import REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.outcomes import outcome, to_row
 from reflectune.inference.sweeps.points import Point
 from reflectune.inference.trace import Trace
+from reflectune.inference.trace_files.columns import StoredTraces, whole_traces
 from reflectune.metrics.reporting.intervals import entities
 
 CHOICES = (*ChoiceSettings.model_fields, "relevance", "ranking")
@@ -55,7 +56,7 @@ class FittedExponents:
 def fit_exponents(
     settings: ChoiceSettings,
     questions: Sequence[Question],
-    stored: Mapping[str, Trace],
+    stored: StoredTraces,
     measure: TraceScorer,
     seed: int,
 ) -> FittedExponents:
@@ -74,8 +75,9 @@ def fit_exponents(
     grid = np.array(sorted(itertools.product(EXPONENTS, repeat=3), key=_distance))
     folds = _folds(questions, seed)
     by_fold: defaultdict[int, np.ndarray] = defaultdict(lambda: np.zeros(len(grid)))
-    for question in measure.official(questions):
-        read = decide_again(stored[question.id], settings).passages
+    official = measure.official(questions)
+    for question, trace in zip(official, whole_traces(stored, [q.id for q in official]), strict=True):
+        read = decide_again(trace, settings).passages
         candidates = [(p.scores, measure.worth(p.answer, question)) for p in read if p.scores and p.answer is not None]
         worth = np.array([value for _, value in candidates])
         if len(set(worth)) > 1:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -13,8 +14,9 @@ import pyarrow as pa
 
 from reflectune.core.rows import from_row
 from reflectune.formats.hits import Hit
-from reflectune.inference.trace import Step, TextlessPassage, TextlessTrace, Trace
-from reflectune.inference.trace_files.reading import TraceFile, without_none
+from reflectune.inference.trace import Step, TextlessPassage, TextlessTrace, Trace, by_question
+from reflectune.inference.trace_files.layout import QUESTIONS_AT_ONCE
+from reflectune.inference.trace_files.reading import TraceFile, read_traces, without_none
 
 Item = TypeVar("Item")
 
@@ -67,6 +69,25 @@ StoredTraces = Mapping[str, Trace] | TraceColumns
 def with_texts(traces: StoredTraces, question_ids: Sequence[str]) -> Mapping[str, Trace]:
     """Return the whole traces of these questions, by id; all traces, if they are in memory anyway."""
     return traces.read(question_ids) if isinstance(traces, TraceColumns) else traces
+
+
+def whole_traces(traces: StoredTraces, question_ids: Sequence[str]) -> Iterator[Trace]:
+    """Yield the whole traces of questions, in order, a few hundred in memory. Each question must have one."""
+    for start in range(0, len(question_ids), QUESTIONS_AT_ONCE):
+        chunk = question_ids[start : start + QUESTIONS_AT_ONCE]
+        yield from map(with_texts(traces, chunk).__getitem__, chunk)
+
+
+def open_traces(path: Path) -> StoredTraces:
+    """Open the traces of a file.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    if path.suffix != ".parquet":
+        return by_question(read_traces(path))
+    file = TraceFile(path)
+    return TraceColumns(file, file.question_ids)
 
 
 def _traces(batch: pa.RecordBatch) -> list[TextlessTrace]:

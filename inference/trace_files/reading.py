@@ -51,6 +51,11 @@ class TraceFile:
         for number in self._numbers:
             yield from self.group(number, columns).to_pylist(maps_as_pydicts="strict")
 
+    @property
+    def question_ids(self) -> list[str]:
+        """The questions, in the order of the file."""
+        return [*self._places]
+
     def place(self, question_id: str) -> tuple[int, int]:
         """Return the row group and row of a question's trace."""
         return self._places[question_id]

@@ -26,6 +26,7 @@ from reflectune.inference.sweeps.config import SweepConfig
 from reflectune.inference.sweeps.judging import CLOSED_BOOK, REFLECTION, RELIABILITY_CHECKS
 from reflectune.inference.sweeps.stored import fit_exponents
 from reflectune.inference.trace import to_row
+from reflectune.inference.trace_files.layout import write_traces
 from reflectune.models.schemes.calibration import Calibration, GateScaling
 from reflectune.models.schemes.registry import load_scheme
 from tests.inference.families import ONE_FAMILY
@@ -179,7 +180,11 @@ def test_stored_traces_are_decided_again_and_exponents_fitted_without_a_model(st
     grid = {"exponents": [[1, 1, 1], [0, 0, 1]], "votes": [True], "relevance": [False], "ranking": ["rel"]}
     config = stored.model_copy(update={"grid": grid, "index": "no/such/index"})
     assert config.problems() == []
-    record = sweep_run.run(config)
+    record, fitted = sweep_run.run(config), Path(config.output, "fitted.jsonl")
+    decided, table = list(read_rows(fitted)), Path(config.traces).with_suffix(".parquet")
+    write_traces(table, "f", read_rows(config.traces))
+    assert sweep_run.run(config.model_copy(update={"traces": str(table)})) == {**record, "model": str(table)}
+    assert list(read_rows(fitted)) == decided
     right = {point["name"]: point["accuracy"]["value"] for point in record["points"]}
     by_ans = ("exponents=[0.0, 0.0, 1.0]", "relevance=off")
     assert right == {"start": 1.0, "votes=on": 0.5, **dict.fromkeys(by_ans, 0.0), "ranking=rel": 1.0, "fitted": 1.0}
