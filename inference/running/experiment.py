@@ -85,6 +85,36 @@ Plan = Mapping[str, PlannedPipeline]
 """The pipelines and stages to run, by name, in order."""
 
 
+@dataclass(frozen=True)
+class Answered:
+    """Traces of a run, and everything that their scores and the report need.
+
+    Attributes:
+        dataset: The data set.
+        questions: The questions.
+        planned: The pipelines and stages.
+        measure: Scorer of answers.
+        calibration: Scalings of the gates.
+        parts: Parts of the pipelines.
+        loaded: The models that were loaded.
+        traces: The traces.
+    """
+
+    dataset: Dataset
+    questions: Sequence[Question]
+    planned: Plan
+    measure: TraceScorer
+    calibration: Calibration
+    parts: PipelineParts
+    loaded: Sequence[ModelFacts]
+    traces: Traces
+
+    @property
+    def settings(self) -> dict[str, Settings]:
+        """The settings of each pipeline and stage, by name."""
+        return {name: pipeline.settings for name, pipeline in self.planned.items()}
+
+
 def run(config: EvaluateConfig) -> dict[str, Any]:
     """Run all pipelines of a config, then write `metrics.json` and `report.html` into its output folder.
 
@@ -96,13 +126,25 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
             other settings, or the machines of the launch don't share it.
     """
     is_first = launch_processes(config.output).index == 0
+    answered = _answer(config, is_first=is_first)
+    if not is_first:
+        return {}
+    metrics = _score(config, answered)
+    if config.fit_calibration:
+        _fit_calibration(config, answered.dataset, metrics["calibration"])
+    _report(config, answered, metrics)
+    return metrics
+
+
+def _answer(config: EvaluateConfig, *, is_first: bool) -> Answered:
+    """Check the questions, open the parts, and run the pipelines; BEM is opened in the first process alone."""
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     metric = config.scored_by(config.dataset)
     check_scorable(questions, metric)
     measure = TraceScorer(metric, config.open_bem(config.device) if is_first else None)
     record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
-    models, running, gamma = ModelSettings.of(config), RunSettings.of(config), GatedSettings.of(config).gamma
+    models = ModelSettings.of(config)
     calibration = calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
     require_models(model_names(planned, models))
@@ -111,49 +153,66 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     parts = open_parts(config, dataset, recipes, device=config.device, seed=config.seed)
     hashes = hash_parts(config, dataset, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
-        traces, loaded = _answer(dataset, served, planned, models, running, hashes)
-    if not is_first:
-        return {}
+        traces, loaded = _run_planned(dataset, served, planned, models, RunSettings.of(config), hashes)
+    return Answered(dataset, questions, planned, measure, calibration, parts, loaded, traces)
+
+
+def _score(config: EvaluateConfig, run: Answered) -> dict[str, Any]:
+    """Score a run's traces, write metrics.json and the record that `compare` reads, and return the metrics."""
+    questions, traces, measure, settings = run.questions, run.traces, run.measure, run.settings
     failed = _count_failed(traces)
-    settings = {name: pipeline.settings for name, pipeline in planned.items()}
-    scored_by: dict[str, Any] = {"measure": measure, "gamma": gamma, "seed": config.seed}
-    is_iterative = any(pipeline.recipe.is_iterative for pipeline in planned.values())
-    names = entity_names(questions, dataset.knowledge) if is_iterative else {}
+    is_iterative = any(pipeline.recipe.is_iterative for pipeline in run.planned.values())
+    scores = evaluate(
+        questions,
+        traces,
+        measure=measure,
+        gamma=GatedSettings.of(config).gamma,
+        seed=config.seed,
+        groups=config.groups,
+        scalings=run.calibration.gates,
+        names=entity_names(questions, run.dataset.knowledge) if is_iterative else {},
+    )
+    uses = {name: pipeline.use for name, pipeline in run.planned.items()}
+    answered = {name: traces[name] for name in traces if name in scores["pipelines"]}
+    official = measure.official(questions)
+    lost = {name: outcomes(official, made, measure) for name, made in answered.items()}
     metrics = {
-        **evaluate(questions, traces, **scored_by, groups=config.groups, scalings=calibration.gates, names=names),
-        "readers": reader_facts({name: pipeline.use for name, pipeline in planned.items()}, models, loaded),
-        "budgets": budgets(settings, parts),
+        **scores,
+        "readers": reader_facts(uses, ModelSettings.of(config), run.loaded),
+        "budgets": budgets(settings, run.parts),
         "failed": failed,
         "minutes": minutes(traces),
         "peak_gib": peak_gib(Path(config.output)),
+        "names": {name: run.planned[name].recipe.plain_name(settings[name]) for name in answered},
+        "losses": {name: counted(keys) for name, keys in lost.items()},
     }
-    answered = {name: traces[name] for name in traces if name in metrics["pipelines"]}
-    official = measure.official(questions)
-    lost = {name: outcomes(official, made, measure) for name, made in answered.items()}
-    metrics["names"] = {name: planned[name].recipe.plain_name(settings[name]) for name in answered}
-    metrics["losses"] = {name: counted(keys) for name, keys in lost.items()}
     write_json(Path(config.output, "metrics.json"), metrics)
     record = {**record_of(official, answered, config.groups, measure), "outcomes": lost}
     write_json(Path(config.output, RECORD), record)
-    if config.fit_calibration:
-        _fit_calibration(config, dataset, metrics["calibration"])
+    return metrics
+
+
+def _report(config: EvaluateConfig, run: Answered, metrics: Mapping[str, Any]) -> None:
+    """Write report.html."""
+    settings = run.settings
     reflecting = Mr2agSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None
     write_report(
         Path(config.output, "report.html"),
-        dataset=dataset,
-        questions=questions,
-        traces=traces,
+        dataset=run.dataset,
+        questions=run.questions,
+        traces=run.traces,
         metrics=metrics,
-        title=f"reflectune on {data_set_name(dataset)}",
-        facts=run_facts(config, dataset, loaded, settings),
+        title=f"reflectune on {data_set_name(run.dataset)}",
+        facts=run_facts(config, run.dataset, run.loaded, settings),
         notices=[
-            *_absent_sentences(planned),
-            *notices(questions, traces, metrics, dataset.manifest, loaded, measure),
+            *_absent_sentences(run.planned),
+            *notices(run.questions, run.traces, metrics, run.dataset.manifest, run.loaded, run.measure),
         ],
+        measure=run.measure,
+        gamma=GatedSettings.of(config).gamma,
         choice=ChoiceSettings.of(reflecting) if reflecting and reflecting.fallback == "best_product" else None,
-        **scored_by,
+        seed=config.seed,
     )
-    return metrics
 
 
 def _count_failed(traces: Traces) -> dict[str, int]:
@@ -291,7 +350,7 @@ def model_names(planned: Plan, models: ModelSettings) -> list[str]:
     return [*names, *filter(None, (use.second_model(models) for use in uses))]
 
 
-def _answer(
+def _run_planned(
     dataset: Dataset,
     parts: PipelineParts,
     planned: Plan,
