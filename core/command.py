@@ -11,7 +11,9 @@ from typing import Any, Generic
 from reflectune.core.config import Config, given_values, parse_config
 from reflectune.core.entry_point import entry_point
 from reflectune.core.flags import help_text
+from reflectune.core.launch_variables import has_launcher
 from reflectune.core.outputs import hold
+from reflectune.core.rejected import ROWS_LEFT_OUT
 
 
 def command(
@@ -58,7 +60,8 @@ class Command(Generic[Config]):
     def main(self, argv: Sequence[str] | None = None, program: str | None = None) -> None:
         """Parse a command line, hold the outputs and carry out the config. `--help` prints the keys.
 
-        Exit status: the function's; 2 for a mistake in the config or a path that can't be used, 130 for Ctrl-C.
+        Exit status: the function's, but 0 for `ROWS_LEFT_OUT` under a launcher; 2 for a mistake in the config or a path
+        that can't be used, 130 for Ctrl-C.
 
         Args:
             argv: The command line without the program's name; `sys.argv[1:]` if None.
@@ -76,7 +79,8 @@ class Command(Generic[Config]):
             config = parse_config(self.kind, words)
             outputs: list[Any] = [getattr(config, key) for key in self.writes]
             hold(*outputs, unless=config.writes_nothing)
-            if status := self(config):
+            status = self(config)
+            if status and not (status == ROWS_LEFT_OUT and has_launcher()):  # which would take it for a crash
                 sys.exit(status)
 
         run()

@@ -16,6 +16,11 @@ def launched(environment: Mapping[str, str] = os.environ) -> int:
     return max(int(environment.get(name, 1)) for name in _SIZES)
 
 
+def has_launcher() -> bool:
+    """Return True in a process that accelerate, torchrun or MPI started, one alone included."""
+    return launched() > 1 or any(name.startswith(("ACCELERATE_MIXED", "TORCHELASTIC_")) for name in os.environ)
+
+
 def rank() -> int:
     """Return this process's number in its launch; 0 without a launcher."""
     return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)

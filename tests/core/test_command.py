@@ -50,3 +50,14 @@ def test_each_end_has_its_status(argv, status, message, tmp_path, monkeypatch, c
         write.main(argv)
     assert ended.value.code == status
     assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"])
+def test_rows_left_out_are_no_crash_for_a_launcher(variable: str, tmp_path, monkeypatch) -> None:
+    """Accelerate raises at any status but 0, and torchrun stops the other processes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, "no")
+    write.main(["--output", "out", "--rows", "0"])
+    with pytest.raises(SystemExit) as ended:
+        write.main(["--output", "out", "--rows", "6"])
+    assert ended.value.code == 2
