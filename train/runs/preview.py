@@ -57,6 +57,7 @@ def describe(
     dataset: EncodedExamples,
     renderer: Renderer,
     steps: int,
+    epochs: float,
     args: TrainingArguments,
 ) -> str:
     """Describe a run.
@@ -66,6 +67,7 @@ def describe(
         dataset: The training examples.
         renderer: Decodes their tokens.
         steps: Steps of the whole run.
+        epochs: Epochs of the whole run.
         args: Arguments of the trainer. A batch is read on its device to measure the time.
     """
     sample = sample_of(dataset)
@@ -76,9 +78,10 @@ def describe(
             *_data_lines(str(config.train_data), dataset, sample, renderer.processor, inner_model(model)),
             _batch_line(dataset, global_batch(args).size),
             parameter_table(model),
-            f"steps: {steps:,}, a checkpoint every {config.save_steps:,}, into {config.output_dir}",
+            f"steps: {steps:,} ({epochs:,.3g} epochs), a checkpoint every {config.save_steps:,}, into "
+            f"{config.output_dir}",
             *(
-                [travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full")]
+                [travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full")[0]]
                 if dataset.scheme.tokens
                 else []
             ),
@@ -178,18 +181,25 @@ def longest_travel(optimisation: OptimisationConfig, steps: int) -> float:
     return optimisation.learning_rate * (first / 2 + (steps - first) * share)
 
 
-def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool) -> str:
-    """Compare the farthest that new rows can move with the spread of the embedding table."""
+def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool) -> tuple[str, bool]:
+    """Compare the farthest that new rows can move with the spread of the embedding table.
+
+    Returns:
+        A sentence, and True if it is a warning: next to adapters the rows can't move as far as the table spreads.
+    """
     table, travel = inner_model(model).get_input_embeddings().weight, longest_travel(optimisation, steps)
     with gathered(table):
         spread = float(table[:_SAMPLE_ROWS].detach().to(torch.float32).std())
     far = (
-        f"a new token's row can move by {travel:.2g} (the sum of the learning rates); the standard deviation of its "
-        f"table is {spread:.2g}"
+        f"in {steps:,} steps a new token's row can move by {travel:.2g} (the sum of the learning rates); the standard "
+        f"deviation of its table is {spread:.2g}"
     )
     if adapters and travel < spread:
-        return f"{far}: too few steps to train new rows; raise `epochs`, `max_steps` or `learning_rate`"
-    return far
+        return (
+            f"warning: {far}: too few to train new rows; raise `epochs` or `learning_rate`, or take smaller steps",
+            True,
+        )
+    return far, False
 
 
 def _data_lines(

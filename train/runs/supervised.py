@@ -27,12 +27,12 @@ from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.packing import packs_trees
-from reflectune.train.runs.preview import describe, forecast_of, sample_of
+from reflectune.train.runs.preview import describe, forecast_of, sample_of, travel_line
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.settings.training import CACHE_BYTES
+from reflectune.train.settings.training import CACHE_BYTES, OptimisationConfig
 from reflectune.train.settings.validation import ValidationConfig
 from reflectune.train.weights.features import cache_features
 from reflectune.train.weights.model_card import data_in_words
@@ -92,10 +92,12 @@ class SupervisedFineTuning(Method):
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe data, memory, time and an example of each kind."""
         config, data = self._config, self._data
-        steps = config.max_steps or batch.steps(self._order(batch, loaded).examples, config.epochs)
+        examples = self._order(batch, loaded).examples
+        steps = config.max_steps or batch.steps(examples, config.epochs)
         dataset = encoded_examples(data.examples, data.image_roots, loaded, config)
         mixture = mixture_lines(config.sources(), [count for count, _ in data.parts])
-        return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, args)])
+        epochs = steps / batch.steps(examples, 1)
+        return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, epochs, args)])
 
     def recomputed(self, model: nn.Module, loaded: Loaded, args: TrainingArguments) -> int:
         """See `Method.recomputed`. Examples are read for the forecast if it decides."""
@@ -127,12 +129,18 @@ class SupervisedFineTuning(Method):
             )
         token_id = loaded.renderer.token_id
         gate_ids = [(token_id(gate.positive), token_id(gate.negative)) for gate in Scheme.of(loaded.renderer).gates]
+        order = self._order(batch, loaded)
+        if config.method != "full" and Scheme.of(loaded.renderer).tokens:
+            steps = config.max_steps or batch.steps(order.examples, config.epochs)
+            line, is_warning = travel_line(OptimisationConfig.of(config), run.model, steps, adapters=True)
+            if is_warning:
+                say(run.args, line)
         cache_bytes = config.cache_bytes(read_again=any(weight > 1 for _, weight in data.parts))
         return ReflectionTrainer(
             run,
             encoded_examples(data.examples, data.image_roots, loaded, config, cache_bytes),
             collator,
-            self._order(batch, loaded),
+            order,
             projector_learning_rate=config.projector_learning_rate,
             gates=gates,
             answers=answers,

@@ -280,12 +280,12 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> 
     assert "tokens of an image: 16 at least, 16 on average, 16 at most" in said
     assert "images: `image_fit: crop`" in said
     assert "batch: 4 questions a step, 8 rows on average" in said  # 43 branches and 6 questions without, of 24
-    assert "a new token's row can move by 0.03 " in said  # half of 12 steps at 5e-3
+    assert "in 12 steps a new token's row can move by 0.03 " in said  # half of 12 steps at 5e-3
     assert "vision tower: 0 of" in said
     assert re.search(r"moments +[\d.]+ MiB  AdamW's two, in float32", said)
     assert re.search(r"sum +[\d.]+ MiB  no accelerator here", said)
     assert re.search(r"time: about (under )?\d+ s, from one batch forward and backward here in [\d.]+ s", said)
-    assert "steps: 12" in said
+    assert "steps: 12 (2 epochs)" in said
     assert "⟦[Relevant]" in said
     assert "⟦[No Retrieval]" in said
     assert not Path(run.output_dir).exists()
