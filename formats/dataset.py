@@ -115,6 +115,10 @@ class Dataset:
         """The hash of the whole data set's content that its builder wrote down."""
         return str(self.manifest["fingerprint"])
 
+    def split_fingerprint(self, split: str) -> str:
+        """Hash the files of a split, which may have been edited since the data set was built."""
+        return file_fingerprint(*(path for path, _ in _parts(self.root, split, self.manifest)))
+
     @property
     def knowledge_folder(self) -> Path:
         """The folder of its knowledge base, which need not exist."""

@@ -124,6 +124,7 @@ def settings(
         "model": loaded.fingerprint,
         "prompts": loaded.renderer.fingerprint,
         "dataset": dataset.fingerprint,
+        "questions": dataset.split_fingerprint(config.split),
         "knowledge": dataset.knowledge.fingerprint,
         "reranker": reranker.fingerprint if reranker else None,
         "index": config.finder_fingerprint() if config.documents_of == "retrieved" else None,

@@ -105,12 +105,19 @@ def test_other_settings_are_refused(straight: Path, config: Make, changes: dict[
     assert content(changed.output) == content(straight)
 
 
-def test_a_changed_knowledge_base_is_refused(straight: Path, config: Make, world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["dataset", "questions"])
+def test_a_changed_data_set_and_edited_questions_are_refused(
+    straight: Path, config: Make, world: Path, tmp_path: Path, key: str
+) -> None:
     copied = shutil.copytree(world, tmp_path / "world")
-    write_json(copied / "dataset.json", {**Dataset(world).manifest, "fingerprint": "another"})
+    if key == "dataset":
+        write_json(copied / "dataset.json", {**Dataset(world).manifest, "fingerprint": "another"})
+    else:
+        first, *others = Dataset(world).questions("train")
+        write_questions(copied, "train", [dataclasses.replace(first, text="What is it?"), *others])
     changed = config("changed", dataset=str(copied))
     shutil.copytree(straight, changed.output)
-    with pytest.raises(UserError, match="`dataset` was"):
+    with pytest.raises(UserError, match=f"`{key}` was"):
         run(changed)
 
 
