@@ -116,7 +116,24 @@ def summary(target: Path, numbers: Mapping[str, Any]) -> str:
         total = numbers["derived"][task]["examples"]
         counts = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in list(taken.items())[1:])
         lines.append(f"  {task.upper()} {taken['examples']:,} of {total:,}: {counts}")
-    return "\n".join([*lines, "probes:", probe_table(numbers["probes"]), truth_text(numbers["truth"])])
+    lines += ["probes:", probe_table(numbers["probes"]), truth_text(numbers["truth"])]
+    return "\n".join([*lines, *missing_labels(numbers["taken"], numbers["derived"])])
+
+
+def missing_labels(taken: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each task that is taught one label alone, and for MCT without an example."""
+    lines = [
+        f"warning: {task.upper()} has no {label}, so the model learns {other} alone; {fix}"
+        for task, labels, fix in (
+            ("ret", ("[Ret]", "[NoRet]"), "probe more questions, or visual ones too (`visual: true` of `probe`)"),
+            ("srt", ("[Rel]", "[NoRel]"), "probe more questions, or more documents"),
+        )
+        for label, other in (labels, labels[::-1])
+        if taken[task]["examples"] and not taken[task][label]
+    ]
+    if not derived["mct"]["examples"]:
+        lines.append("warning: MCT has no example; probe more questions, or evaluate with `mct: none`")
+    return lines
 
 
 def read_rel_scores(path: str | Path) -> RelScores:

@@ -63,8 +63,9 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
     if numbers["unclear_to_the_annotator"]:
         lines.append(f"left out: {numbers['unclear_to_the_annotator']:,} passages unclear to the annotator")
     if numbers["without_retrieval"] < numbers["without_retrieval_wanted"]:
+        one_sided = "" if numbers["without_retrieval"] else "warning: the gate learns [Retrieval] alone: "
         lines.append(
-            f"`visual_ratio` asks for {numbers['without_retrieval_wanted']:,} visual-dependent questions, "
+            f"{one_sided}`visual_ratio` asks for {numbers['without_retrieval_wanted']:,} visual-dependent questions, "
             f"there are {numbers['without_retrieval']:,}; `visual_dataset` can name a data set with more"
         )
     if numbers["bad_rows"]:

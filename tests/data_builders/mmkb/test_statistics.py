@@ -1,6 +1,7 @@
 from reflectune.core.types import Passage, Question
 from reflectune.data_builders.mmkb.labels import Labels
 from reflectune.data_builders.mmkb.mct import MctLabel
+from reflectune.data_builders.mmkb.run import missing_labels
 from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
 from reflectune.data_builders.probing.labels import RetLabel, Rule, SrtLabel, srt_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
@@ -51,6 +52,21 @@ def test_labels_are_counted_by_task() -> None:
     assert counts["srt"] == {"examples": 3, "[Rel]": 2, "[NoRel]": 1, "questions": 1, "questions_with_both_labels": 1}
     mixed = {"irrelevant_wanted": 2, "irrelevant_mixed_in": 1, "with_fewer_than_wanted": 1}
     assert counts["mct"] == {"examples": 1, "relevant": 2, **mixed, "without_summary": 4}
+    assert missing_labels(counts, counts) == []
+
+
+def test_a_task_with_one_label_alone_is_a_warning() -> None:
+    one_sided = label_statistics(
+        Labels([RetLabel("a", True, 0.0)], [SrtLabel("a", document(1, RIGHT), False, 1.0)], [])
+    )
+    held_back = label_statistics(Labels([], [], []))
+    warned = missing_labels(one_sided, one_sided)
+    assert [line.partition(", so")[0].partition(";")[0] for line in warned] == [
+        "warning: RET has no [NoRet]",
+        "warning: SRT has no [Rel]",
+        "warning: MCT has no example",
+    ]
+    assert missing_labels(held_back, {"mct": {"examples": 1}}) == []  # as Table 5 trains each task alone
 
 
 def stating(entry: str, text: str, right: bool) -> DocumentProbe:

@@ -273,6 +273,7 @@ def test_too_few_visual_questions_are_reported(config, capsys) -> None:
     build(config(visual_ratio=0.5))
     printed = capsys.readouterr().out
     assert "asks for 30 visual-dependent questions, there are 12" in printed
+    assert "warning" not in printed
     assert re.search(r"words of a passage: median \d+, 95 % have at most \d+, the longest \d+", printed)
 
 
