@@ -290,7 +290,8 @@ def shapes_file(model: str) -> Path:
     try:
         return Path(str(cached_file(source, "config.json")))
     except (OSError, ValueError) as error:
-        raise UserError(f"no model {model}: {' '.join(str(error).split())[:400]}") from error
+        reason = " ".join(str(error).split())[:400]
+        raise UserError(f"there is no folder {model}, and the Hub gives no model of this name: {reason}") from error
 
 
 def resolve(model: str) -> Path | str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, Literal
 
 from reflectune.core.config import cross_check, setting
-from reflectune.train.settings.sft import SftConfig
+from reflectune.train.settings.saving import PublishingConfig, SavingConfig
+from reflectune.train.settings.sft import DataConfig, SftConfig
+from reflectune.train.settings.training import OptimisationConfig
+from reflectune.train.settings.validation import ValidationConfig
 
 
 class EstimateConfig(SftConfig):
@@ -24,6 +27,13 @@ class EstimateConfig(SftConfig):
     )
     branch_tokens: int = setting(250, "tokens of a branch, with its question and answer", gt=0)
     branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys of a training's data, optimiser, validation, checkpoints and publication."""
+        kinds = (DataConfig, OptimisationConfig, ValidationConfig, SavingConfig, PublishingConfig)
+        unread = {key for kind in kinds for key in kind.model_fields}
+        return unread - {"tree", "per_device_train_batch_size", "gradient_accumulation_steps"}
 
     def needed_problems(self) -> list[str]:
         """Return nothing: data, model, output and QLoRA's library may be missing."""
