@@ -180,7 +180,7 @@ def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
     model, family, dtype = None, "", getattr(torch, arguments.dtype)
     for case in CASES:
         if arguments.size == "tiny":
-            case = replace(case, tokens=case.tokens // 8)
+            case = replace(case, tokens=case.tokens // 8, image=case.image // 4)
         if case.family != family:
             del model
             if arguments.device == "cuda":

@@ -61,7 +61,10 @@ LONGEST = 16_384
 
 @dataclass(frozen=True)
 class Size:
-    """Widths and depths of a small model. `key_heads` are Qwen's; LLaVA has as many as heads, as Llama 2 has."""
+    """Widths and depths of a small model, and tokens of an image.
+
+    `key_heads` are Qwen's; LLaVA has as many as heads, as Llama 2 has.
+    """
 
     vocabulary: int = 8000
     width: int = 768
@@ -72,11 +75,12 @@ class Size:
     vision_width: int = 384
     vision_layers: int = 8
     vision_heads: int = 6
+    image: int = 576
 
 
 SMALL = {
     "small": Size(),
-    "tiny": Size(1000, 64, 2, 4, 2, 128, 64, 2, 2),
+    "tiny": Size(1000, 64, 2, 4, 2, 128, 64, 2, 2, image=144),
     "hybrid": Size(8000, 1024, 4, 8, 2, 3584, 384, 2, 6),
 }
 SIZES = ("7b", *SMALL)
@@ -98,12 +102,13 @@ def build(family: str, size: str, *, dtype: torch.dtype = torch.float32, device:
 
 
 def config_of(family: str, size: str) -> PreTrainedConfig:
-    """Return a model's config, with the special tokens of `question`."""
+    """Return a model's config, with the special tokens of `question` and the number of an image's."""
     config = (
         CONFIGS[family](SMALL[size]) if size in SMALL else model_config(ARCHITECTURES / f"{PUBLISHED[family]}.json")
     )
     names = {"image_token_index": IMAGE_TOKEN} if family == "llava" else QWEN_TOKENS
-    for name, value in names.items():
+    image = SMALL[size].image if size in SMALL else Size.image
+    for name, value in {**names, "image_tokens": image}.items():
         setattr(config, name, value)
     config.get_text_config().max_position_embeddings = LONGEST
     return config
@@ -115,7 +120,7 @@ def _llava(size: Size) -> PreTrainedConfig:
         intermediate_size=4 * size.vision_width,
         num_hidden_layers=size.vision_layers,
         num_attention_heads=size.vision_heads,
-        image_size=336,
+        image_size=14 * math.isqrt(size.image),
         patch_size=14,
     )
     text = LlamaConfig(
@@ -199,14 +204,15 @@ def language_parameters(model: PreTrainedModel) -> int:
     return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
 
 
-def question(model: PreTrainedModel, *, seed: int = 1, image: int = 576) -> Rendered:
-    """Draw a prefix: an image of `image` tokens (576 in LLaVA) and a question of 24 tokens."""
+def question(model: PreTrainedModel, *, seed: int = 1, image: int | None = None) -> Rendered:
+    """Draw a prefix: an image and a question of 24 tokens. `image`: tokens of the image, for Qwen alone."""
+    image = image or model.config.image_tokens
     generator = torch.Generator().manual_seed(seed)
     high = model.config.get_text_config().vocab_size
     text = torch.randint(10, high, (24,), generator=generator).tolist()
     if model.config.model_type == "llava":
-        ids = [1, *[IMAGE_TOKEN] * 576, *text[1:]]
-        return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, 336, 336, generator=generator)})
+        ids, side = [1, *[IMAGE_TOKEN] * image, *text[1:]], 14 * math.isqrt(image)
+        return Rendered(ids, [], {"pixel_values": torch.randn(1, 3, side, side, generator=generator)})
     ids = [1, 5, *[IMAGE_TOKEN] * image, 6, *text[3:]]
     high = 2 * max(rows for rows in range(1, image + 1) if rows * rows <= image and image % rows == 0)
     side = model.config.vision_config.patch_size
@@ -361,7 +367,7 @@ def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int
     return inputs
 
 
-def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, image: int = 576) -> Tree:
+def tree_of(model: PreTrainedModel, count: int, tokens: int, *, seed: int = 1, image: int | None = None) -> Tree:
     """Build a question's tree for training, each seed's about an image of its own.
 
     The prefix's last token stands for [Retrieval].
