@@ -115,14 +115,15 @@ def gate_ids(loaded: Loaded) -> list[list[int]]:
 
 
 def by_engine(loaded: Loaded, asked: Asked, keep_images: int) -> tuple[Tensor, list[list[int]]]:
-    """The same log-probabilities and answers by the engine, which shares prefixes."""
+    """Read the same log-probabilities, and answers where `asked` has some, by the engine, which shares prefixes."""
     engine, (retrieval, relevance) = PrefixEngine(loaded), gate_ids(loaded)
     engine.image_prefixes.keep(keep_images)
     opened = engine.read(asked.prefixes)
     state = engine.branch(opened, asked.branches)
     gates = [opened.probabilities(retrieval), *state.probabilities(relevance)]
     scores = engine.score(state, ROWS, [[loaded.renderer.token_id("relevant"), *reply] for reply in asked.replies])
-    answers = [answer.token_ids for answer in engine.generate(state, ROWS, max_new_tokens=NEW_TOKENS)]
+    rows = ROWS if asked.answers else []
+    answers = [answer.token_ids for answer in engine.generate(state, rows, max_new_tokens=NEW_TOKENS)]
     log_probs = [*(gate.log().flatten() for gate in gates), *(torch.tensor(score[1:]) for score in scores)]
     return torch.cat(log_probs), answers
 
