@@ -120,28 +120,34 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
 ) -> None:
     models, names = (checkpoints, ("retrieve", "relevance")) if scheme == "mr2ag" else (prompted, ("ret", "srt"))
     gate, passage = GateScaling(0.5, 0.2, 0.3), GateScaling(2.0, 1.0, -1.0)
+
+    def run(name: str, **more: Any) -> list[dict]:
+        short: dict[str, Any] = {"limit": 1, "max_reply_tokens": 6, "diagnose": False}
+        return scaled_run(models, scheme, scheme, output=str(tmp_path / name), **short, **more)
+
     with pytest.raises(UserError, match=r"has no calibration\.json; fit one with"):
-        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "none"))
-    plain = scaled_run(models, scheme, scheme, diagnose=False, output=str(tmp_path / "plain"))
+        run("none", calibrated=True)
+    plain = run("plain")
+    assert len(plain) == len(SPLITS)
     folder = tmp_path / "model"
     scalings = dict(zip(names, (gate, passage), strict=True))
     saved = Calibration(scalings, saved_weights(folder), Dataset(world).fingerprint, ["train"])
     saved.save(folder, load_scheme(folder))
-    assert scaled_run(models, scheme, scheme, diagnose=False, output=str(tmp_path / "again")) == plain
-    rows = scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "scaled"))
+    assert run("again") == plain
+    rows = run("scaled", calibrated=True)
     for row, before in zip(rows, plain, strict=True):
         assert row["gate"] == pytest.approx(gate.apply(before["gate"]))
         scores = [p["s_rel"] for p in before["passages"]]
         assert [p["s_rel"] for p in row["passages"]] == pytest.approx(passage.apply(scores))
         assert [p["s_irr"] for p in row["passages"]] == pytest.approx([1 - p["s_rel"] for p in row["passages"]])
     with pytest.raises(UserError, match="other settings"):
-        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "plain"))
+        run("plain", calibrated=True)
     dataclasses.replace(saved, splits=SPLITS[:1]).save(folder, load_scheme(folder))
     with pytest.raises(UserError, match=f"was calibrated on {SPLITS[0]}; evaluate on other splits"):
-        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "same"))
+        run("same", calibrated=True)
     dataclasses.replace(saved, weights="0").save(folder, load_scheme(folder))
     with pytest.raises(UserError, match="fitted for other weights"):
-        scaled_run(models, scheme, scheme, calibrated=True, diagnose=False, output=str(tmp_path / "weights"))
+        run("weights", calibrated=True)
 
 
 @ONE_FAMILY
