@@ -131,9 +131,9 @@ def test_reading_answers_leaves_training_as_it_is_and_may_choose_the_best(
     """With dropout, so that a random number drawn in between would show. Answers are short: nothing ends them."""
     monkeypatch.setattr(answers, "MAX_NEW_TOKENS", 4)
     examples = read_examples(data_folder / "train.parquet", ReflectionExample)
-    write_examples(data_folder / "val.parquet", examples[:7] + examples[18:24])
-    reads: dict[str, Any] = {"eval_data": str(data_folder), "max_steps": 4, "eval_steps": 2, "eval_answers": 5}
-    without, read = config("without", method="lora", max_steps=4), config("read", method="lora", **reads)
+    write_examples(data_folder / "val.parquet", examples[:3] + examples[18:21])
+    reads: dict[str, Any] = {"eval_data": str(data_folder), "max_steps": 2, "eval_steps": 1, "eval_answers": 5}
+    without, read = config("without", method="lora", max_steps=2), config("read", method="lora", **reads)
     chosen = config("chosen", method="lora", best_metric="answer_exact_match", **reads)
     for run in (without, read, chosen):
         fine_tune(run)
