@@ -39,7 +39,8 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
         model = AutoModelForImageTextToText.from_config(of_model)
     architecture = Architecture.of(of_model)
     offloads_weights = config.offload and config.sharding in ("zero3", "fsdp")
-    division = Division(config.sharding, config.processes, config.offload, offloads_weights)
+    kind = "" if config.sharding == "none" else config.sharding
+    division = Division(kind, config.processes, config.offload, offloads_weights)
     adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
     batch, weights = long_batch(config, of_model), planned_weights(model, adapters, config.dtype)
     if config.cache_features:
@@ -92,7 +93,7 @@ def report(config: EstimateConfig, predicted: Forecast) -> str:
     """Format the memory table under a line about the run."""
     weights, batch = predicted.weights, predicted.batch
     count = f"{weights.trained:,} of {weights.trained + weights.frozen + weights.quantized:,}"
-    launch = f"{config.processes} processes, {config.sharding or 'nothing'} divided"
+    launch = f"{config.processes} processes, {'nothing' if config.sharding == 'none' else config.sharding} divided"
     head = (
         f"{config.model}, {config.method}: {count} weights train; {launch if config.processes > 1 else 'one process'}; "
         f"a batch of {batch.trees} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"

@@ -18,7 +18,7 @@ class EstimateConfig(SftConfig):
     """Settings of a run, and of the machine that it is estimated for."""
 
     processes: int = setting(1, "devices that train together", gt=0)
-    sharding: Literal["", "zero1", "zero2", "zero3", "fsdp"] = setting("", "sharding of the model")
+    sharding: Literal["none", "zero1", "zero2", "zero3", "fsdp"] = setting("none", "sharding of the model")
     offload: bool = setting(False, "keep weights and optimiser states in the CPU's memory")
     device_gib: float | None = setting(None, "memory of a device in GiB, for a verdict", gt=0)
     image_tokens: int | None = setting(
@@ -51,7 +51,7 @@ class EstimateConfig(SftConfig):
         """Yield the problems of a launch that doesn't exist, or is refused."""
         if self.method != "full" and self.sharding in ("zero3", "fsdp"):
             yield f"`method: {self.method}` under {self.sharding} is not supported; use zero2, or no `sharding`"
-        if self.offload and not self.sharding:
+        if self.offload and self.sharding == "none":
             yield "`offload` needs `sharding`: DeepSpeed and FSDP alone offload"
 
     data_problems = eval_problems = quantization_problems = needed_problems
