@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -27,6 +28,8 @@ ADDRESSES = "addresses.parquet"
 
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
+_UNLISTED = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors of a folder without images for us; any other, as of a lost network disk, would make all images missing."""
 _MAX_LISTED = 16_384
 _MAX_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
@@ -292,7 +295,9 @@ class ImageFolder:
             try:
                 with os.scandir(f"{self.root}/{folder}") as found:
                     names = [entry.name for entry in islice(found, _MANY_NAMES + 1)]
-            except OSError:
+            except OSError as error:
+                if error.errno not in _UNLISTED:
+                    raise
                 names = []
             self._listed[folder] = None if len(names) > _MANY_NAMES else frozenset(names)
         return self._listed[folder]
@@ -316,7 +321,9 @@ def _plain(name: str) -> str:
 def _names_of(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:
+    except OSError as error:
+        if error.errno not in _UNLISTED:
+            raise
         return []
 
 
@@ -325,7 +332,9 @@ def _folders_in(folder: Path) -> list[str]:
     try:
         with os.scandir(folder) as found:
             return sorted(entry.name for entry in found if entry.is_dir())
-    except OSError:
+    except OSError as error:
+        if error.errno not in _UNLISTED:
+            raise
         return []
 
 

@@ -1,3 +1,5 @@
+import errno
+import os
 import pickle
 from pathlib import Path
 
@@ -191,3 +193,12 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, link: str) -> None:
             images.path(ROW, "image", image_id)
         with pytest.raises(BadRow, match="leads out of"):
             images.find_for(ROW, "image", image_id)
+
+
+def test_a_lost_disk_is_no_folder_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(folder: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
+
+    monkeypatch.setattr(os, "scandir", lost)
+    with pytest.raises(OSError, match="Stale"):
+        ImageFolder(tmp_path).find("folder/x1")
