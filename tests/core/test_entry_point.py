@@ -45,11 +45,11 @@ def test_a_users_mistake_is_one_line_and_a_status(error, status, message, capsys
 def test_a_line_is_preceded_by_its_traceback_on_demand(capsys, monkeypatch) -> None:
     monkeypatch.setenv("REFLECTUNE_TRACEBACK", "1")
     error = UserError("cannot load the model of http://me:hidden@host")
-    error.__cause__ = KeyError("hidden_size")
+    error.__cause__ = KeyError("num_layers")
     with pytest.raises(SystemExit):
         run(error)
     before, _, line = capsys.readouterr().err.strip().rpartition("\n")
-    assert before.startswith("KeyError: 'hidden_size'")
+    assert before.startswith("KeyError: 'num_layers'")
     assert "in main" in before
     assert line == "error: cannot load the model of http://***@host"
     assert "me:hidden" not in before
