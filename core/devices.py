@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -45,13 +44,6 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
     return device
-
-
-def default_dtype(name: str) -> Literal["float32", "bfloat16"]:
-    """Return the precision of `dtype: auto` on a device: bfloat16 on a GPU that computes in it, else float32."""
-    if name == "cpu" or not torch.cuda.is_available():
-        return "float32"
-    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 @functools.lru_cache(maxsize=16)

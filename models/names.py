@@ -13,14 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Protocol, Self
-
-from pydantic import model_validator
+from typing import Annotated, Any, Final, Protocol
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
 from reflectune.core.launch_variables import launched
-from reflectune.core.values import Device, DeviceMap, checked_by, short
+from reflectune.core.values import Device, DeviceMap, Dtype, checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
 """Every model's folder has at least one of these files."""
@@ -157,21 +155,11 @@ def _named(value: str, files: Sequence[str]) -> str:
 class PlacementKeys(Settings):
     """Precision and place of a model that reads."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
-        "auto", "float32, bfloat16 or float16; auto: bfloat16 on a GPU that computes in it, else float32"
-    )
+    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", hashed=False)
     device_map: DeviceMap | None = setting(
         None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential", hashed=False
     )
-
-    @model_validator(mode="after")
-    def _choose_dtype(self) -> Self:
-        if self.dtype == "auto":
-            from reflectune.core.devices import default_dtype  # imports torch
-
-            self.dtype = default_dtype(self.device)
-        return self
 
     @cross_check
     def spreading_problems(self) -> Iterator[str]:

@@ -181,9 +181,9 @@ def gib_of(model: str, kind: str) -> int:
     """Return the GiB a GPU by the recipe's launch config; for 13 B and LLaVA-NeXT one question a GPU."""
     name = f"recipes/{kind}"
     launch = re.search(r"accelerate/(\w+)\.yaml", (ROOT / f"configs/{name}.yaml").read_text(encoding="utf-8"))
-    processes, sharding = (8, launch[1]) if launch else (1, "")
+    processes, sharding = (8, launch[1]) if launch else (1, "none")
     values = {**settings(name), **flags_of(model, kind), "model": architecture(model)["model"], "processes": processes}
-    values["sharding"] = "" if sharding == "multi_gpu" else sharding
+    values["sharding"] = "none" if sharding == "multi_gpu" else sharding
     if model in ("llava15_13b", "llava_next_7b"):
         values["per_device_train_batch_size"] = 1
     if model == "llava15_13b" and kind == "mr2ag_full":

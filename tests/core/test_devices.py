@@ -5,9 +5,6 @@ import torch
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
-from reflectune.inference.config import ModelSettings
-from reflectune.train.settings.estimate import EstimateConfig
-from reflectune.train.settings.sft import SftConfig
 
 
 def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,22 +36,3 @@ def test_auto_is_each_processs_own_accelerator(
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
     assert find_device(name) == torch.device(expected)
-
-
-@pytest.mark.parametrize(
-    ("device", "available", "has_bfloat16", "expected"),
-    [
-        ("auto", True, True, "bfloat16"),
-        ("cuda:1", True, True, "bfloat16"),
-        ("cuda", True, False, "float32"),
-        ("cpu", True, True, "float32"),
-        ("auto", False, True, "float32"),
-    ],
-)
-def test_auto_is_bfloat16_on_a_gpu_that_computes_in_it(device, available, has_bfloat16, expected, monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
-    assert ModelSettings(device=device).dtype == expected
-    assert ModelSettings(device=device, dtype="float16").dtype == "float16"
-    assert SftConfig(device=device.partition(":")[0]).dtype == expected
-    assert EstimateConfig().dtype == "bfloat16"  # a GPU's, on any machine

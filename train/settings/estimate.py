@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, Literal, Self
-
-from pydantic import model_validator
+from typing import Any, Literal
 
 from reflectune.core.config import cross_check, setting
 from reflectune.train.settings.saving import PublishingConfig, SavingConfig
@@ -29,11 +27,6 @@ class EstimateConfig(SftConfig):
     )
     branch_tokens: int = setting(250, "tokens of a branch, with its question and answer", gt=0)
     branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
-
-    @model_validator(mode="after")
-    def _choose_dtype(self) -> Self:
-        self.dtype = "bfloat16" if self.dtype == "auto" else self.dtype
-        return self
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal, Self
-
-from pydantic import model_validator
+from typing import Final, Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed
@@ -42,10 +40,8 @@ class OptimisationConfig(Settings):
 class ComputeConfig(Settings):
     """Settings of precision, device and memory."""
 
-    dtype: Literal["auto", "float32", "bfloat16"] = setting(
-        "auto",
-        "precision of the forward pass: float32, bfloat16, or auto, bfloat16 on a GPU that computes in it, else "
-        "float32; trained weights are kept in float32",
+    dtype: Literal["float32", "bfloat16"] = setting(
+        "float32", "precision of the forward pass (bfloat16 on a GPU); trained weights are kept in float32"
     )
     matmul_precision: Literal["highest", "high", "medium"] = setting(
         "highest",
@@ -68,14 +64,6 @@ class ComputeConfig(Settings):
     dataloader_workers: int = setting(
         0, "processes that encode examples; 0 encodes in the main one", ge=0, hashed=False
     )
-
-    @model_validator(mode="after")
-    def _choose_dtype(self) -> Self:
-        if self.dtype == "auto":
-            from reflectune.core.devices import default_dtype  # imports torch
-
-            self.dtype = default_dtype(self.device)
-        return self
 
 
 class TrainingConfig(PublishingConfig, SavingConfig, ComputeConfig, OptimisationConfig, AdapterConfig, ModelConfig):
