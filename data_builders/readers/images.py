@@ -7,6 +7,8 @@ import hashlib
 import os
 import re
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -292,13 +294,9 @@ class ImageFolder:
         if folder not in self._listed:
             if len(self._listed) >= _MAX_LISTED:
                 self._listed.clear()
-            try:
-                with os.scandir(f"{self.root}/{folder}") as found:
-                    names = [entry.name for entry in islice(found, _MANY_NAMES + 1)]
-            except OSError as error:
-                if error.errno not in _UNLISTED:
-                    raise
-                names = []
+            names: list[str] = []
+            with _if_listed(), os.scandir(f"{self.root}/{folder}") as found:
+                names = [entry.name for entry in islice(found, _MANY_NAMES + 1)]
             self._listed[folder] = None if len(names) > _MANY_NAMES else frozenset(names)
         return self._listed[folder]
 
@@ -319,23 +317,26 @@ def _plain(name: str) -> str:
 
 
 def _names_of(folder: str) -> list[str]:
-    try:
+    with _if_listed():
         return os.listdir(folder)
-    except OSError as error:
-        if error.errno not in _UNLISTED:
-            raise
-        return []
+    return []
 
 
 def _folders_in(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, in order, without holding those of its files."""
+    with _if_listed(), os.scandir(folder) as found:
+        return sorted(entry.name for entry in found if entry.is_dir())
+    return []
+
+
+@contextmanager
+def _if_listed() -> Iterator[None]:
+    """End this block early at a folder without images for us."""
     try:
-        with os.scandir(folder) as found:
-            return sorted(entry.name for entry in found if entry.is_dir())
+        yield
     except OSError as error:
         if error.errno not in _UNLISTED:
             raise
-        return []
 
 
 def _leads_out(row: SourceRow, image_field: str, error: OutsideRoot) -> BadRow:

@@ -31,7 +31,7 @@ class ReaderAnswer:
         passages_read: Number of the given passages that were read.
         read: Tokens of the prompt of a one-turn answer.
         cut: True if it was truncated at the maximum length.
-        error: Reason for which there is no answer; "" if there is one.
+        error: Reason why the model could not answer; "" if it could.
     """
 
     text: str
