@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from reflectune.core.errors import UserError
+from reflectune.core.launch_variables import on_cpu
 
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -23,11 +25,14 @@ _OUT_OF_MEMORY = (
 def find_device(name: str) -> torch.device:
     """Return the device called `cpu`, `cuda`, `cuda:1`, …; `auto` is an accelerator if there is one, else the CPU.
 
-    Of several accelerators, `auto` and `cuda` give each process of a launch its own, by the launcher's `LOCAL_RANK`.
+    `auto` is the CPU too where accelerate's launch asks for it. Of several accelerators, `auto` and `cuda` give each
+    process of a launch its own, by the launcher's `LOCAL_RANK`.
 
     Raises:
         UserError: This machine has no device of this name.
     """
+    if name == "auto" and on_cpu():
+        return torch.device("cpu")
     if name in ("auto", "cuda"):
         found = torch.accelerator.current_accelerator(check_available=True)
         rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -44,6 +49,12 @@ def find_device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UserError(f"device `{name}` cannot be used: {reason}; use cpu, cuda, cuda:0 … or auto") from error
     return device
+
+
+def default_dtype(name: str) -> Literal["float32", "bfloat16"]:
+    """Return the precision of `dtype: auto` on a device: bfloat16 on a CUDA GPU that computes in it, else float32."""
+    on_gpu = (name.startswith("cuda") or (name == "auto" and not on_cpu())) and torch.cuda.is_available()
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
 @functools.lru_cache(maxsize=16)

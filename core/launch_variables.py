@@ -26,6 +26,16 @@ def rank() -> int:
     return next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
 
 
+def on_cpu(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True if accelerate's launch asks for the CPU, on whatever machine."""
+    return is_true(environment, "ACCELERATE_USE_CPU")
+
+
+def is_true(environment: Mapping[str, str], name: str) -> bool:
+    """Return True if a variable is set, as launchers set it."""
+    return environment.get(name, "").lower() in ("true", "1")
+
+
 def alone(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of the environment without the launcher's variables, to start a command outside this launch."""
     return {

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
@@ -152,11 +152,31 @@ def _named(value: str, files: Sequence[str]) -> str:
     return f"{short(value)} is not a folder, and no name of a model on the Hub; check the path"
 
 
-class PlacementKeys(Settings):
+class PrecisionKeys(Settings):
+    """Precision of a model, and the device that decides it."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "float32, bfloat16, float16, or auto: bfloat16 on a GPU that computes in it, else float32"
+    )
+    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", hashed=False)
+
+    @property
+    def precision(self) -> Dtype:
+        """What `dtype` is on this machine."""
+        if self.dtype != "auto":
+            return self.dtype
+        from reflectune.core.devices import default_dtype  # torch is slow to import: after the config is right
+
+        return default_dtype(self.device)
+
+    def hashed(self) -> dict[str, Any]:
+        """Return the keys that determine the results, with the precision on this machine."""
+        return super().hashed() | {"dtype": self.precision}
+
+
+class PlacementKeys(PrecisionKeys):
     """Precision and place of a model that reads."""
 
-    dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
-    device: Device = setting("auto", "cpu, cuda, cuda:1, or auto: this process's own", hashed=False)
     device_map: DeviceMap | None = setting(
         None, "spread a model's layers over all GPUs: auto, balanced_low_0, sequential", hashed=False
     )

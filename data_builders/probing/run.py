@@ -58,7 +58,7 @@ def run(config: ProbeConfig) -> None:
     loaded = load(
         config.model,
         scheme=SCHEME,
-        dtype=config.dtype,
+        dtype=config.precision,
         device=config.device,
         images=config.image_settings(),
         device_map=config.device_map,

@@ -148,7 +148,7 @@ class LessonWriter:
     ) -> None:
         self._dataset, self._settings, self._pipelines = dataset, settings, pipelines
         loaded = open_model(models, "base_model")
-        engine, self.weights = open_engine(models, loaded), [loaded.fingerprint, models.dtype]
+        engine, self.weights = open_engine(models, loaded), [loaded.fingerprint, models.precision]
         self._model, self.renderer = LocalModel(engine, settings.batch_questions), engine.renderer
         titles = (entry.title for entry in texts.article_source(dataset))
         self._titles = TitleExchange(titles) if settings.renamed else None

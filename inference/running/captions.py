@@ -75,13 +75,13 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -
         if not is_served:
             loaded = load(
                 config.base_model,
-                dtype=config.dtype,
+                dtype=config.precision,
                 device=config.device,
                 images=config.image_settings(),
                 device_map=config.device_map,
             )
             ready = dataclasses.replace(ready, engine=open_engine(EngineSettings.of(config), loaded))
-            by = (loaded.fingerprint, config.dtype, config.batch_questions)
+            by = (loaded.fingerprint, config.precision, config.batch_questions)
 
         def start(question: Question) -> Steps[TrajectoryResult]:
             slots = {"question": question.text}

@@ -444,7 +444,7 @@ def _fingerprint(
     if answerer := use.other_answerer(models):
         hashes["answerer"] = by_role.get("answerer", answerer)
     if use.reader or use.second_model(models) or use.judges:
-        hashes |= {"dtype": models.dtype, "token_budget": models.token_budget, "compile": models.compile}
+        hashes |= {"dtype": models.precision, "token_budget": models.token_budget, "compile": models.compile}
     parts = {requirement.name for requirement in pipeline.recipe.requires} | ({"remote"} if use.is_served else set())
     return fingerprint(
         {

@@ -138,7 +138,7 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
     return load(
         model,
         scheme=scheme,
-        dtype=models.dtype,
+        dtype=models.precision,
         device=models.device,
         images=models.image_settings(),
         device_map=models.device_map,

@@ -172,7 +172,7 @@ class GateRewardRollout:
                 "weights": {"title": self._retriever.title_weight, "summary": self._retriever.summary_share},
                 "model": self._loaded.fingerprint,
                 "base_model": base.fingerprint if base else None,
-                "dtype": self._models.dtype,
+                "dtype": self._models.precision,
                 "token_budget": self._models.token_budget,
                 "batch_questions": self._batch,
                 "settings": {name: it for name, it in settings.hashed().items() if name not in ("gamma", "ret")},

@@ -5,6 +5,9 @@ import torch
 
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
+from reflectune.inference.config import ModelSettings
+from reflectune.train.settings.estimate import EstimateConfig
+from reflectune.train.settings.sft import SftConfig
 
 
 def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +39,35 @@ def test_auto_is_each_processs_own_accelerator(
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
     assert find_device(name) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "available", "has_bfloat16", "expected"),
+    [
+        ("auto", True, True, "bfloat16"),
+        ("cuda:1", True, True, "bfloat16"),
+        ("cuda", True, False, "float32"),
+        ("cpu", True, True, "float32"),
+        ("auto", False, True, "float32"),
+    ],
+)
+def test_auto_is_bfloat16_on_a_gpu_that_computes_in_it(device, available, has_bfloat16, expected, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
+
+    assert ModelSettings(device=device).precision == expected
+    assert ModelSettings(device=device).hashed()["dtype"] == expected
+    assert ModelSettings(device=device, dtype="float16").precision == "float16"
+    assert SftConfig(device=device.partition(":")[0]).precision == expected
+    assert SftConfig(device=device.partition(":")[0]).hashed()["dtype"] == expected
+    assert EstimateConfig(device=device.partition(":")[0]).precision == "bfloat16"  # a GPU's, on any machine
+
+
+def test_a_launch_on_the_cpu_computes_there_in_float32(monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert (find_device("auto").type, SftConfig().precision) == ("cuda", "bfloat16")
+
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "True")
+    assert (find_device("auto").type, SftConfig().precision) == ("cpu", "float32")

@@ -77,7 +77,7 @@ def forecast(
         device: Type of the device: `cpu`, `cuda`, ….
         available: Bytes of the device's memory, if they are known.
     """
-    size = 2 if compute.dtype == "bfloat16" else 4
+    size = 2 if compute.precision == "bfloat16" else 4
     full, decoder_trains = adapters.method == "full", "language_model" in adapters.trained_towers
     held = 4 if decoder_trains else weights.frozen_bytes
     forward = ForwardPass(
@@ -99,7 +99,7 @@ def attention_of_trees(compute: ComputeConfig, device: str, head_size: int) -> L
     """Return the way in which a device reads trees; a GPU's trial of FlexAttention is taken to succeed."""
     if device == "cuda" and compute.compile != "off":
         return "packed"
-    dtype = torch.bfloat16 if compute.dtype == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
     return "parts" if has_backward(device, dtype, head_size) else "dense"
 
 

@@ -41,8 +41,9 @@ def forecast_from_shapes(config: EstimateConfig, shapes: Path) -> Forecast:
     offloads_weights = config.offload and config.sharding in ("zero3", "fsdp")
     kind = "" if config.sharding == "none" else config.sharding
     division = Division(kind, config.processes, config.offload, offloads_weights)
-    adapters, compute = AdapterConfig.of(config), ComputeConfig.of(config)
-    batch, weights = long_batch(config, of_model), planned_weights(model, adapters, config.dtype)
+    adapters = AdapterConfig.of(config)
+    compute = ComputeConfig.of(config).model_copy(update={"dtype": config.precision})
+    batch, weights = long_batch(config, of_model), planned_weights(model, adapters, config.precision)
     if config.cache_features:
         refuse_features(model, config.trained_towers)
         batch = replace(batch, patches=0)

@@ -80,7 +80,7 @@ class GateTraining(Method):
             whole: nn.Module = loaded.model
             whole.to(args.device)
         self._measure = self._measuring(loaded, self._dataset, self._questions)
-        with torch.autocast(args.device.type, torch.bfloat16, enabled=self._config.dtype == "bfloat16"):
+        with torch.autocast(args.device.type, torch.bfloat16, enabled=self._config.precision == "bfloat16"):
             self._outcomes = self._measure(0)
         self._objective = objective(self._config, loaded)
         say(args, reward_summary(self._outcomes, self._objective.costs))

@@ -27,7 +27,7 @@ def common_arguments(config: TrainingConfig) -> dict[str, Any]:
         per_device_train_batch_size=config.per_device_train_batch_size,
         gradient_accumulation_steps=config.gradient_accumulation_steps,
         seed=config.seed,
-        bf16=config.dtype == "bfloat16",
+        bf16=config.precision == "bfloat16",
         **placement(config.device, os.environ, config.ddp_timeout),
         ddp_timeout=config.ddp_timeout,
         save_steps=config.save_steps,

@@ -160,7 +160,7 @@ def _changes(
         )
     if batch and compute.gradient_checkpointing is not True:
         yield "`gradient_checkpointing: true`, for one more forward pass"
-    if compute.dtype == "float32" and args.device.type != "cpu":
+    if compute.precision == "float32" and args.device.type != "cpu":
         yield "`dtype: bfloat16`"
     if adapters.method == "full":
         yield "`method: lora`"

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.launch_variables import MPI_SIZES, launched
+from reflectune.core.launch_variables import MPI_SIZES, is_true, launched, on_cpu
 from reflectune.models.loading import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
@@ -37,12 +37,12 @@ def _problems(config: TrainingConfig, environment: Mapping[str, str]) -> Iterato
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         yield "`device` is cuda, and this machine shows no CUDA device; leave `device` out, or set it to cpu"
-    if config.device == "cuda" and _is_true(environment, "ACCELERATE_USE_CPU"):
+    if config.device == "cuda" and on_cpu(environment):
         yield "`device` is cuda, and this launch computes on the CPU; launch with configs/accelerate/gpu.yaml"
     autocast = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if autocast not in ("", "no", _AUTOCAST.get(config.dtype)):
+    if autocast not in ("", "no", _AUTOCAST.get(config.precision)):
         yield (
-            f"this launch's config has `mixed_precision: {autocast}`, and `dtype` is {config.dtype}; set "
+            f"this launch's config has `mixed_precision: {autocast}`, and `dtype` is {config.precision}; set "
             "`mixed_precision: no` there, since `dtype` decides"
         )
     if kind := sharding(environment):
@@ -54,7 +54,7 @@ def _sharding_problems(kind: str, config: TrainingConfig, environment: Mapping[s
         yield "this launch needs DeepSpeed: `pip install 'reflectune[deepspeed]'`"
     if kind == "fsdp" and environment.get("FSDP_VERSION", "1") != "2":
         yield "FSDP is supported in version 2 alone; launch with configs/accelerate/fsdp2.yaml"
-    if kind == "fsdp" and _is_true(environment, "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+    if kind == "fsdp" and is_true(environment, "FSDP_CPU_RAM_EFFICIENT_LOADING"):
         yield (
             "`fsdp_cpu_ram_efficient_loading: true` has the first process hold the whole model; set it to false in the "
             "launch's config: here each process maps the weights' file, and holds its own shard alone"
@@ -72,7 +72,7 @@ def _sharding_problems(kind: str, config: TrainingConfig, environment: Mapping[s
         )
     if config.device == "cpu" and torch.accelerator.is_available():
         yield f"{kind} uses the accelerators of this machine, and `device` is cpu; leave `device` out"
-    if config.dtype != "float32" and not torch.accelerator.is_available():
+    if config.precision != "float32" and not torch.accelerator.is_available():
         yield f"{kind} without an accelerator computes in float32; leave `dtype` out"
     if kind in ("zero3", "fsdp") and config.method != "full":
         yield (
@@ -108,16 +108,16 @@ def refuse_sharded_weights(work: str, kind: str) -> None:
 
 def sharding(environment: Mapping[str, str]) -> str:
     """Return the kind of sharding of the launch: `zero1`, `zero2`, `zero3`, `fsdp`, or "" for none (DDP)."""
-    if _is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
+    if is_true(environment, "ACCELERATE_USE_DEEPSPEED"):
         return f"zero{_zero_stage(environment)}"
-    return "fsdp" if _is_true(environment, "ACCELERATE_USE_FSDP") else ""
+    return "fsdp" if is_true(environment, "ACCELERATE_USE_FSDP") else ""
 
 
 def division(environment: Mapping[str, str], processes: int) -> Division:
     """Return the division of a run among its processes, and its offloading to the CPU's memory."""
     kind = sharding(environment)
     if kind == "fsdp":
-        everything = _is_true(environment, "FSDP_OFFLOAD_PARAMS")
+        everything = is_true(environment, "FSDP_OFFLOAD_PARAMS")
         return Division(kind, processes, everything, everything)
     optimizer, weights = (
         kind.startswith("zero") and _is_offloaded(environment, part) for part in ("optimizer", "param")
@@ -139,10 +139,10 @@ def placement(device: str, environment: Mapping[str, str], timeout: int) -> dict
     has_accelerator = torch.accelerator.is_available()
     config: dict[str, Any] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}} if kind == "fsdp" else {}
     if not kind or has_accelerator:
-        on_cpu = device == "cpu" or not has_accelerator
-        if on_cpu:
+        use_cpu = device == "cpu" or not has_accelerator
+        if use_cpu:
             PartialState(cpu=True, timeout=patience)
-        return {"use_cpu": on_cpu, **({"accelerator_config": config} if config else {})}
+        return {"use_cpu": use_cpu, **({"accelerator_config": config} if config else {})}
     if not PartialState._shared_state:
         state = PartialState(backend="gloo", timeout=patience)
         if kind == "fsdp":
@@ -186,9 +186,8 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
 
 def _is_lonely(environment: Mapping[str, str]) -> bool:
     """Return True after `accelerate launch --cpu --num_processes 2`, which starts one process (1.15)."""
-    on_cpu = _is_true(environment, "ACCELERATE_USE_CPU")
     mpi = any(name in environment for name in MPI_SIZES)
-    return on_cpu and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi
+    return on_cpu(environment) and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi
 
 
 def _zero_stage(environment: Mapping[str, str]) -> int:
@@ -202,7 +201,7 @@ def _gathers_weights(environment: Mapping[str, str]) -> bool:
     """Return True if ZeRO-3 lets the first process write whole weights, which is off by default."""
     settings = _own_settings(environment)
     asked = "auto" if settings is None else settings.get("stage3_gather_16bit_weights_on_model_save", False)
-    return _is_true(environment, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL") if asked == "auto" else bool(asked)
+    return is_true(environment, "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL") if asked == "auto" else bool(asked)
 
 
 def _is_offloaded(environment: Mapping[str, str], part: str) -> bool:
@@ -218,7 +217,3 @@ def _own_settings(environment: Mapping[str, str]) -> dict[str, Any] | None:
     if file == "none":
         return None
     return read_json(file, "the launch's `deepspeed_config_file`").get("zero_optimization", {})
-
-
-def _is_true(environment: Mapping[str, str], name: str) -> bool:
-    return environment.get(name, "").lower() in ("true", "1")

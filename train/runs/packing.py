@@ -33,7 +33,7 @@ def packs_trees(model: Any, config: TrainingConfig, args: Any) -> bool:
     """
     if args.device.type != "cuda" or config.compile == "off":
         return False
-    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
     network = inner_model(model)
     if problem := model_flex_problem(network, dtype, backward=True):
         say(args, f"trees have dense masks, and are read more slowly: FlexAttention can't be used: {problem}")

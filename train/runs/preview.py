@@ -161,9 +161,9 @@ def seconds_of_batch(
         if in_half:
             model.to(torch.bfloat16)
         if packs:
-            _timed(model, inputs, device, compute.dtype)
-        seconds = _timed(model, inputs, device, compute.dtype)
-        return seconds if seconds > _SLOW else min(seconds, _timed(model, inputs, device, compute.dtype))
+            _timed(model, inputs, device, compute.precision)
+        seconds = _timed(model, inputs, device, compute.precision)
+        return seconds if seconds > _SLOW else min(seconds, _timed(model, inputs, device, compute.precision))
     except torch.OutOfMemoryError:
         return None
 
@@ -256,7 +256,7 @@ def _time_line(
     size = min(size, len(sample))  # as many are timed
     if kind in ("zero3", "fsdp"):
         return f"time: not measured, since {kind} divides the model only when training begins"
-    in_half = kind.startswith("zero") and config.method == "full" and config.dtype == "bfloat16"
+    in_half = kind.startswith("zero") and config.method == "full" and config.precision == "bfloat16"
     compute = ComputeConfig.of(config)
     packs = packs_trees(model, config, args)
     seconds = seconds_of_batch(

@@ -85,7 +85,7 @@ class SupervisedFineTuning(Method):
                 [(data.examples, data.image_roots), *([self._validation] if self._validation else [])],
                 args,
                 trained_towers=config.trained_towers,
-                autocast=config.dtype,
+                autocast=config.precision,
                 dry_run=config.dry_run,
             )
 

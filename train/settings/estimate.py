@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, Literal
 
 from reflectune.core.config import cross_check, setting
+from reflectune.core.values import Dtype
 from reflectune.train.settings.saving import PublishingConfig, SavingConfig
 from reflectune.train.settings.sft import DataConfig, SftConfig
 from reflectune.train.settings.training import OptimisationConfig
@@ -27,6 +28,11 @@ class EstimateConfig(SftConfig):
     )
     branch_tokens: int = setting(250, "tokens of a branch, with its question and answer", gt=0)
     branch_supervised: int = setting(20, "supervised tokens of a branch", gt=0)
+
+    @property
+    def precision(self) -> Dtype:
+        """What `dtype` is on a GPU that computes in bfloat16, whatever this machine has."""
+        return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:

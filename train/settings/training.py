@@ -9,6 +9,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import Seed
 from reflectune.formats.dataset import SplitKey
 from reflectune.metrics.config import MetricConfig
+from reflectune.models.names import PrecisionKeys
 from reflectune.models.schemes.registry import all_schemes
 from reflectune.models.weights.quantization import missing_bitsandbytes
 from reflectune.train.settings.model import AdapterConfig, ModelConfig
@@ -37,11 +38,13 @@ class OptimisationConfig(Settings):
     seed: Seed = setting(0, "seed of new token rows, data order and dropout")
 
 
-class ComputeConfig(Settings):
+class ComputeConfig(PrecisionKeys):
     """Settings of precision, device and memory."""
 
-    dtype: Literal["float32", "bfloat16"] = setting(
-        "float32", "precision of the forward pass (bfloat16 on a GPU); trained weights are kept in float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto",
+        "precision of the forward pass: float32, bfloat16, or auto: bfloat16 on a GPU that computes in it, else "
+        "float32; trained weights are kept in float32",
     )
     matmul_precision: Literal["highest", "high", "medium"] = setting(
         "highest",

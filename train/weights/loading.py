@@ -72,17 +72,17 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
             scheme=config.scheme,
             prompts=config.prompts,
             seed=config.seed,
-            quantization=Quantization(config.dtype),
+            quantization=Quantization(config.precision),
             device=str(device),
             images=config.image_settings(),
         )
     is_full = config.method == "full"
-    keeps_half = bool(config.train_towers) and is_stored_in(config.model, config.dtype)
+    keeps_half = bool(config.train_towers) and is_stored_in(config.model, config.precision)
     return load(
         config.model,
         scheme=config.scheme,
         prompts=config.prompts,
-        dtype="float32" if is_full and not keeps_half else config.dtype,
+        dtype="float32" if is_full and not keeps_half else config.precision,
         device=str(device) if is_full and sharding.kind not in ("zero3", "fsdp") else "cpu",
         seed=config.seed,
         images=config.image_settings(),

@@ -43,7 +43,7 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
         config = SftConfig(
             model=str(base), train_data=str(data_folder), output_dir=str(tmp_path / "out"), device="cpu", **changes
         )
-        dtype = "float32" if config.method == "full" else config.dtype
+        dtype = "float32" if config.method == "full" else config.precision
         loaded = load(config.model, scheme="mr2ag", dtype=dtype)
         model = prepare_model(loaded, config)
         if config.gradient_checkpointing:

@@ -110,7 +110,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
     four = Quantization("float32") if method == "qlora" else None
     real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config))
 
-    planned = planned_weights(load(config.model).model, config, config.dtype)
+    planned = planned_weights(load(config.model).model, config, config.precision)
 
     width = load(config.model).model.config.get_text_config().hidden_size
     new_rows = NEW_TOKENS * width * (1 if family == "qwen2_vl" else 2)  # added to the table, which the plan leaves out
@@ -126,7 +126,7 @@ def test_frozen_weights_of_a_full_training_keep_half_precision_if_stored_in_it(b
     model.config.dtype = getattr(torch, stored)
     config = SftConfig(method="full", train_towers=towers, dtype="bfloat16")
     keeps_half = towers and stored == "bfloat16"
-    assert planned_weights(model, config, config.dtype).frozen_bytes == (2 if keeps_half else 4)
+    assert planned_weights(model, config, config.precision).frozen_bytes == (2 if keeps_half else 4)
 
 
 def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:
@@ -160,7 +160,7 @@ def test_weights_of_named_towers_are_counted_from_shapes_too(
     config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
     real = weights_of(prepare_model(load(config.model, scheme="plain"), config))
 
-    planned = planned_weights(load(config.model).model, config, config.dtype)
+    planned = planned_weights(load(config.model).model, config, config.precision)
 
     rows = planned.trained - real.trained  # planned for four reflection tokens, which plain doesn't have
     width = load(config.model).model.config.get_text_config().hidden_size

@@ -117,9 +117,9 @@ def test_a_gpu_that_is_asked_for_must_be_there_and_in_use(monkeypatch: pytest.Mo
         refuse_bad_launch(SftConfig(device="cuda"), {})
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    refuse_bad_launch(SftConfig(device="cuda"), {})
+    refuse_bad_launch(SftConfig(device="cuda", dtype="float32"), {})
     with pytest.raises(UserError, match="`device` is cuda, and this launch computes on the CPU"):
-        refuse_bad_launch(SftConfig(device="cuda"), {"ACCELERATE_USE_CPU": "true"})
+        refuse_bad_launch(SftConfig(device="cuda", dtype="float32"), {"ACCELERATE_USE_CPU": "true"})
 
 
 def test_half_precision_under_deepspeed_needs_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def fill_cache(run: SftConfig, loaded: Loaded, data: TrainingData) -> None:
     """Cache the features of the data, as a run does before it trains."""
     args = TrainingArguments(**common_arguments(run))
     images = [(data.examples, data.image_roots)]
-    cache_features(run.cache_features, loaded, images, args, trained_towers=run.trained_towers, autocast=run.dtype)
+    cache_features(run.cache_features, loaded, images, args, trained_towers=run.trained_towers, autocast=run.precision)
 
 
 def first_step(run: SftConfig, examples: int = 8) -> tuple[torch.Tensor, dict[str, torch.Tensor], dict[str, Any]]:
