@@ -66,6 +66,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
     chosen = choose(
         (trace for path in files if path for trace in read_traces(path)),
         questions,
+        dataset.image_roots,
         find_recipe("promsa").settings_of(config),
         find_metric(config.scored_by(config.dataset), config.open_bem("cpu")),
         config.max_calls,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from reflectune.core.errors import UserError
@@ -24,6 +25,7 @@ from reflectune.inference.operators.requests import (
 )
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings
+from reflectune.inference.running.opening import is_current
 from reflectune.inference.trace import Step, Trace
 from reflectune.metrics.scoring.registry import Worth
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -82,11 +84,20 @@ class Chosen:
 def choose(
     traces: Iterable[Trace],
     questions: Mapping[str, Question],
+    roots: Sequence[Path],
     settings: PromsaSettings,
     correctness: Worth,
     max_calls: int,
 ) -> Chosen:
     """Choose at most one trajectory a question: of those that may be kept the one with the fewest calls.
+
+    Args:
+        traces: Traces of ProMSA.
+        questions: The questions to train on, by id.
+        roots: Folders of their images.
+        settings: The settings that the traces were written with.
+        correctness: Metric of an answer.
+        max_calls: Maximum calls of a trajectory.
 
     Raises:
         UserError: A trace is of other settings of the pipeline.
@@ -96,6 +107,9 @@ def choose(
         chosen.traces += 1
         if trace.question_id not in questions:
             chosen.left_out["no question to train on"] += 1
+            continue
+        if not is_current(trace, questions[trace.question_id], roots):
+            chosen.left_out["question edited since"] += 1
             continue
         if trace.error or trace.limit:
             chosen.left_out["failed" if trace.error else "ended by a budget"] += 1

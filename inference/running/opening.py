@@ -14,6 +14,7 @@ from reflectune.core.rows import to_row
 from reflectune.core.types import Question
 from reflectune.formats.dataset import image_roots
 from reflectune.formats.questions import check_one_image
+from reflectune.inference.trace import TextlessTrace
 
 OnError = Literal["stop", "skip"]
 
@@ -68,6 +69,11 @@ def question_hash(question: Question, roots: Sequence[Path]) -> str:
         for path in images
     ]
     return fingerprint({**to_row(question), "split": "", "image": names, "more_images": ()})
+
+
+def is_current(trace: TextlessTrace, question: Question, roots: Sequence[Path]) -> bool:
+    """Return True unless a question's row was edited after a run stored its trace."""
+    return trace.question_hash in ("", question_hash(question, roots))
 
 
 def images_of(question: Question, roots: Roots) -> Images:

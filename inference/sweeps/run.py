@@ -19,6 +19,7 @@ from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import calibration_for, require_models
+from reflectune.inference.running.opening import is_current
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.sweeps.caching import CacheStats
@@ -109,6 +110,11 @@ def _decide_again(
     questions = [question for question in questions if question.id in stored]
     if not questions:
         raise UserError(f"{config.traces} has no trace of these splits' questions; name the splits that were evaluated")
+    if edited := [q.id for q in questions if not is_current(stored[q.id], q, dataset.image_roots)]:
+        raise UserError(
+            f"{len(edited)} questions were edited after {config.traces} was written, the first is {edited[0]}; run "
+            "evaluate again, which answers them"
+        )
     measure.read(questions, [stored])
     decisions = [(point, ChoiceSettings.of(point.config(config.reading()))) for point in points]
     fitted, apart = None, dict[str, list[tuple[Point, ChoiceSettings]]]()

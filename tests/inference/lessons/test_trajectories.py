@@ -78,11 +78,12 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         trace(scripting, 4, "oak?", RIGHT, retries=True),
         trace(scripting, 5, IMAGE, IMAGE, TEXT, RIGHT),
         trace(scripting, 9, RIGHT),
+        dataclasses.replace(trace(scripting, 5, IMAGE, RIGHT), question_hash="of other words"),
         Trace("q5", "promsa", error="no image"),
         trace(scripting, 5, IMAGE, RIGHT, budget=Budget(question_tokens=1)),
     ]
     questions = {f"q{number}": asked(number) for number in range(6)}
-    chosen = choose(traces, questions, SETTINGS, lambda answer, question: float(answer in question.answers), 2)
+    chosen = choose(traces, questions, [Path()], SETTINGS, lambda answer, asked: float(answer in asked.answers), 2)
     assert [trajectory.replies for trajectory in chosen.kept.values()] == [[IMAGE, RIGHT]]
     assert chosen.left_out == {
         "a further trajectory of its question": 1,
@@ -91,6 +92,7 @@ def test_one_right_and_short_trajectory_a_question_is_kept(scripting: type[Any])
         "an unreadable call": 2,
         "more than 2 calls": 1,
         "no question to train on": 1,
+        "question edited since": 1,
         "failed": 1,
         "ended by a budget": 1,
     }

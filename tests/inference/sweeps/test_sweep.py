@@ -206,6 +206,10 @@ def test_stored_traces_that_cannot_be_decided_again_are_refused(stored, make) ->
     assert all(words in problem for words, problem in zip(expected, problems, strict=True))
     with RowLog(Path(stored.traces).with_name("empty.jsonl"), "f") as empty, pytest.raises(UserError, match="no trace"):
         sweep_run.run(stored.model_copy(update={"traces": str(empty.path)}))
+    of_other_words = [{**row, "question_hash": "of other words"} for row in read_rows(stored.traces)]
+    write_rows(edited := Path(stored.traces).with_name("edited.jsonl"), "f", of_other_words)
+    with pytest.raises(UserError, match=r"4 questions were edited after .*, the first is q000; run evaluate again"):
+        sweep_run.run(stored.model_copy(update={"traces": str(edited)}))
     answered = {"q000": make.trace(0, passages=(make.read(answer="oak", ans=0.5),), hits=(make.hit("e1", 1),))}
     with pytest.raises(UserError, match="a right and a wrong candidate"):
         fit_exponents(ChoiceSettings(), [make.question(0)], answered, TraceScorer("infoseek"), seed=0)
