@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 import time
 import weakref
 from collections.abc import Callable
@@ -395,6 +396,17 @@ def test_a_round_that_is_lost_is_not_measured_with_later_weights(config, interru
     Path(settings.rewards_folder(), "round-001", "direct.jsonl").unlink()
 
     with pytest.raises(UserError, match=r"round-001 lacks direct\.jsonl"):
+        grpo(settings)
+
+
+def test_a_run_whose_questions_were_edited_is_not_continued(config, interrupted, world, tmp_path) -> None:
+    own = shutil.copytree(world, tmp_path / "world")
+    settings = config(dataset=str(own), save_steps=2)
+    interrupted(settings, 3, grpo)
+    questions = list(Dataset(own).questions("train"))
+    write_questions(own, "train", [dataclasses.replace(questions[0], text="Where does it sleep?"), *questions[1:]])
+
+    with pytest.raises(UserError, match="`questions_fingerprint` is"):
         grpo(settings)
 
 

@@ -65,8 +65,9 @@ class ReplyTraining(Method):
         return grpo_arguments(self._config, common)
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of questions and of the inputs of rewards."""
-        return {**self._hashes, "questions_fingerprint": self._dataset.fingerprint}
+        """Return hashes of the data set, of its questions as they are now, and of the inputs of rewards."""
+        questions = [self._dataset.fingerprint, self._dataset.split_fingerprint(self._config.split)]
+        return {**self._hashes, "questions_fingerprint": questions}
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:
         """Leave out prompts that are too long."""

@@ -55,8 +55,9 @@ class GateTraining(Method):
         return TrainingArguments(**common)
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of the data set and of the inputs of rewards."""
-        return {**self._hashes, "data_fingerprint": self._dataset.fingerprint}
+        """Return hashes of the data set, of its questions as they are now, and of the inputs of rewards."""
+        questions = self._dataset.split_fingerprint(self._config.split)
+        return {**self._hashes, "data_fingerprint": self._dataset.fingerprint, "questions_fingerprint": questions}
 
     def load_data(self, args: TrainingArguments) -> None:
         """Draw the questions."""
