@@ -291,7 +291,7 @@ def shapes_file(model: str) -> Path:
         return Path(str(cached_file(source, "config.json")))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:400]
-        raise UserError(f"there is no folder {model}, and the Hub gives no model of this name: {reason}") from error
+        raise UserError(f"{model} is not a folder, and could not be read from the Hub: {reason}") from error
 
 
 def resolve(model: str) -> Path | str:

@@ -45,8 +45,8 @@ def test_a_folders_own_config_decides_the_shapes(base_model, capsys, monkeypatch
 
 def test_a_model_without_shapes_is_refused(base_model, capsys, monkeypatch, tmp_path) -> None:
     for model, message in (
-        ("nobody/has-this-model", "error: there is no folder nobody/has-this-model, and the Hub"),
-        ("checkpoints/another", "error: there is no folder checkpoints/another, and the Hub"),
+        ("nobody/has-this-model", "error: nobody/has-this-model is not a folder, and could not be read from the Hub"),
+        ("checkpoints/another", "error: checkpoints/another is not a folder, and could not be read from the Hub"),
         (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} does not exist, and its folder does"),
         ("miniature/none", "  `model` no model miniature/none; "),
         ("pocket/none", "  `model` no model pocket/none; "),
