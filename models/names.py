@@ -162,7 +162,7 @@ class PrecisionKeys(Settings):
 
     @property
     def precision(self) -> Dtype:
-        """What `dtype` is on this machine."""
+        """The value of `dtype`; for `auto` the one chosen for this machine."""
         if self.dtype != "auto":
             return self.dtype
         from reflectune.core.devices import default_dtype  # torch is slow to import: after the config is right

@@ -31,7 +31,7 @@ class EstimateConfig(SftConfig):
 
     @property
     def precision(self) -> Dtype:
-        """What `dtype` is on a GPU that computes in bfloat16, whatever this machine has."""
+        """The value of `dtype`; for `auto` that of a GPU that computes in bfloat16, on any machine."""
         return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @classmethod
