@@ -6,9 +6,10 @@ import errno
 import hashlib
 import os
 import re
+import stat
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -301,7 +302,9 @@ class ImageFolder:
         return self._listed[folder]
 
     def _is_file(self, path: str) -> bool:
-        return os.path.isfile(f"{self.root}/{path}")
+        with _if_listed(), suppress(ValueError):  # a null byte
+            return stat.S_ISREG(os.stat(f"{self.root}/{path}").st_mode)
+        return False
 
 
 @lru_cache(maxsize=8)
@@ -325,8 +328,14 @@ def _names_of(folder: str) -> list[str]:
 def _folders_in(folder: Path) -> list[str]:
     """Return the names of the folders in a folder, in order, without holding those of its files."""
     with _if_listed(), os.scandir(folder) as found:
-        return sorted(entry.name for entry in found if entry.is_dir())
+        return sorted(entry.name for entry in found if _is_folder(entry))
     return []
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with _if_listed():  # a link to itself is none
+        return entry.is_dir()
+    return False
 
 
 @contextmanager

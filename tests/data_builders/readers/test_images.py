@@ -195,10 +195,24 @@ def test_no_link_leads_out_of_the_folder(tmp_path: Path, link: str) -> None:
             images.find_for(ROW, "image", image_id)
 
 
-def test_a_lost_disk_is_no_folder_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_itself_hides_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "01").mkdir()
+    (tmp_path / "01" / "x1.jpg").write_bytes(b"x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert ImageFolder(tmp_path).find("x1") == "01/x1.jpg"
+    assert ImageFolder(tmp_path).find("loop/x1.jpg") is None
+
+
+@pytest.mark.parametrize("call", ["scandir", "stat"])
+def test_a_lost_disk_is_no_folder_without_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def lost(folder: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(folder))
 
-    monkeypatch.setattr(os, "scandir", lost)
-    with pytest.raises(OSError, match="Stale"):
-        ImageFolder(tmp_path).find("folder/x1")
+    images = ImageFolder(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, lost)
+        with pytest.raises(OSError, match="Stale"):
+            images.find("folder/x1")
+        if call == "stat":
+            with pytest.raises(OSError, match="Stale"):
+                images.exact(ROW, "image", "x1.jpg")
