@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -63,12 +65,16 @@ def question_hash(question: Question, roots: Sequence[Path]) -> str:
         question: The question.
         roots: The folders that its images may lie in (`image_roots`).
     """
-    images = [Path(roots[0], path) for path in question.images]
-    names = [
-        next((str(path.relative_to(root)) for root in reversed(roots) if path.is_relative_to(root)), str(path))
-        for path in images
-    ]
+    folders_and_names = map(os.path.split, question.images)
+    names = [f"{_without_root(folder, tuple(roots))}/{name}" for folder, name in folders_and_names]
     return fingerprint({**to_row(question), "split": "", "image": names, "more_images": ()})
+
+
+@functools.lru_cache(maxsize=1024)
+def _without_root(folder: str, roots: tuple[Path, ...]) -> str:
+    """Return a folder relative to the last root that it lies in; as it is if it lies in none."""
+    path = Path(roots[0], folder)
+    return next((str(path.relative_to(root)) for root in reversed(roots) if path.is_relative_to(root)), str(path))
 
 
 def is_current(trace: TextlessTrace, question: Question, roots: Sequence[Path]) -> bool:
