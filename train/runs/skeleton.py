@@ -124,6 +124,7 @@ def run(config: TrainingConfig, method: Method) -> None:
 
 def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: str) -> None:
     batch = global_batch(args)
+    hashes = launch_processes().from_first(method.fingerprints)
 
     def all_settings(model_fingerprint: str, fixed: str) -> dict[str, Any]:
         """Return everything that determines the weights."""
@@ -132,7 +133,7 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
             **config.hashed(),
             **(adapter_settings(continued) if continued else {}),
             "device": args.device.type,
-            **method.fingerprints(),
+            **hashes,
             "model_fingerprint": model_fingerprint,  # of weights, tokens, chat template and scheme
             "sharding": kind,
             **batch.settings(fixed),

@@ -12,11 +12,12 @@ from peft import PeftModel
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from reflectune.core.errors import UserError
+from reflectune.core.launching import Processes
 from reflectune.examples.miniature.models.architecture import Family
 from reflectune.formats.reflection_data import read_examples, write_examples
 from reflectune.models.loading import load
 from reflectune.models.schemes.examples import ReflectionExample
-from reflectune.train.runs import skeleton
+from reflectune.train.runs import skeleton, supervised
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.weights.checkpoints import RECORD, checkpoint_folders
 from reflectune.train.weights.loading import load_base
@@ -204,6 +205,19 @@ def test_a_finished_run_is_left_alone(straight, capsys, monkeypatch) -> None:
         assert Path(run.output_dir, "model.safetensors").stat().st_mtime_ns == written
         assert len(loaded) == times
         Path(run.model, "config.json").touch()
+
+
+def test_the_first_process_hashes_the_data_for_all(straight, capsys, monkeypatch) -> None:
+    run, sent = straight(), []
+
+    def receive(items: list[Any]) -> None:
+        items[:] = sent
+
+    for processes in (Processes(0, 2, broadcast=sent.extend), Processes(1, 2, broadcast=receive)):
+        monkeypatch.setattr(skeleton, "launch_processes", lambda *_, processes=processes: processes)
+        fine_tune(run)
+        assert "nothing to do" in capsys.readouterr().out
+        monkeypatch.setattr(supervised, "file_fingerprint", None)
 
 
 def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(config, weights, losses) -> None:
