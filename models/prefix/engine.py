@@ -16,7 +16,7 @@ from torch import Tensor
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.positions import longest_sequence, sliding_window
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.forward import Forward, find_budget, image_bytes
+from reflectune.models.prefix.forward import Forward, find_budget, image_bytes, within_memory
 from reflectune.models.prefix.image_prefix import ImagePrefixCache
 from reflectune.models.prefix.packed import packed_for
 from reflectune.models.prefix.padded import PaddedReader
@@ -141,11 +141,21 @@ class PrefixEngine:
         hidden, places = self.reader.hidden(state)
         if not places:
             return torch.empty(0, len(token_ids))
-        ids = list(token_ids)
-        parts = [self._forward.log_probabilities(part, ids)[:, ids].exp().cpu() for part in hidden]
+        parts = [self._next_probabilities(part, list(token_ids)) for part in hidden]
         probabilities = torch.stack([parts[part][row] for part, row in places])
         self.check_numbers(probabilities.sum().item())
         return probabilities
+
+    def _next_probabilities(self, hidden: Tensor, token_ids: list[int]) -> Tensor:
+        """Return the probabilities of tokens after hidden states, half of these at a time if memory runs out."""
+        probabilities = within_memory(
+            lambda: self._forward.log_probabilities(hidden, token_ids)[:, token_ids].exp().cpu(),
+            "logits are out of memory: half of the rows are computed at a time",
+            is_divisible=len(hidden) > 1,
+        )
+        if probabilities is not None:
+            return probabilities
+        return torch.cat([self._next_probabilities(half, token_ids) for half in hidden.chunk(2)])
 
     def check_numbers(self, *values: float) -> None:
         """Refuse probabilities or scores that are NaN.

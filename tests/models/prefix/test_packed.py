@@ -166,6 +166,22 @@ def test_padded_batches_that_are_out_of_memory_are_halved_and_stay_so(loaded, ma
         hook.remove()
 
 
+@pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)
+def test_logits_that_are_out_of_memory_are_computed_by_halves(loaded, make, monkeypatch, printed) -> None:
+    prefixes, branches = asked(loaded, make)
+    expected, compute = said(PrefixEngine(loaded), prefixes, branches), forward.Forward.log_probabilities
+
+    def full(self, hidden, asked=()):
+        if len(hidden) > 1 and [*asked] == GATES:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compute(self, hidden, asked)
+
+    monkeypatch.setattr(forward.Forward, "log_probabilities", full)
+    for engine in (engine_of(loaded), PrefixEngine(loaded)):
+        assert_same(said(engine, prefixes, branches), expected)
+    assert {"logits are out of memory" in line for line in printed} == {True}
+
+
 def test_less_free_memory_makes_smaller_passes(loaded, make, monkeypatch, passes):
     prefixes, branches = asked(loaded, make)
     engine = engine_of(loaded)
