@@ -115,7 +115,7 @@ def _add_search(app: FastAPI, service: AnswerService, load: Load) -> None:
         body.check()
         top, scores = body.topk or _TOP, body.return_scores
         if body.queries:
-            passages = await _in_thread(service.search_texts, body.queries, top)
+            passages = await _enqueued(service.search_texts, body.queries, top)
             return found_passages(await _result(request, passages), scores=scores)
         files = [from_data_url(url) for url in body.images]
         entries = await _decoded(files, load, lambda images: service.search_images(images, top, body.exclude))
@@ -164,7 +164,7 @@ async def _decoded(
     slot = load.large if pixels > LARGE else asyncio.Semaphore()
     await slot.acquire()
     try:
-        future = await _in_thread(lambda: enqueue([*map(open_image, images)]))
+        future = await _enqueued(lambda: enqueue([*map(open_image, images)]))
     except BaseException:
         slot.release()
         raise
@@ -179,7 +179,7 @@ async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]
             yield event
         yield Event.done(_complete(future.result()))
     except Exception as error:
-        yield Event("error", _problem_of(error, status=502).body())
+        yield Event("error", RequestProblem.of(error, status=502).body())
     finally:
         future.cancel()
 
@@ -194,7 +194,7 @@ async def _result(request: Request, future: Future[Result]) -> Result:
             raise RequestProblem(499, "the client disconnected")
         return result.result()
     except Exception as error:
-        raise _problem_of(error, status=502) from error
+        raise RequestProblem.of(error, status=502) from error
     finally:
         gone.cancel()
         result.cancel()
@@ -214,6 +214,22 @@ async def _in_thread(function: Callable[..., Result], *arguments: Any) -> Result
         raise RequestProblem.of(error, status=404) from error
 
 
+async def _enqueued(enqueue: Callable[..., Future[Result]], *arguments: Any) -> Future[Result]:
+    """Enqueue a request; its failure is logged, whether or not its client waits."""
+    future = await _in_thread(enqueue, *arguments)
+    future.add_done_callback(_log_failure)
+    return future
+
+
+def _log_failure(future: Future[Any]) -> None:
+    if future.cancelled() or (error := future.exception()) is None:
+        return
+    if isinstance(error, UserError):
+        _LOG.warning("a request failed: %s", RequestProblem.of(error, status=502).message)
+    else:
+        _LOG.error("a request failed", exc_info=error)
+
+
 def _complete(trace: Trace) -> Trace:
     """Refuse a trace without an answer for a reason, such as a refusal of the model's server."""
     if trace.error:
@@ -221,18 +237,11 @@ def _complete(trace: Trace) -> Trace:
     return trace
 
 
-def _problem_of(error: Exception, *, status: int) -> RequestProblem:
-    problem = RequestProblem.of(error, status=status)
-    if problem.status == 500:
-        _LOG.error("a question failed", exc_info=error)
-    return problem
-
-
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):
         return RequestProblem(error.status_code, str(error.detail), error.headers or {}).response()
     problem = RequestProblem(499, "the client disconnected") if isinstance(error, ClientDisconnect) else error
-    return _problem_of(problem, status=500).response()
+    return RequestProblem.of(problem, status=500).response()
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:

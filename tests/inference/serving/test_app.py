@@ -25,7 +25,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from reflectune.core.config import find_problems
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.images import open_image
 from reflectune.inference.serve import serve
 from reflectune.inference.serving import admission
@@ -447,11 +447,16 @@ def test_a_shutdown_finishes_what_runs_and_refuses_the_rest(started, busy) -> No
     wait_until(lambda: not server.servers[0].is_serving())
 
 
-def test_a_failure_of_the_model_is_the_servers_and_shows_nothing(service, client, monkeypatch) -> None:
+def test_a_failure_is_logged_and_shows_nothing_of_the_server(service, client, monkeypatch, caplog) -> None:
+    log = logging.getLogger("uvicorn.error")
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    monkeypatch.setattr(log, "propagate", False)
     for error, status, sentence in (
         (RuntimeError("secret"), 500, "the server failed"),
         (UserError("the model's server is away"), 502, "the model's server is away"),
+        (UnusableInput("a question with its passage is 5,000 tokens long"), 400, "a question with its passage"),
     ):
+        caplog.clear()
 
         def fail(*_: Any, error: Exception = error) -> None:
             raise error
@@ -462,6 +467,7 @@ def test_a_failure_of_the_model_is_the_servers_and_shows_nothing(service, client
         ((name, data),) = events(client.post("/answer", json=question()).text)
         assert (name, data["error"]["code"]) == ("error", status)
         assert "secret" not in json.dumps(data)
+        assert [str(error) in caplog.handler.format(record) for record in caplog.records] == [True, True]
 
 
 def test_the_command_says_what_it_would_serve_and_refuses_pipelines_of_gold_evidence(
