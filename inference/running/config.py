@@ -97,6 +97,12 @@ class PipelinesConfig(ModelSettings, AllPipelines):
                 for name, recipe in recipes.items()
                 if recipe.model == "plain_model" and recipe.reads not in self.plain_model
             ]
+        plain = {self.checkpoint("plain_model", it.reads) for it in recipes.values() if it.model == "plain_model"}
+        issues += [
+            f"`plain_model`: {name} was not fine-tuned with scheme plain; see `build_plain`"
+            for name in sorted(plain)
+            if name and Path(name).is_dir() and recorded_scheme(name) != "plain"
+        ]
         if len(schemes) > 1:
             issues.append(
                 f"`pipelines`: {' and '.join(schemes)} need checkpoints of different schemes; run them one by one"

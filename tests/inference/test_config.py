@@ -45,6 +45,7 @@ def test_names_stand_for_forms() -> None:
 def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None:
     for name in "ab":
         write_json(tmp_path / name / "config.json", {})
+        write_json(tmp_path / name / "scheme.json", {"name": "plain"})
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     readers = ["--plain_model", json.dumps({"article": a, "passage": b}), "--output", "o"]
     flags = [word for key, value in folders.items() for word in (f"--{key}", str(value))]
@@ -143,6 +144,16 @@ def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_
     (problem,) = find_problems(EvaluateConfig, {**asked, "pipelines": ["mmkb_rag"]})
     assert "was trained with scheme mr2ag, and mmkb_rag needs a checkpoint of scheme mmkb_rag" in problem
     assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["mr2ag"]})
+
+
+def test_an_untuned_model_is_no_plain_model(folders, tmp_path: Path) -> None:
+    write_json(tmp_path / "base/config.json", {})
+    asked = {**folders, "plain_model": str(tmp_path / "base"), "base_model": "b", "output": "o"}
+    (problem,) = find_problems(EvaluateConfig, {**asked, "pipelines": ["closed_book_tuned"]})
+    assert problem == f"`plain_model`: {tmp_path / 'base'} was not fine-tuned with scheme plain; see `build_plain`"
+    write_json(tmp_path / "base/scheme.json", {"name": "plain"})
+    assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["closed_book_tuned"]})
+    assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["closed_book"]})
 
 
 def test_an_answers_pipeline_is_one_of_an_evaluation(folders) -> None:
