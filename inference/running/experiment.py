@@ -311,13 +311,15 @@ def describe(config: EvaluateConfig) -> str:
     """Describe a run, for `--dry_run`: read the questions, and load no model."""
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
-    measure = TraceScorer(config.scored_by(config.dataset))
+    metric = config.scored_by(config.dataset)
+    check_scorable(questions, metric)
+    measure = TraceScorer(metric)
     record_of(measure.official(questions), {}, config.groups, measure)
+    calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
     require_models(model_names(planned, models))
     find_device(config.device)
-    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by "]
-    lines[0] += config.scored_by(config.dataset)
+    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by {metric}"]
     for name, pipeline in planned.items():
         use = pipeline.use
         reader = f" with {use.reader} {use.checkpoint(models)}" if use.reader else ""

@@ -108,6 +108,17 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_answers(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("way", [experiment.run, experiment.describe])
+def test_a_question_that_cannot_be_scored_is_found_before_a_model_is_loaded(way, make, tmp_path) -> None:
+    question = make.question(
+        0, "val", "the", image="a.png", requires_retrieval=None, meta={"question_type": "templated"}
+    )
+    make.data_set(tmp_path / "data", [make.entry(0)], [question], metric="evqa_exact", image_root=str(tmp_path))
+    keys = {"dataset": str(tmp_path / "data"), "splits": ["val"], "pipelines": ["closed_book"]}
+    with pytest.raises(UserError, match="question q000 can't be scored"):
+        way(EvaluateConfig(**keys, base_model="miniature/llava", output=str(tmp_path / "out")))
+
+
 @pytest.mark.parametrize("pipeline", ["pmsr", "mrag"])
 def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline: str, small_set) -> None:
     def config(answerer: str, name: str) -> EvaluateConfig:
