@@ -59,7 +59,7 @@ def run(config: TitleMapConfig) -> dict[str, Any]:
     from reflectune.examples.pocket.training_images import encode_images, training_images
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
-    from reflectune.retrieval.encoders.decoupled import ImageTower
+    from reflectune.retrieval.encoders.clip import ImageTower
 
     kb = KnowledgeBase(config.knowledge)
     rows = training_images(Path(config.images))

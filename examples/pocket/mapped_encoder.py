@@ -6,45 +6,48 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.examples.pocket.title_map import TitleMap, read_title_map
 from reflectune.retrieval.encoders.base import Vectors, no_vectors, unit_rows, with_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, find_checkpoint
-from reflectune.retrieval.encoders.decoupled import ImageTower
+from reflectune.retrieval.encoders.clip import ImageTower
+from reflectune.retrieval.encoders.decoupled import TowerEncoder
 from reflectune.retrieval.encoders.modules import declared_pooling
 from reflectune.retrieval.encoders.texts import TextModel
 
 
-class MappedEncoder:
+class MappedEncoder(TowerEncoder):
     """An image tower, a text model, and a map from the first's space into the second's."""
+
+    text_space = "mapped"
 
     def __init__(self, name: str, path: Path, device: torch.device, dtype: torch.dtype) -> None:
         self._map: TitleMap = read_title_map(path)
-        self.name, self.revision = name, ""
         vision, text = (find_checkpoint(self._map.record[part]) for part in ("vision", "text"))
-        self._vision, self._text = ImageTower(vision, device, dtype), TitleModel(text, device, dtype)
-        self.dimensions, self.title_dimensions = self._vision.dimensions, self._text.dimensions
+        super().__init__(ImageTower(vision, device, dtype))
+        self._text = TitleModel(text, device, dtype)
         if self._map.weight.shape != (self.dimensions, self.title_dimensions):
             raise UserError(
                 f"{path} maps {self._map.weight.shape[0]} dimensions to {self._map.weight.shape[1]}, but {vision.name} "
                 f"has {self.dimensions} and {text.name} {self.title_dimensions}; fit it again"
             )
         files = fingerprint(["title map", vision.fingerprint, text.fingerprint, file_fingerprint(path)])
-        self.fingerprint, self.precision = with_dtype(files, dtype), self._vision.precision
-        self.longest, self.too_long = self._text.longest, self._text.too_long
-        self.prepare, self.prepare_ahead = self._vision.prepare, self._vision.prepare_ahead
-        self.join, self.encode_prepared = self._vision.join, self._vision.encode_prepared
+        self.name, self.fingerprint, self.longest = name, with_dtype(files, dtype), self._text.longest
 
-    def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Encode images as vectors of length 1, shape (n, dimensions)."""
-        return self._vision.encode_images(images)
+    @property
+    def title_dimensions(self) -> int:
+        """Length of a title's vector."""
+        return self._text.dimensions
 
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Encode texts as vectors of length 1, shape (n, title_dimensions); long texts are truncated."""
         return self._text.encode(texts)
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is truncated."""
+        return self._text.too_long(texts)
 
     def to_title_space(self, images: Vectors) -> Vectors:
         """Map vectors of images into the space of texts, at length 1, shape (n, title_dimensions)."""

@@ -13,7 +13,7 @@ from reflectune.core.images import load_image
 from reflectune.core.parquet import open_parquet, stream_rows
 from reflectune.core.progress import progress_bar
 from reflectune.examples.pocket.title_map import Vectors
-from reflectune.retrieval.encoders.decoupled import ImageTower
+from reflectune.retrieval.encoders.clip import ImageTower
 
 
 def training_images(path: Path) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,121 +25,84 @@ from reflectune.retrieval.encoders.checkpoints import Checkpoint
 Vectors = npt.NDArray[np.float32]
 Prepared = Mapping[str, Tensor]
 """Model inputs of images by name, each of shape (images, …)."""
+TextSpace = Literal["shared", "mapped", "separate"]
+"""Space of an encoder's texts: that of its images, one that images are mapped into, or one without such a map."""
 
 
-class ImageTextEncoder(Protocol):
-    """Turns images and texts into vectors whose inner product is their cosine similarity.
+class ImageTextEncoder(ABC):
+    """Turns images and texts into vectors of length 1, whose inner product is their cosine similarity.
+
+    An encoder sets `name`, `fingerprint` and `dimensions`, and implements `encode_images` and `encode_texts`. The rest
+    has defaults, which are those of an encoder of one space.
 
     Attributes:
-        name: As it was asked for.
-        revision: The commit of the hub that its files are of; "" for a folder.
-        dimensions: Length of a vector.
-        fingerprint: A hash of its files; vectors of encoders that differ in it must not be compared.
+        name: Name as given by the user.
+        revision: Commit on the hub; "" for a folder.
+        fingerprint: Hash of its files. Vectors of encoders with different fingerprints must not be compared.
+        dimensions: Length of an image's vector.
+        precision: Precision of the weights: `float32`, `bfloat16` or `float16`.
+        longest: Tokens after which a text is truncated; None if none is.
+        text_space: Space of the texts' vectors.
+        reads_pairs: True if `encode_pairs` reads an image and a text together.
     """
 
     name: str
-    revision: str
-    dimensions: int
+    revision: str = ""
     fingerprint: str
+    dimensions: int
+    precision: str = "float32"
+    longest: int | None = None
+    text_space: TextSpace = "shared"
+    reads_pairs: bool = False
 
     @property
-    def longest(self) -> int | None:
-        """Tokens after which a text is cut; None if none is."""
-        ...
+    def title_dimensions(self) -> int:
+        """Length of a text's vector."""
+        return self.dimensions
 
+    @abstractmethod
     def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
-        """Return vectors of length 1, shape (n, dimensions)."""
-        ...
+        """Return vectors of images, shape (n, dimensions)."""
 
+    @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Return vectors of length 1, shape (n, dimensions); a text too long for the model is cut."""
-        ...
-
-    def too_long(self, texts: Sequence[str]) -> list[bool]:
-        """Return True for each text that is longer than the model reads."""
-        ...
-
-
-@runtime_checkable
-class TwoSpaceEncoder(ImageTextEncoder, Protocol):
-    """An encoder whose texts lie in another space than its images, with a map from the one to the other.
-
-    Attributes:
-        dimensions: Length of an image's vector.
-        title_dimensions: Length of a text's vector.
-    """
-
-    title_dimensions: int
-
-    def to_title_space(self, images: Vectors) -> Vectors:
-        """Map vectors of images, shape (n, dimensions), to those of texts: of length 1, shape (n, title_dimensions)."""
-        ...
-
-
-@runtime_checkable
-class DecoupledEncoder(ImageTextEncoder, Protocol):
-    """An encoder that compares images with images and texts with texts, and never one with the other.
-
-    Attributes:
-        dimensions: Length of an image's vector.
-        title_dimensions: Length of a text's vector.
-    """
-
-    title_dimensions: int
+        """Return vectors of queries' texts, shape (n, title_dimensions); a text too long for the model is truncated."""
 
     def encode_entry_texts(self, texts: Sequence[str]) -> Vectors:
-        """Return vectors of entries' texts, of length 1, shape (n, title_dimensions); `encode_texts` is for queries."""
-        ...
-
-
-@runtime_checkable
-class MixingEncoder(ImageTextEncoder, Protocol):
-    """An encoder that mixes an entry's image with its text."""
-
-    def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
-        """Return images' vectors mixed with a text each, of length 1, shape (n, dimensions)."""
-        ...
-
-
-@runtime_checkable
-class PairEncoder(ImageTextEncoder, Protocol):
-    """An encoder that reads an image and a text together, and makes one vector of them."""
+        """Return vectors of entries' titles or summaries, shape (n, title_dimensions)."""
+        return self.encode_texts(texts)
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
-        """Return vectors of images with a text each, of length 1, shape (n, dimensions)."""
-        ...
+        """Return vectors of images with a text each, shape (n, dimensions): by default the scaled sum of both."""
+        both = self.encode_images(images) + self.encode_texts(texts)
+        return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1e-12)
 
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each text that is truncated."""
+        return [False for _ in texts]
 
-@runtime_checkable
-class PreparingEncoder(ImageTextEncoder, Protocol):
-    """An encoder that makes images ready apart from its model, so that several threads can.
+    def to_title_space(self, images: Vectors) -> Vectors:
+        """Map vectors of images, shape (n, dimensions), into the space of texts, shape (n, title_dimensions)."""
+        return images
 
-    Attributes:
-        precision: Of its weights: `float32`, `bfloat16` or `float16`.
-    """
-
-    precision: str
+    def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
+        """Mix the vectors of entries' images with a text each, shape (n, dimensions); by default they stay."""
+        return images
 
     def prepare(self, image: Image.Image) -> Any:
-        """Return the model input of an image: resized, cropped and normalized."""
-        ...
+        """Return the model input of an image. Several threads may call this."""
+        return image
+
+    def prepare_ahead(self, image: Image.Image) -> None:  # noqa: B027  the default is to do nothing
+        """Make the model input of an image, in any thread, if `encode_images` can use it for this object."""
 
     def join(self, prepared: Sequence[Any]) -> Any:
         """Stack prepared images into one batch, in the CPU's memory."""
-        ...
+        return prepared
 
     def encode_prepared(self, joined: Any) -> Vectors:
         """Return the vectors that `encode_images` gives of the images, shape (n, dimensions)."""
-        ...
-
-
-@runtime_checkable
-class AheadEncoder(Protocol):
-    """An encoder that takes images which were made ready before it is asked for their vectors."""
-
-    def prepare_ahead(self, image: Image.Image) -> None:
-        """Make the model input of an image, in any thread; `encode_images` uses it for this object."""
-        ...
+        return self.encode_images(joined)
 
 
 class ImageModel(ABC):
@@ -153,10 +116,14 @@ class ImageModel(ABC):
 
     Attributes:
         name: Name of the encoder.
+        revision: Commit on the hub; "" for a folder.
+        fingerprint: Hash of its files and its precision.
         dimensions: Length of a vector.
         precision: Precision of the weights, by name.
     """
 
+    revision: str
+    fingerprint: str
     dimensions: int
 
     def __init__(self, name: str, processor: Any, device: torch.device, dtype: torch.dtype) -> None:
@@ -194,26 +161,11 @@ class ImageModel(ABC):
         return self.encode_prepared(self.join([ready_for(image, self) or self.prepare(image) for image in images]))
 
 
-def title_dimensions(encoder: ImageTextEncoder) -> int:
-    """Return the length of a text's vector."""
-    return encoder.title_dimensions if isinstance(encoder, TwoSpaceEncoder | DecoupledEncoder) else encoder.dimensions
-
-
-def encode_entry_texts(encoder: ImageTextEncoder, texts: Sequence[str]) -> Vectors:
-    """Return vectors of entries' titles or summaries, of length 1, shape (n, dimensions of texts)."""
-    return (encoder.encode_entry_texts if isinstance(encoder, DecoupledEncoder) else encoder.encode_texts)(texts)
-
-
 def projected(output: Any) -> Tensor:
     """Return the vectors, shape (n, dimensions), of a model's output: projected ones, else pooled ones."""
     if isinstance(output, Tensor):
         return output
     return output.image_embeds if getattr(output, "image_embeds", None) is not None else output.pooler_output
-
-
-def precision_of(encoder: ImageTextEncoder) -> str:
-    """Return the precision of an encoder's weights."""
-    return encoder.precision if isinstance(encoder, PreparingEncoder) else "float32"
 
 
 def load_image_processor(checkpoint: Checkpoint) -> Any:

@@ -10,30 +10,54 @@ pooling and length of the text encoder are those of its card (`presets.py`); que
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
-from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
-from reflectune.retrieval.encoders.base import (
-    ImageModel,
-    Prepared,
-    PreparingEncoder,
-    Vectors,
-    load_image_processor,
-    projected,
-    with_dtype,
-)
-from reflectune.retrieval.encoders.checkpoints import Checkpoint, find_checkpoint, load_config, load_weights
+from reflectune.retrieval.encoders.base import ImageModel, ImageTextEncoder, Prepared, Vectors
+from reflectune.retrieval.encoders.checkpoints import find_checkpoint
+from reflectune.retrieval.encoders.clip import ClipEncoder
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 
 _REMEDY = "name a text encoder that declares its pooling, or one of presets.py"
 
 
-class SideBySideEncoder:
+class TowerEncoder(ImageTextEncoder):
+    """An encoder whose images are read by a model of their own.
+
+    Args:
+        tower: The model of the images.
+    """
+
+    def __init__(self, tower: ImageModel) -> None:
+        self._tower = tower
+        self.dimensions, self.precision = tower.dimensions, tower.precision
+
+    def prepare(self, image: Image.Image) -> Prepared:
+        """Return the tower's input of an image."""
+        return self._tower.prepare(image)
+
+    def prepare_ahead(self, image: Image.Image) -> None:
+        """Make the tower's input of an image, in any thread; `encode_images` uses it for this object."""
+        self._tower.prepare_ahead(image)
+
+    def join(self, prepared: Sequence[Prepared]) -> Prepared:
+        """Stack prepared images into one batch, in the CPU's memory."""
+        return self._tower.join(prepared)
+
+    def encode_prepared(self, joined: Prepared) -> Vectors:
+        """Return vectors of length 1, shape (n, dimensions)."""
+        return self._tower.encode_prepared(joined)
+
+    def encode_images(self, images: Sequence[Image.Image]) -> Vectors:
+        """Return vectors of length 1, shape (n, dimensions)."""
+        return self._tower.encode_images(images)
+
+
+class SideBySideEncoder(TowerEncoder):
     """An image tower and a text encoder without a common space.
 
     Args:
@@ -43,21 +67,32 @@ class SideBySideEncoder:
         device: Device of both.
     """
 
-    def __init__(self, name: str, tower: ImageTower | PreparingEncoder, text: str, device: torch.device) -> None:
-        self._tower = tower
+    text_space = "separate"
+
+    def __init__(self, name: str, tower: ImageModel, text: str, device: torch.device) -> None:
+        super().__init__(tower)
         settings = text_settings(text, similarity="cosine", dtype=tower.precision)
         self._texts = TextEncoder(find_checkpoint(text), settings, device, _REMEDY)
-        self.name, self.precision = name, self._tower.precision
-        self.revision = "+".join(filter(None, (self._tower.revision, self._texts.revision)))
-        self.fingerprint = fingerprint([name.partition(":")[0], self._tower.fingerprint, self._texts.fingerprint])
-        self.dimensions, self.title_dimensions = self._tower.dimensions, self._texts.dimensions
-        self.longest = self._texts.longest
-        self.prepare, self.join = self._tower.prepare, self._tower.join
-        self.encode_prepared, self.encode_images = self._tower.encode_prepared, self._tower.encode_images
-        if isinstance(tower, ImageModel):
-            self.prepare_ahead = tower.prepare_ahead
-        self.encode_texts, self.encode_entry_texts = self._texts.encode_queries, self._texts.encode_passages
-        self.too_long = self._texts.too_long
+        self.name, self.longest = name, self._texts.longest
+        self.revision = "+".join(filter(None, (tower.revision, self._texts.revision)))
+        self.fingerprint = fingerprint([name.partition(":")[0], tower.fingerprint, self._texts.fingerprint])
+
+    @property
+    def title_dimensions(self) -> int:
+        """Length of a text's vector."""
+        return self._texts.dimensions
+
+    def encode_texts(self, texts: Sequence[str]) -> Vectors:
+        """Return vectors of queries' texts, of length 1, shape (n, title_dimensions)."""
+        return self._texts.encode_queries(texts)
+
+    def encode_entry_texts(self, texts: Sequence[str]) -> Vectors:
+        """Return vectors of entries' texts, of length 1, shape (n, title_dimensions)."""
+        return self._texts.encode_passages(texts)
+
+    def too_long(self, texts: Sequence[str]) -> list[bool]:
+        """Return True for each query's text that is truncated."""
+        return self._texts.too_long(texts)
 
 
 class MixtureEncoder(SideBySideEncoder):
@@ -67,7 +102,7 @@ class MixtureEncoder(SideBySideEncoder):
     the image tower, a whole CLIP or SigLIP.
     """
 
-    def __init__(self, name: str, whole: PreparingEncoder, text: str, device: torch.device) -> None:
+    def __init__(self, name: str, whole: ClipEncoder, text: str, device: torch.device) -> None:
         super().__init__(name, whole, text, device)
         self._whole = whole
 
@@ -78,44 +113,3 @@ class MixtureEncoder(SideBySideEncoder):
         """
         mixed = images + self._whole.encode_texts(texts)
         return mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-12)
-
-
-class ImageTower(ImageModel):
-    """The image side of a CLIP, a SigLIP or a model like them: the whole model's, or a checkpoint of the tower alone.
-
-    Attributes:
-        revision: Commit on the hub; "" for a folder.
-        fingerprint: Hash of its files and its precision.
-
-    Raises:
-        UserError: The checkpoint is of a different kind of model.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        from transformers import MODEL_MAPPING, AutoModel, CLIPVisionModelWithProjection
-
-        config: Any = load_config(checkpoint)
-        is_whole = hasattr(MODEL_MAPPING.get(type(config), None), "get_image_features")
-        if not is_whole and config.model_type not in _TOWERS:
-            raise UserError(
-                f"{checkpoint.name} is a `{config.model_type}`; an image tower is a {', a '.join(_TOWERS)}, or a whole "
-                "CLIP or SigLIP"
-            )
-        kind: Any = CLIPVisionModelWithProjection if config.model_type == "clip_vision_model" else AutoModel
-        model: Any = load_weights(checkpoint, kind, dtype=dtype, device=device)
-        if is_whole:
-            model.text_model = None  # nothing reads it
-        self._compute: Any = model.get_image_features if is_whole else model
-        self.revision, self.fingerprint = checkpoint.revision, with_dtype(checkpoint.fingerprint, dtype)
-        super().__init__(checkpoint.name, load_image_processor(checkpoint), device, dtype)
-        self.dimensions = int(
-            getattr(config, "projection_dim", 0) or getattr(config, "vision_config", config).hidden_size
-        )
-
-    def features(self, inputs: Prepared) -> torch.Tensor:
-        """Compute the vectors of images, projected if the model projects them, shape (n, dimensions)."""
-        return projected(self._compute(**inputs))
-
-
-_TOWERS = ("clip_vision_model", "siglip_vision_model", "siglip2_vision_model")
-"""Model types of image towers."""

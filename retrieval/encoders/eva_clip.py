@@ -27,7 +27,15 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.weights import UNLOADABLE, check_finite, check_shapes
-from reflectune.retrieval.encoders.base import ImageModel, Prepared, Vectors, no_vectors, unit_rows, with_dtype
+from reflectune.retrieval.encoders.base import (
+    ImageModel,
+    ImageTextEncoder,
+    Prepared,
+    Vectors,
+    no_vectors,
+    unit_rows,
+    with_dtype,
+)
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer, weight_files
 from reflectune.retrieval.encoders.texts import longer_than
 
@@ -257,7 +265,7 @@ class EvaClip(nn.Module):
         return self.text_projection(self.text_model(ids))
 
 
-class EvaClipEncoder(ImageModel):
+class EvaClipEncoder(ImageModel, ImageTextEncoder):
     """EVA-CLIP from its published files.
 
     Args:
@@ -268,6 +276,8 @@ class EvaClipEncoder(ImageModel):
     Raises:
         UserError: The files are damaged or belong to a different model.
     """
+
+    longest: int
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self.revision, self.fingerprint = checkpoint.revision, with_dtype(checkpoint.fingerprint, dtype)

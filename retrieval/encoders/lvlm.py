@@ -39,7 +39,7 @@ from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSetti
 from reflectune.models.rendering.image_fitting import fit_images
 from reflectune.models.rendering.renderer import Chunks, Rendered
 from reflectune.models.rendering.turns import Slot
-from reflectune.retrieval.encoders.base import Vectors, dtype_name, unit_rows
+from reflectune.retrieval.encoders.base import ImageTextEncoder, Vectors, dtype_name, unit_rows
 
 IMAGE: Final = "{image}"
 """Stands for the family's image token in the prompts below."""
@@ -122,7 +122,7 @@ def embedder_of(name: str) -> tuple[str, str] | None:
     return (PUBLISHED[name], name) if name in PUBLISHED else None
 
 
-class LvlmEncoder:
+class LvlmEncoder(ImageTextEncoder):
     """Multimodal language model that embeds its input as the last token's state.
 
     Args:
@@ -132,16 +132,11 @@ class LvlmEncoder:
         device: Device of the model.
         dtype: Precision of the weights.
 
-    Attributes:
-        name: Name as given by the user.
-        revision: Always "": the fingerprint covers the files.
-        dimensions: Length of a vector.
-        fingerprint: Hash of the model, of its rendering of images and texts, and of its precision.
-        precision: Precision of the weights, by name.
-
     Raises:
         UserError: The model is missing, or lacks a token of the prompts.
     """
+
+    reads_pairs = True
 
     def __init__(self, name: str, way: str, model: str, device: torch.device, dtype: torch.dtype) -> None:
         self._way = WAYS[way]
@@ -149,21 +144,16 @@ class LvlmEncoder:
         loaded = load(model, dtype=dtype, device=str(device), may_lack=("lm_head.",))
         _check_tokens(loaded, name, way, self._way)
         fit_images(loaded.processor, loaded.model.config.model_type, self._way.images)
-        self.name, self.revision, self.precision = name, "", dtype_name(dtype)
+        self.name, self.precision = name, dtype_name(dtype)
         self.fingerprint = fingerprint(["lvlm", self._way, loaded.fingerprint])
         self._renderer = loaded.renderer
         self._forward = Forward(loaded.model.requires_grad_(False))
         self._budget = find_budget(self._forward)
         self.dimensions = int(loaded.model.config.get_text_config().hidden_size)
-        self.longest = None
 
     def prepare(self, image: Image.Image) -> Rendered:
         """Return the model input of an image."""
         return self._render(self._way.image, "", image)
-
-    def join(self, prepared: Sequence[Rendered]) -> Sequence[Rendered]:
-        """Return the images themselves: which of them are read together, their lengths decide."""
-        return prepared
 
     def encode_prepared(self, joined: Sequence[Rendered]) -> Vectors:
         """Return vectors of length 1, shape (n, dimensions)."""
@@ -176,10 +166,6 @@ class LvlmEncoder:
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
         """Return vectors of texts, of length 1, shape (n, dimensions)."""
         return self._encode([self._render(self._way.text, text, None) for text in texts])
-
-    def too_long(self, texts: Sequence[str]) -> list[bool]:
-        """Return False for each text: none is cut."""
-        return [False for _ in texts]
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
         """Return vectors of images with a text each, of length 1, shape (n, dimensions)."""

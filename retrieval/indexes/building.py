@@ -34,7 +34,7 @@ from reflectune.core.rejected import (
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text
-from reflectune.retrieval.encoders.base import ImageTextEncoder, MixingEncoder, encode_entry_texts, no_vectors
+from reflectune.retrieval.encoders.base import ImageTextEncoder, no_vectors
 from reflectune.retrieval.indexes.captions import CAPTIONS, captions_of
 from reflectune.retrieval.indexes.entry_index import (
     LEFT_OUT_LIST,
@@ -222,7 +222,7 @@ class _Shards:
     def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return vectors of texts, which are counted."""
         self.texts.update(encoded=len(texts), cut=sum(self.encoder.too_long(texts)))
-        return encode_entry_texts(self.encoder, texts)
+        return self.encoder.encode_entry_texts(texts)
 
     def _arrays(self, entries: Sequence[Entry], first: int, reject: Reject, bar: Any) -> dict[str, npt.NDArray[Any]]:
         """Return vectors of a shard's images and texts, and their entries' positions in the knowledge base."""
@@ -243,10 +243,7 @@ class _Shards:
                 for chunk in islice(encoded, len(chunks)):
                     for place, error in chunk.bad:
                         _reject_image(self.kb, place, error, reject)
-                    vectors = chunk.vectors
-                    if isinstance(self.encoder, MixingEncoder) and len(vectors):
-                        vectors = self.encoder.mix(vectors, [title[position] for position in chunk.owners])
-                    images.append(vectors)
+                    images.append(self.encoder.mix(chunk.vectors, [title[position] for position in chunk.owners]))
                     owner += chunk.owners
                 bar.update(len(batch))
         return {

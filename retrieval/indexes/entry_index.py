@@ -19,7 +19,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.retrieval.encoders.base import ImageTextEncoder, precision_of
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.captions import CAPTIONS
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, check_files
@@ -245,7 +245,7 @@ def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
         "encoder": encoder.name,
         "encoder_revision": encoder.revision,
         "encoder_fingerprint": encoder.fingerprint,
-        **({PRECISION: precision} if (precision := precision_of(encoder)) != "float32" else {}),
+        **({PRECISION: encoder.precision} if encoder.precision != "float32" else {}),
     }
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.retrieval.encoders.base import ImageTextEncoder, PreparingEncoder, Vectors, no_vectors
+from reflectune.retrieval.encoders.base import ImageTextEncoder, Vectors, no_vectors
 
 
 class ImagePlace(NamedTuple):
@@ -83,12 +83,11 @@ def encode_images(
         workers: Threads; 0: none.
     """
     roots = (kb.image_root, kb.folder.parent)
-    apart = encoder if isinstance(encoder, PreparingEncoder) else None
 
     def make(places: Sequence[ImagePlace]) -> tuple[Sequence[ImagePlace], Any]:
         try:
             image: Image.Image = load_image(places[0].path, root=roots)
-            return places, apart.prepare(image) if apart else image
+            return places, encoder.prepare(image)
         except BadImage as error:
             return places, error
 
@@ -96,7 +95,7 @@ def encode_images(
         bad = [(place, one) for places, one in made if isinstance(one, BadImage) for place in places]
         good = [(places, one) for places, one in made if not isinstance(one, BadImage)]
         ready = [one for _, one in good]
-        inputs = apart.join(ready) if apart and ready else ready or None
+        inputs = encoder.join(ready) if ready else None
         owners = [place.position for places, _ in good for place in places]
         return _Opened(inputs, owners, bad, [len(places) for places, _ in good])
 
@@ -106,8 +105,7 @@ def encode_images(
             if opened.inputs is None:
                 vectors = no_vectors(encoder.dimensions)
             else:
-                vectors = apart.encode_prepared(opened.inputs) if apart else encoder.encode_images(opened.inputs)
-                vectors = np.repeat(vectors, opened.repeats, axis=0)
+                vectors = np.repeat(encoder.encode_prepared(opened.inputs), opened.repeats, axis=0)
             yield Images(vectors, opened.owners, opened.bad)
 
 

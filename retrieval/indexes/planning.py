@@ -10,7 +10,7 @@ import numpy as np
 
 from reflectune.core.errors import UserError
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.retrieval.encoders.base import ImageTextEncoder, title_dimensions
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.sections import SectionKnowledge
 from reflectune.retrieval.stores.opening import Choice, choose
 
@@ -48,7 +48,7 @@ class Plan:
 def fields_of(encoder: ImageTextEncoder, *, summaries: bool = False) -> dict[str, int]:
     """Return the fields of an index, and their dimensions."""
     texts = ("title", "summary") if summaries else ("title",)
-    return {"image": encoder.dimensions, **dict.fromkeys(texts, title_dimensions(encoder))}
+    return {"image": encoder.dimensions, **dict.fromkeys(texts, encoder.title_dimensions)}
 
 
 def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str, *, summaries: bool = False) -> Plan:

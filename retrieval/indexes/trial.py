@@ -15,7 +15,7 @@ from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import summary_text
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval.encoders.base import ImageTextEncoder, encode_entry_texts
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.indexes.images import ImagePlace, encode_images, has_title, places_of
 from reflectune.retrieval.indexes.text_index import Cutting
@@ -80,7 +80,7 @@ def try_entries(
         batches = list(islice(_batches(kb, batch_size), _BATCHES))
         parts.append(Part("images", images, _image_rate(kb, encoder, batches, workers)))
     for what, some in texts.items() if entries else ():
-        parts.append(Part(what, len(kb), _rate(functools.partial(encode_entry_texts, encoder, some), len(some))))
+        parts.append(Part(what, len(kb), _rate(functools.partial(encoder.encode_entry_texts, some), len(some))))
     return parts
 
 

@@ -14,7 +14,7 @@ from reflectune.core.durable import read_record, write_atomically, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import REJECTED
-from reflectune.retrieval.encoders.base import DecoupledEncoder, ImageTextEncoder, TwoSpaceEncoder
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.checksums import CHECKSUMS, checksums
 from reflectune.retrieval.indexes.entry_index import (
     ENTRIES,
@@ -218,11 +218,8 @@ def _queries(store: FaissStore, with_images: npt.NDArray[np.bool_], encoder: Ima
     rows = np.flatnonzero(with_images if with_images.any() else ~with_images)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))
     drawn = store.get(sample)
-    images = titles = drawn["image"]
-    if isinstance(encoder, DecoupledEncoder):
-        titles = drawn["title"]
-    elif isinstance(encoder, TwoSpaceEncoder):
-        titles = encoder.to_title_space(images)
+    images = drawn["image"]
+    titles = drawn["title"] if encoder.text_space == "separate" else encoder.to_title_space(images)
     weights = np.linspace(0, 1, len(images), dtype=np.float32)[:, None]
     query = {"image": images * (1 - weights), "title": titles * weights}
     if "summary" in store.fields:

@@ -15,7 +15,6 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
 from reflectune.models.rendering.turns import passage_text
-from reflectune.retrieval.encoders.base import DecoupledEncoder, PairEncoder, TwoSpaceEncoder, Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, places_of
@@ -44,7 +43,7 @@ class EncoderReranker(ImageReranker):
     def __init__(self, model: str, settings: TextSettings, device: str) -> None:
         self.name = f"encoder {model}"
         self._encoder = load_encoder(model, device=device, dtype=settings.dtype)
-        if isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder):
+        if self._encoder.text_space != "shared":
             raise UserError(
                 f"the encoder {model} has a space of its own for texts, in which no image can be compared with them; "
                 "take an encoder of one space"
@@ -67,16 +66,9 @@ class EncoderReranker(ImageReranker):
         read = list(distinct)
         blocks = [read[start : start + _BLOCK] for start in range(0, len(read), _BLOCK)]
         of_passages = np.concatenate([self._encoder.encode_texts(block) for block in blocks])
-        of_questions = self._encode(questions, images)
+        of_questions = self._encoder.encode_pairs(images, questions)
         ranked = []
         for vector, choice, own_texts in zip(of_questions, passages, texts, strict=True):
             scores = inner(of_passages[[distinct[text] for text in own_texts]], vector).tolist()
             ranked.append(best_first(choice, scores, top_k))
         return ranked
-
-    def _encode(self, questions: Sequence[str], images: Sequence[Image.Image]) -> Vectors:
-        """Encode questions with their images: unit length, shape (questions, dimensions)."""
-        if isinstance(self._encoder, PairEncoder):
-            return self._encoder.encode_pairs(images, questions)
-        both = self._encoder.encode_images(images) + self._encoder.encode_texts(questions)
-        return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1e-12)

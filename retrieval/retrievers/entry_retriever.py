@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,9 @@ from reflectune.core.paths import Roots
 from reflectune.formats.hits import Hit
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.encoders.base import (
-    AheadEncoder,
-    DecoupledEncoder,
-    ImageTextEncoder,
-    TwoSpaceEncoder,
-    Vectors,
-)
+from reflectune.retrieval.encoders.base import ImageTextEncoder, TextSpace, Vectors
 from reflectune.retrieval.indexes.entry_index import Index, check_captions, check_summaries, load_index, open_encoder
-from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, encode_pairs, fused_weights, weighted_sum
+from reflectune.retrieval.retrievers.fusion import FUSED_FIELDS, check_fusion, fused_weights, weighted_sum
 from reflectune.retrieval.retrievers.queries import PART_FIELDS, Fusion, Query, QueryKey, Weights, usual_weights
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.stores.base import inner
@@ -37,8 +31,12 @@ _ROWS_AN_ENTRY = 2
 """Rows that are searched for at first for each entry that is wanted: some entries have several images."""
 
 _FIELDS = {**PART_FIELDS, **FUSED_FIELDS}
-_LACKING = ("title", "text_image", "summary")
-"""Parts that compare an image with a text."""
+_LACKING: Final[Mapping[TextSpace, tuple[str, ...]]] = {
+    "shared": (),
+    "mapped": ("text_image",),
+    "separate": ("title", "text_image", "summary"),
+}
+"""Parts that an encoder can't compare, by the space of its texts."""
 _TEXT_PARTS = ("text_image", "text_title", "text_summary")
 
 _Item = TypeVar("_Item")
@@ -107,7 +105,7 @@ class EntryRetriever:
 
     def prepare(self, image: Image.Image) -> None:
         """Make an image ready for the encoder ahead, in any thread, if its vector isn't cached."""
-        if isinstance(self._encoder, AheadEncoder) and image_key(image) not in self._encoded:
+        if image_key(image) not in self._encoded:
             self._encoder.prepare_ahead(image)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
@@ -197,12 +195,12 @@ class EntryRetriever:
             check_captions(self._index)
         if weights.summary or weights.text_summary:
             check_summaries(self._index)
-        if isinstance(self._encoder, TwoSpaceEncoder) and weights.text_image:
+        if self._encoder.text_space == "mapped" and weights.text_image:
             raise UserError(
                 f"the encoder {self._encoder.name} has a space of its own for texts, which images of the index are not "
                 "in; give `text_image` the weight 0"
             )
-        if isinstance(self._encoder, DecoupledEncoder) and (weights.title or weights.summary or weights.text_image):
+        if self._encoder.text_space == "separate" and (weights.title or weights.summary or weights.text_image):
             raise UserError(
                 f"the encoder {self._encoder.name} compares images with images and texts with texts only: an image "
                 "can't be compared with titles or summaries; set `title_weight: 0`, or search with a text too"
@@ -237,9 +235,8 @@ class EntryRetriever:
 
     def _parts(self, weights: Weights, query: Query) -> Mapping[str, float]:
         """Return the weights of a query's parts, without those that an encoder of two spaces doesn't have."""
-        lacking = _LACKING if isinstance(self._encoder, DecoupledEncoder) else ("text_image",)
-        is_one = not isinstance(self._encoder, TwoSpaceEncoder | DecoupledEncoder)
-        return {part: weight for part, weight in weights.of(query).items() if is_one or part not in lacking}
+        lacking = _LACKING[self._encoder.text_space]
+        return {part: weight for part, weight in weights.of(query).items() if part not in lacking}
 
     def _one_vector_each(
         self,
@@ -253,7 +250,8 @@ class EntryRetriever:
             return {
                 key: weighted_sum(weights_of[key], vectors[key]["image"], vectors[key]["text_image"]) for key in queries
             }
-        encoded = [encode_pairs(self._encoder, [queries[each] for each in batch]) for batch in _batches(list(queries))]
+        pairs = [(query.image, query.text) for query in queries.values() if query.image is not None]
+        encoded = [self._encoder.encode_pairs(*zip(*batch, strict=True)) for batch in _batches(pairs)]
         return dict(zip(queries, itertools.chain.from_iterable(encoded), strict=True))
 
     def _encode(self, queries: Mapping[QueryKey, Query]) -> dict[QueryKey, _Parts]:
@@ -262,7 +260,7 @@ class EntryRetriever:
         by_image: dict[ImageKey, _Parts] = {}
         for batch in _batches(list(images)):
             encoded = self._encode_images({key: images[key] for key in batch})
-            titles = self._encoder.to_title_space(encoded) if isinstance(self._encoder, TwoSpaceEncoder) else encoded
+            titles = self._encoder.to_title_space(encoded)
             by_image.update(
                 (key, {"image": encoded[n], "title": titles[n], "summary": titles[n]}) for n, key in enumerate(batch)
             )

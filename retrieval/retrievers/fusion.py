@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
 from reflectune.core.errors import UserError
-from reflectune.retrieval.encoders.base import (
-    DecoupledEncoder,
-    ImageTextEncoder,
-    PairEncoder,
-    TwoSpaceEncoder,
-    Vectors,
-)
-from reflectune.retrieval.retrievers.queries import BY_IMAGE, PART_FIELDS, Fusion, Query
+from reflectune.retrieval.encoders.base import ImageTextEncoder, Vectors
+from reflectune.retrieval.retrievers.queries import BY_IMAGE, PART_FIELDS, Fusion
 
 FUSED_FIELDS: Final[Mapping[str, str]] = {f"fused_{field}": field for field in ("image", "title", "summary")}
 """The index's field that each part of a fused query's score is a similarity to."""
@@ -27,13 +21,16 @@ def check_fusion(encoder: ImageTextEncoder, fusion: Fusion) -> None:
     Raises:
         UserError: Images and texts of different spaces are to be one vector, or the encoder can't read both at once.
     """
-    if fusion != "scores" and isinstance(encoder, TwoSpaceEncoder | DecoupledEncoder):
+    if fusion != "scores" and encoder.text_space != "shared":
         raise UserError(
             f"the encoder {encoder.name} has a space of its own for texts: an image and a text can't become one "
             "vector; set `fusion: scores`"
         )
-    if fusion == "features" and not isinstance(encoder, PairEncoder):
-        raise _unable(encoder)
+    if fusion == "features" and not encoder.reads_pairs:
+        raise UserError(
+            f"the encoder {encoder.name} doesn't read an image and a text together; set `fusion: vectors` or "
+            "`scores`, or take a multimodal language model (`gme:MODEL`, `vlm2vec:MODEL`)"
+        )
 
 
 def fused_weights(weights: Mapping[str, float]) -> dict[str, float]:
@@ -64,22 +61,3 @@ def weighted_sum(weights: Mapping[str, float], image: Vectors, text: Vectors) ->
     vector = by_image * image.astype(np.float64) + (1 - by_image) * text.astype(np.float64)
     length = float(np.linalg.norm(vector))
     return (vector / length if length else vector).astype(np.float32)
-
-
-def encode_pairs(encoder: ImageTextEncoder, queries: Sequence[Query]) -> Vectors:
-    """Encode queries that have an image and a text each, together: shape (queries, dimensions).
-
-    Raises:
-        UserError: The encoder can't read both together.
-    """
-    if not isinstance(encoder, PairEncoder):
-        raise _unable(encoder)
-    pairs = [(query.image, query.text) for query in queries if query.image is not None]
-    return encoder.encode_pairs([image for image, _ in pairs], [text for _, text in pairs])
-
-
-def _unable(encoder: ImageTextEncoder) -> UserError:
-    return UserError(
-        f"the encoder {encoder.name} doesn't read an image and a text together; set `fusion: vectors` or `scores`, or "
-        "take a multimodal language model (`gme:MODEL`, `vlm2vec:MODEL`)"
-    )

@@ -23,7 +23,7 @@ from reflectune.examples.pocket.fit_title_map import TitleMapConfig, run
 from reflectune.examples.pocket.mapped_encoder import MappedEncoder
 from reflectune.examples.pocket.title_map import SHIPPED, TitleMap, fit_title_map, read_title_map, write_title_map
 from reflectune.examples.pocket.training_images import training_images
-from reflectune.retrieval.encoders.base import ImageTextEncoder, TwoSpaceEncoder, title_dimensions
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query
@@ -147,8 +147,8 @@ def test_a_file_that_is_not_a_map_is_refused(tmp_path, map_file) -> None:
 
 
 def test_images_and_titles_have_spaces_of_their_own(pair, map_file, vision_folder, draw_image) -> None:
-    assert isinstance(pair, TwoSpaceEncoder)
-    assert (pair.dimensions, pair.title_dimensions, title_dimensions(pair)) == (IMAGE, TITLE, TITLE)
+    assert pair.text_space == "mapped"
+    assert (pair.dimensions, pair.title_dimensions) == (IMAGE, TITLE)
     images, texts = pair.encode_images([draw_image(1), draw_image(2)]), pair.encode_texts(["Owl nº 3", "Owl", "nº 1"])
     assert (images.shape, texts.shape) == ((2, IMAGE), (3, TITLE))
     model = CLIPVisionModelWithProjection.from_pretrained(vision_folder).eval()
@@ -238,7 +238,7 @@ def test_the_command_writes_an_encoder(
     record = read_title_map(tmp_path / "m.safetensors").record
     assert (record["images"], record["entities"], record["use"]) == (7, 5, "train")
     assert (record["vision"], record["text"], record["kb_fingerprint"]) == (vision_folder, text_folder, kb.fingerprint)
-    assert isinstance(fitted, TwoSpaceEncoder)
+    assert fitted.text_space == "mapped"
 
 
 @pytest.mark.parametrize(

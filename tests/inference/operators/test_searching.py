@@ -27,6 +27,7 @@ from reflectune.inference.operators.trajectory import likenesses
 from reflectune.inference.pipelines.registry import find_recipe, iterative
 from reflectune.inference.scoring.notices import cut_query_sentences
 from reflectune.inference.trace import Trace
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.entry_index import Index
 from reflectune.retrieval.rerankers.loading import load_reranker
 from reflectune.retrieval.rerankers.words import WordReranker
@@ -152,16 +153,13 @@ def test_traces_depend_on_top_n_exactly_where_it_says_how_many_entries_are_opene
     assert ("top_n" in find_recipe(name).settings.model_fields) is not by_budget
 
 
-class Upright:
+class Upright(ImageTextEncoder):
     """An encoder of two dimensions: an image is the first axis, and so is every text."""
 
-    name, revision, dimensions, fingerprint, longest = "upright", "", 2, "f", None
+    name, dimensions, fingerprint = "upright", 2, "f"
 
     def encode_images(self, images: Sequence[Image.Image]) -> np.ndarray:
         return np.tile(np.array([1, 0], dtype=np.float32), (len(images), 1))
-
-    def too_long(self, texts: Sequence[str]) -> list[bool]:
-        return [False for _ in texts]
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         return np.tile(np.array([1, 0], dtype=np.float32), (len(texts), 1))

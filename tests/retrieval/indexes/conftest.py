@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from reflectune.core.launching import Processes
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 from reflectune.retrieval.indexes.entry_index import Index
 
 
-class Counting:
+class Counting(ImageTextEncoder):
     """An encoder that counts its batches of texts, and is cut off before the batch numbered `until`."""
 
     def __init__(self, encoder: Any, until: int = 1000) -> None:

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
+from reflectune.retrieval.encoders.base import ImageTextEncoder
 
-class KeyedEncoder:
+
+class KeyedEncoder(ImageTextEncoder):
     """An encoder of one space by `vector`, which makes a vector of a text. An image is known by its first pixel."""
 
-    name, revision, fingerprint, longest = "keyed", "", "f", None
+    name, fingerprint = "keyed", "f"
     dimensions: int
     vector: Callable[[str], np.ndarray]
 
@@ -18,9 +20,6 @@ class KeyedEncoder:
 
     def encode_texts(self, texts: Sequence[str]) -> np.ndarray:
         return self.encode([f"text {text}" for text in texts])
-
-    def too_long(self, texts: Sequence[str]) -> list[bool]:
-        return [False for _ in texts]
 
     def encode(self, keys: Sequence[str]) -> np.ndarray:
         return np.array([self.vector(key) for key in keys], dtype=np.float32).reshape(-1, self.dimensions)

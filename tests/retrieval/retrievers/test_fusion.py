@@ -37,6 +37,8 @@ class OneSpace(KeyedEncoder):
 class Pairs(OneSpace):
     """Reads an image and a text together, too."""
 
+    reads_pairs = True
+
     def encode_pairs(self, images, texts):
         pairs = zip(images, texts, strict=True)
         return np.array([unit(f"pair {image.getpixel((0, 0))} {text}") for image, text in pairs])
@@ -45,7 +47,7 @@ class Pairs(OneSpace):
 class TwoSpaces(OneSpace):
     """Texts lie elsewhere."""
 
-    title_dimensions = DIMENSIONS
+    text_space = "mapped"
 
     def to_title_space(self, images):
         return images[:, ::-1]

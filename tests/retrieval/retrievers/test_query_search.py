@@ -37,7 +37,7 @@ class Exact(KeyedEncoder):
 class TwoSpaces(Exact):
     """Texts lie elsewhere: images are turned round to get there."""
 
-    title_dimensions = DIMENSIONS
+    text_space = "mapped"
 
     def to_title_space(self, images):
         return images[:, ::-1]
