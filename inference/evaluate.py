@@ -16,11 +16,12 @@ from reflectune.inference.running.config import EvaluateConfig
 @command(EvaluateConfig, writes="output")
 def evaluate(config: EvaluateConfig) -> int | None:
     """Run pipelines over a data set's questions, score them, and write a report."""
-    from reflectune.inference.running import experiment  # slow to import, so only once the config is known to be right
+    # slow to import, so only once the config is known to be right
+    from reflectune.inference.running import experiment, planning
     from reflectune.inference.scoring.trajectories import reply_sentences
 
     if config.dry_run:
-        print(experiment.describe(config))
+        print(planning.describe(config))
         return None
     if not (metrics := experiment.run(config)):
         return None

@@ -14,9 +14,9 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.registry import build_pipeline
 from reflectune.inference.running.config import AgreementConfig
-from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import open_entries
 from reflectune.inference.running.opening import open_questions
+from reflectune.inference.running.planning import select
 from reflectune.inference.running.single import open_reflecting
 from reflectune.inference.trace import Trace
 from reflectune.models.remote.served_engine import ServedEngine

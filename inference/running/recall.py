@@ -12,7 +12,7 @@ from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit
 from reflectune.inference.running.config import RecallConfig
-from reflectune.inference.running.experiment import select
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.recall import (
     Figures,
     Search,

@@ -17,9 +17,9 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.pipelines.registry import find_recipe
-from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import calibration_for, require_models
 from reflectune.inference.running.opening import is_current
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.sweeps.caching import CacheStats

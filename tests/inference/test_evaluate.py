@@ -27,7 +27,7 @@ from reflectune.inference.pipelines.mr2ag import Mr2agSettings, decide_again
 from reflectune.inference.pipelines.relevance_gate import SUPPORTED
 from reflectune.inference.report.tables import number
 from reflectune.inference.report.words import explain
-from reflectune.inference.running import experiment, single
+from reflectune.inference.running import experiment, planning, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running.loading import saved_weights
 from reflectune.inference.trace import to_row
@@ -331,7 +331,7 @@ def test_evqa_is_scored_by_bem_with_its_columns_in_the_report(config, bem, make,
     make.data_set(tmp_path / "data", [make.entry(0)], questions, metric="evqa", image_root=str(tmp_path))
     made = config(dataset=str(tmp_path / "data"), splits=["test"], pipelines=["closed_book"], index="", bem=bem)
     assert "the metric `evqa` needs `bem`" in " ".join(made.model_copy(update={"bem": ""}).problems())
-    assert "scored by evqa" in experiment.describe(made)
+    assert "scored by evqa" in planning.describe(made)
     metrics = experiment.run(made)
     columns = ["overall", "single_hop", "templated", "automatic", "multi_answer", "2_hop"]
     assert list(metrics["metric"]["columns"]) == columns
@@ -522,7 +522,7 @@ def test_baselines_and_iterative_pipelines_ask_one_server(config, stub_server, t
     keys = {"reader": "server", "llm_url": server.url, "llm_model": "stub", "base_model": "", "on_error": "skip"}
     keys |= {"pipelines": [*baselines, "reag"]}
     server.fault = lambda text, number: {} if "What does it eat?" in text else refused
-    described = experiment.describe(config(**keys, llm_concurrency=2))
+    described = planning.describe(config(**keys, llm_concurrency=2))
     assert "closed_book: 5 questions by 2 requests at a time\n    one request a question; in all 5" in described
     assert evaluate(config(**keys, llm_concurrency=2)) == ROWS_LEFT_OUT
     rows = {name: kept(tmp_path)[f"{name}.jsonl"] for name in baselines}

@@ -30,7 +30,7 @@ from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import PmsrFixed, PmsrFixedSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
-from reflectune.inference.running import experiment
+from reflectune.inference.running import experiment, planning
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import forecast
 from reflectune.inference.scoring.scores import TraceScorer
@@ -215,7 +215,7 @@ def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_
 def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None:
     told = "question q has 3 images, and the pipeline mr2ag reads one; leave it out"
     with pytest.raises(UserError, match=told):
-        experiment.describe(config("mr2ag"))
+        planning.describe(config("mr2ag"))
     with pytest.raises(UserError, match=told):
         experiment.run(config("closed_book", "mr2ag"))
 

@@ -20,7 +20,7 @@ from reflectune.examples.miniature.tables.layout import markdown
 from reflectune.examples.miniature.tables.stages import Answering, TablesPlan, build
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
-from reflectune.inference.running.experiment import select
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.sweeps.grid import GridRun, run_grid
 from reflectune.inference.sweeps.outcomes import GridOutcomes

@@ -100,7 +100,7 @@ def leave_few_entries(gallery: Path) -> None:
 
     Images are left to what will be asked about, to its look-alikes, and to every eighth of what could be.
     """
-    from reflectune.inference.running.experiment import select  # slow to import
+    from reflectune.inference.running.planning import select  # slow to import
 
     dataset, splits = Dataset(gallery), ("val_unseen_question", "val_unseen_entity")
     possible = {name for split in splits for question in dataset.questions(split) for name in question.entity_ids}

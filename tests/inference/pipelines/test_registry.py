@@ -13,7 +13,7 @@ from reflectune.core.types import Question
 from reflectune.inference import pipelines
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
 from reflectune.inference.pipelines.requirements import MODELS
-from reflectune.inference.running import config, experiment
+from reflectune.inference.running import config, planning
 from reflectune.inference.running.config import EvaluateConfig
 
 PIPELINE = '''
@@ -70,7 +70,7 @@ def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(config_with_shouting: 
     assert "`loudness` must be at least 1, found 0" in problems
     assert "`base_model` is needed by shouting" in problems
     made = config_with_shouting(pipelines=["shouting"], loudness=5)
-    planned = experiment.plan(made, [Question("q", "", "What?")], ())["shouting"]
+    planned = planning.plan(made, [Question("q", "", "What?")], ())["shouting"]
     assert planned.settings.model_dump() == {"loudness": 5, "max_new_tokens": 32}
 
 

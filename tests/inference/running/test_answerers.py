@@ -15,7 +15,7 @@ from reflectune.inference.pipelines import iterative
 from reflectune.inference.pipelines.iterative import reading_models
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
-from reflectune.inference.running import experiment, parts
+from reflectune.inference.running import experiment, parts, planning
 from reflectune.inference.running.config import EvaluateConfig
 from tests.inference.families import ONE_FAMILY
 
@@ -118,7 +118,7 @@ def test_a_server_that_does_everything_has_no_batches(case: Case, config: Any, r
     whole, of_few, of_more = (it.fingerprint for it in ran_so)
     assert whole == of_few  # fewer requests at a time resume the run
     assert (whole == of_more) is alone  # which then has no batches
-    described = experiment.describe(config(case, batch_questions=4, llm_concurrency=64))
+    described = planning.describe(config(case, batch_questions=4, llm_concurrency=64))
     assert ("by 64 requests at a time" if alone else "in batches of 4") in described
 
 
@@ -184,7 +184,7 @@ def test_a_gate_loads_the_tuned_model_in_addition(name: str, checkpoints, config
     loaded, stopped = ran(config(case, **gated))
     assert tuple(loaded) == (*case.loaded, checkpoints.tuned)
     assert [*reading_models(stopped.parts)] == ["reader", "answerer", "gate"]
-    described = experiment.describe(config(case, **gated))
+    described = planning.describe(config(case, **gated))
     assert f", judgements by model {checkpoints.tuned}" in described
     assert "in batches of" in described  # also where a server's models read and answer
     assert "judgements a question by `model`" in described

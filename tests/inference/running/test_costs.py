@@ -13,7 +13,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
 from reflectune.inference.pipelines.registry import all_recipes, find_recipe
-from reflectune.inference.running import experiment
+from reflectune.inference.running import planning
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import forecast
 
@@ -142,9 +142,9 @@ def test_a_dry_run_prints_the_cost_of_all_questions(world: Path) -> None:
     keys: dict[str, Any] = {"dataset": str(world), "index": str(world / "index"), "output": str(world / "out")}
     keys |= {"splits": ["val_unseen_question"], "pipelines": ["mi_rag"], "device": "cpu", "iterations": 2, **SHORT}
     keys |= {"reader": "server", "llm_url": "http://localhost:9/v1", "llm_model": "m"}
-    lines = experiment.describe(EvaluateConfig(**keys)).splitlines()
+    lines = planning.describe(EvaluateConfig(**keys)).splitlines()
     (line,) = [line for line in lines if "requests a question" in line]
     assert "cost" not in line
-    priced = experiment.describe(EvaluateConfig(**keys, llm_input_price=1e6, llm_output_price=0.0))
+    priced = planning.describe(EvaluateConfig(**keys, llm_input_price=1e6, llm_output_price=0.0))
     read = line.split(" and ")[-2].rsplit(" ", 1)[-1].replace(",", "")
     assert f", cost {int(read):,}.00" in priced

@@ -11,7 +11,7 @@ from reflectune.formats.reflection_data import Manifest, write_examples, write_m
 from reflectune.inference.evaluate import summary
 from reflectune.inference.report.comparison_page import seeds_table
 from reflectune.inference.report.tables import scores as tables
-from reflectune.inference.running.experiment import select
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.evaluation import baselines, evaluate
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.seeds import labels_of, parts_over_seeds, record_of

@@ -16,8 +16,8 @@ from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings
 from reflectune.inference.pipelines.registry import find_recipe
-from reflectune.inference.running.experiment import select
 from reflectune.inference.running.loading import saved_weights
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweep import summary
 from reflectune.inference.sweep import sweep as sweep_command

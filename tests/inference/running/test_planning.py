@@ -8,7 +8,7 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
-from reflectune.inference.running import experiment
+from reflectune.inference.running import experiment, planning
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import minutes
 from reflectune.inference.running.parts import hash_server
@@ -35,22 +35,22 @@ def test_machines_that_do_not_share_the_output_are_refused_first(monkeypatch: py
 
 
 def test_a_limit_is_per_split_and_drawn_by_seed(dataset) -> None:
-    chosen = experiment.select(dataset, SPLITS, 10, seed=1)
+    chosen = planning.select(dataset, SPLITS, 10, seed=1)
     assert [[q.split for q in chosen].count(split) for split in SPLITS] == [10, 5]
-    assert chosen == experiment.select(dataset, SPLITS, 10, seed=1)
-    assert chosen != experiment.select(dataset, SPLITS, 10, seed=2)
-    assert len(experiment.select(dataset, SPLITS, None, seed=1)) == 25
+    assert chosen == planning.select(dataset, SPLITS, 10, seed=1)
+    assert chosen != planning.select(dataset, SPLITS, 10, seed=2)
+    assert len(planning.select(dataset, SPLITS, None, seed=1)) == 25
 
 
 def test_questions_of_training_are_left_out_before_the_draw(dataset, tmp_path) -> None:
     examples = [ReflectionExample(f"q{i:03}", "a.png", "Which colour?", False, answer="red") for i in range(5, 25)]
     write_examples(tmp_path / "train.parquet", examples)
     write_manifest(tmp_path, Manifest("mr2ag", tmp_path, {"train": "0"}))
-    chosen = experiment.select(dataset, SPLITS, 5, 0, str(tmp_path))
+    chosen = planning.select(dataset, SPLITS, 5, 0, str(tmp_path))
     assert sorted(q.id for q in chosen) == [f"q{i:03}" for i in range(5)]
     write_examples(tmp_path / "train.parquet", [dataclasses.replace(it, id="x") for it in examples])
     with pytest.raises(UserError, match="has no question of val_unseen_question, val_unseen_entity"):
-        experiment.select(dataset, SPLITS, 5, 0, str(tmp_path))
+        planning.select(dataset, SPLITS, 5, 0, str(tmp_path))
 
 
 @pytest.mark.parametrize(("keys", "count"), [({"calibrated": True}, 1), ({"model": "owner/name"}, 1), ({}, 0)])
@@ -69,7 +69,7 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     no_evidence, bare = make.question(1, entity_ids=("e1",)), make.question(2)
     visual = make.question(3, requires_retrieval=False, evidence=make.evidence())
     config = EvaluateConfig(pipelines=["mr2ag", "oracle", "naive_rag", "closed_book"])
-    planned = experiment.plan(config, [known, no_evidence, bare, visual], ENTRIES)
+    planned = planning.plan(config, [known, no_evidence, bare, visual], ENTRIES)
     forms = ("article", "articles", "passage", "passages")
     naive = dict.fromkeys((f"naive_rag_{form}" for form in forms), "012")
     oracles = {"retrieval": "01", "oracle_article": "01", "oracle_articles": "01", "oracle_passage": "0"}
@@ -78,7 +78,7 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
 
 def test_an_oracle_leaves_out_questions_whose_entry_the_knowledge_base_lacks(make) -> None:
     questions = [make.question(number, entity_ids=(name,)) for number, name in enumerate(("e1", "e404", "e7"))]
-    planned = experiment.plan(EvaluateConfig(pipelines=["oracle", "naive_rag_article"]), questions, ENTRIES)
+    planned = planning.plan(EvaluateConfig(pipelines=["oracle", "naive_rag_article"]), questions, ENTRIES)
     oracles = ("oracle_article", "oracle_articles")  # without evidence there is nothing for oracle_passage
     assert taken(planned) == {"retrieval": "012", "naive_rag_article": "012", **dict.fromkeys(oracles, "02")}
     absent = {name: pipeline.absent for name, pipeline in planned.items() if pipeline.absent}
@@ -92,7 +92,7 @@ def test_minutes_add_up_over_questions_and_steps(make) -> None:
     assert minutes(traces) == {"evaluate": 2.1, "evaluate/mr2ag": 2.0, "evaluate/closed_book": 0.1}
 
 
-@pytest.mark.parametrize("way", [experiment.run, experiment.describe])
+@pytest.mark.parametrize("way", [experiment.run, planning.describe])
 def test_the_second_pipelines_model_is_looked_for_before_the_first_answers(
     way, small_set, tmp_path, monkeypatch
 ) -> None:
@@ -126,10 +126,10 @@ def test_a_second_model_is_required_and_described_if_a_pipeline_has_one(pipeline
         return made.model_copy(update={"answerer": answerer})
 
     with pytest.raises(UserError, match="nobody/has-this"):
-        experiment.describe(config("nobody/has-this", pipeline))
-    assert "answers by answerer miniature/qwen2_vl" in experiment.describe(config("miniature/qwen2_vl", pipeline))
-    assert "answerer" not in experiment.describe(config("", pipeline))
-    assert "answerer" not in experiment.describe(config("nobody/has-this", "closed_book"))
+        planning.describe(config("nobody/has-this", pipeline))
+    assert "answers by answerer miniature/qwen2_vl" in planning.describe(config("miniature/qwen2_vl", pipeline))
+    assert "answerer" not in planning.describe(config("", pipeline))
+    assert "answerer" not in planning.describe(config("nobody/has-this", "closed_book"))
 
 
 def test_a_split_that_the_data_set_lacks_is_found_at_once(small_set) -> None:
@@ -139,7 +139,7 @@ def test_a_split_that_the_data_set_lacks_is_found_at_once(small_set) -> None:
 
 def test_an_evaluation_without_a_pipeline_is_refused(make) -> None:
     with pytest.raises(UserError, match="no pipeline of oracle_pairs takes one of these 1 questions"):
-        experiment.plan(EvaluateConfig(pipelines=["oracle_pairs"]), [make.question(0, evidence=())], ENTRIES)
+        planning.plan(EvaluateConfig(pipelines=["oracle_pairs"]), [make.question(0, evidence=())], ENTRIES)
 
 
 def test_replies_in_a_form_are_another_servers_and_those_of_another_host_are_not() -> None:
