@@ -64,4 +64,4 @@ class GateModel(LocalModel):
         return self._scheme.open(self._renderer, prompt.texts["question"], image), branches
 
     def _distinguishing_tokens(self, yes: str, no: str) -> tuple[list[int], list[int]]:
-        return [], [self._renderer.token_id(role) for role in (yes, no)]
+        return [], self._renderer.ids_of(yes, no)

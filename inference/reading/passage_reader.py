@@ -42,13 +42,12 @@ class PassageReader(Reader):
         self.scheme = PassageScheme.of(engine.renderer)
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
-        """Read images and questions up to the gate: one vision pass and one prefix pass a question."""
-        rendered = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
-        return OpenedQuestions.of(questions, self._engine.read(rendered), [len(prefix.ids) for prefix in rendered])
+        """Read images and questions up to the gate."""
+        return OpenedQuestions.read(self._engine, self.scheme, questions, images)
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
         """Compute P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
-        both = opened.prefixes.probabilities(self._ids("retrieve", "no_retrieve")).tolist()
+        both = opened.prefixes.probabilities(self._renderer.ids_of("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
         return [calibrated(self._engine, self.scheme.gates[0].name, share(yes, no)) for yes, no in both]
@@ -85,7 +84,7 @@ class PassageReader(Reader):
             read.append([question_passages[k] for k in fitting])
             branches.append([ids[k] for k in fitting])
         state = self._engine.branch(opened.prefixes, branches)
-        probabilities = state.probabilities(self._ids("relevant", "irrelevant"))
+        probabilities = state.probabilities(self._renderer.ids_of("relevant", "irrelevant"))
         for row, (length, question_branches) in enumerate(zip(opened.lengths, branches, strict=True)):
             for branch in question_branches:
                 opened.usage.branch(row, length, len(branch))
@@ -101,11 +100,8 @@ class PassageReader(Reader):
 
         Each continues the branch that judged its passage.
         """
-        forced = self._ids("relevant")
+        forced = self._renderer.ids_of("relevant")
         answers = self._generate(judged.branches, rows, forced)
         for (row, _), answer in zip(rows, answers, strict=True):
             judged.usage.add(row, computed=len(forced), generated=answer.tokens)
         return answers
-
-    def _ids(self, *roles: str) -> list[int]:
-        return [self._renderer.token_id(role) for role in roles]

@@ -53,8 +53,7 @@ class PromptedReader:
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
         """Read images and questions up to where the four prompts branch."""
-        prefixes = [self.scheme.open(self._renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
-        return OpenedQuestions.of(questions, self._engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
+        return OpenedQuestions.read(self._engine, self.scheme, questions, images)
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
         """Compute Score_RET of each question, equation 4: the softmax of two logits, in [0, 1]."""
@@ -62,7 +61,7 @@ class PromptedReader:
         state = self._engine.branch(opened.prefixes, [[prompt] for _ in opened.questions])
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, len(prompt))
-        probabilities = state.probabilities(self._ids("retrieve", "no_retrieve"))
+        probabilities = state.probabilities(self._renderer.ids_of("retrieve", "no_retrieve"))
         gate = self.scheme.gates[0].name
         return [calibrated(self._engine, gate, share(*question[0].tolist())) for question in probabilities]
 
@@ -95,7 +94,7 @@ class PromptedReader:
                 opened.usage.branch(i, length, len(prompt))
         state = self._engine.branch(opened.prefixes, branches)
         scores: list[list[float | None]] = [[None] * len(question_documents) for question_documents in documents]
-        for i, probabilities in enumerate(state.probabilities(self._ids("relevant", "irrelevant"))):
+        for i, probabilities in enumerate(state.probabilities(self._renderer.ids_of("relevant", "irrelevant"))):
             for k, (yes, no) in zip(fitting[i], probabilities.tolist(), strict=True):
                 scores[i][k] = calibrated(self._engine, self.scheme.gates[1].name, share(yes, no))
         return scores
@@ -151,6 +150,3 @@ class PromptedReader:
         for i, made in zip(prompts, generations, strict=True):
             opened.usage.branch(i, opened.lengths[i], len(prompts[i]), len(made.token_ids))
         return dict(zip(prompts, generations, strict=True))
-
-    def _ids(self, *roles: str) -> list[int]:
-        return [self._renderer.token_id(role) for role in roles]

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from PIL import Image
+
 from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.thoughts import thought_tokens, without_thoughts
 from reflectune.models.rendering.turns import fit_leading
+from reflectune.models.schemes.base import Scheme
 
 if TYPE_CHECKING:  # slow to import
     from reflectune.models.prefix.interface import Engine, ReadBranches, ReadPrefixes
@@ -103,10 +106,13 @@ class OpenedQuestions:
     usage: Usage = field(default_factory=Usage)
 
     @classmethod
-    def of(cls, questions: Sequence[Question], prefixes: ReadPrefixes, lengths: Sequence[int]) -> OpenedQuestions:
-        """Return questions whose prefixes have just been read, with their tokens counted."""
-        opened = cls(questions, prefixes, lengths)
-        for row, length in enumerate(lengths):
+    def read(
+        cls, engine: Engine, scheme: Scheme, questions: Sequence[Question], images: Sequence[Image.Image]
+    ) -> OpenedQuestions:
+        """Read images and questions up to the scheme's first branch: one vision and one prefix pass a question."""
+        prefixes = [scheme.open(engine.renderer, q.text, image) for q, image in zip(questions, images, strict=True)]
+        opened = cls(questions, engine.read(prefixes), [len(prefix.ids) for prefix in prefixes])
+        for row, length in enumerate(opened.lengths):
             opened.usage.add(row, computed=length)
         return opened
 

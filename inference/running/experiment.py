@@ -31,7 +31,6 @@ from reflectune.inference.running.loading import (
     open_engine,
     open_model,
     open_plain,
-    require_models,
     saved_weights,
     tuned_on,
 )
@@ -41,7 +40,7 @@ from reflectune.inference.running.planning import (
     PlannedPipeline,
     absent_sentences,
     batch_size,
-    model_names,
+    check_models,
     plan,
     select,
 )
@@ -123,7 +122,7 @@ def _answer(config: EvaluateConfig, *, is_first: bool) -> Answered:
     models = ModelSettings.of(config)
     calibration = calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
-    require_models(model_names(planned, models))
+    check_models(planned, models)
     recipes = [pipeline.recipe for pipeline in planned.values()]
     remote, pages = any(it.use.is_served for it in planned.values()), any(it.needs("pages") for it in recipes)
     parts = open_parts(config, dataset, recipes, device=config.device, seed=config.seed)

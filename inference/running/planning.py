@@ -132,7 +132,7 @@ def describe(config: EvaluateConfig) -> str:
     record_of(measure.official(questions), {}, config.groups, measure)
     calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
-    require_models(model_names(planned, models))
+    check_models(planned, models)
     find_device(config.device)
     lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by {metric}"]
     for name, pipeline in planned.items():
@@ -158,13 +158,13 @@ def absent_sentences(planned: Plan) -> list[str]:
     return [f"The knowledge base lacks the entry of {count} questions: {left_out}."] if count else []
 
 
-def model_names(planned: Plan, models: ModelSettings) -> list[str]:
-    """Return the names of the models that planned pipelines load."""
+def check_models(planned: Plan, models: ModelSettings) -> None:
+    """Raise a UserError if a model that planned pipelines load doesn't exist."""
     uses = [pipeline.use for pipeline in planned.values()]
     names = [use.checkpoint(models) for use in uses if use.reader]
     names += [models.base_model for use in uses if use.base_answers]
     names += [models.model for use in uses if use.judges]
-    return [*names, *filter(None, (use.second_model(models) for use in uses))]
+    require_models([*names, *(use.second_model(models) for use in uses)])
 
 
 def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:

@@ -82,7 +82,7 @@ def _check_gate(engine: ServedEngine, scheme: Scheme, name: str, image: Image.Im
     renderer, gate = engine.renderer, scheme.gates[0]
     state = engine.read([scheme.open(renderer, _QUESTION, image)])
     branch = scheme.retrieval_gate(renderer)[0][:-1]
-    words = [renderer.token_id(role) for role in (gate.positive, gate.negative)]
+    words = renderer.ids_of(gate.positive, gate.negative)
     both = engine.branch(state, [[branch]]).probabilities(words)[0] if branch else state.probabilities(words)
     if (mass := float(both.sum())) < LEAST_MASS:
         raise UserError(

@@ -120,6 +120,10 @@ class Renderer:
             raise UserError(f"the model has no `{role}` token: it was loaded without a scheme; give one, e.g. mr2ag")
         return self.token_ids[role]
 
+    def ids_of(self, *roles: str) -> list[int]:
+        """Return the ids of several special tokens, by role."""
+        return [self.token_id(role) for role in roles]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of generated ids, special tokens kept."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()

@@ -74,8 +74,7 @@ class ImageTextEncoder(ABC):
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
         """Return vectors of images with a text each, shape (n, dimensions): by default the scaled sum of both."""
-        both = self.encode_images(images) + self.encode_texts(texts)
-        return both / np.maximum(np.linalg.norm(both, axis=1, keepdims=True), 1e-12)
+        return scaled(self.encode_images(images) + self.encode_texts(texts))
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
         """Return True for each text that is truncated."""
@@ -233,6 +232,11 @@ def unit_rows(rows: Tensor, name: str) -> Vectors:
             f"the encoder {name} computes vectors that are zero or no numbers: replace its weights, which are damaged"
         )
     return (rows.float() / lengths).cpu().numpy()
+
+
+def scaled(rows: Vectors) -> Vectors:
+    """Return vectors, shape (n, d), scaled to length 1; a zero stays zero."""
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
 def no_vectors(dimensions: int) -> Vectors:

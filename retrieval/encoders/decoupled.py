@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from PIL import Image
 
 from reflectune.core.hashing import fingerprint
-from reflectune.retrieval.encoders.base import ImageModel, ImageTextEncoder, Prepared, Vectors
+from reflectune.retrieval.encoders.base import ImageModel, ImageTextEncoder, Prepared, Vectors, scaled
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.clip import ClipEncoder
 from reflectune.retrieval.encoders.presets import text_settings
@@ -111,5 +110,4 @@ class MixtureEncoder(SideBySideEncoder):
 
         A text is cut to the tower's length.
         """
-        mixed = images + self._whole.encode_texts(texts)
-        return mixed / np.maximum(np.linalg.norm(mixed, axis=1, keepdims=True), 1e-12)
+        return scaled(images + self._whole.encode_texts(texts))

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.models.weights.pretrained import as_dtype
+from reflectune.retrieval.encoders.base import Vectors, no_vectors
 from reflectune.retrieval.encoders.checkpoints import Checkpoint
 from reflectune.retrieval.encoders.modules import Modules, declared_pooling
 from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.texts import TextModel
-
-Vectors = npt.NDArray[np.float32]
 
 
 class TextEncoder:
@@ -76,7 +73,7 @@ class TextEncoder:
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         if not texts:
-            return np.zeros((0, self.dimensions), dtype=np.float32)
+            return no_vectors(self.dimensions)
         vectors = self._model.encode(texts)
         if not bool(vectors.isfinite().all()):
             raise UserError(f"the encoder {self.name} computes vectors with NaN: its weights are damaged")
