@@ -297,7 +297,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
             )
             for rule, row in of_pipeline["stop"]["rows"].items()
         ]
-        head = ("stop", "validation", "test, % right", "95 %", "calls a question")
+        head = ("stop", "validation", "test, % right", "95 %", "calls per question")
         low, value, high = (100 * of_pipeline["stop"]["difference"][key] for key in ("low", "value", "high"))
         lines += [f"## {name}", "", *table(head, rows), ""]
         lines += [f"Gate at no more calls minus cosine, on test: {value:+.1f} points ({low:+.1f} to {high:+.1f}).", ""]
@@ -306,14 +306,14 @@ def tables(figures: dict[str, Any]) -> list[str]:
             for kind, points in of_pipeline["stop"]["curves"].items()
             for rule in SHOWN[kind]
         ]
-        lines += [*table(("other thresholds, chosen nowhere", "test, % right", "calls a question"), shown), ""]
+        lines += [*table(("other thresholds", "test, % right", "calls per question"), shown), ""]
         cuts = [
             (cut, *_score(row), f"{row['documents']:.1f}", f"{row['calls']:.1f}")
             for cut, row in of_pipeline["filter"].items()
         ]
         if not cuts:
             continue
-        head = (f"filter, {ITERATIONS + 1} searches", "test, % right", "95 %", "passages read", "calls a question")
+        head = (f"filter, {ITERATIONS + 1} searches", "test, % right", "95 %", "passages read", "calls per question")
         lines += [*table(head, cuts), ""]
     return lines[:-1]
 
@@ -326,14 +326,15 @@ BENCHMARK = Benchmark(
     "gates",
     "A relevance gate against cosine rules",
     """
-Two-hop questions, at most four searches. The scripted teacher of lessons reads: it writes what the documents allow, so
-that only the rules make mistakes. Searches and the gate are real; the gate is a miniature tuned by mR²AG. A judgement
-counts as a call. The stop's thresholds were chosen in other worlds: the best score, then the fewest calls. τ of 2 never
-stops. A filter's thresholds are all shown, next to the cut by similarity.
+**The gate loses both comparisons.** As a stop it adds a call for each record, and ends trajectories whose record states
+no answer. As a filter it removes the passage that names the second entity: in mR²AG's data only a passage that states
+the answer is relevant. The reader is never distracted by other passages, so this can't show what a filter might gain.
 
-The gate loses both comparisons. As a stop it adds a call for each record, and ends trajectories whose record states no
-answer. As a filter it leaves out the passage that names the second entity: mR²AG's data calls a passage relevant only
-if it states the answer. The teacher is never distracted by other passages, so this can't show what a filter might gain.
+- *Questions*: two-hop questions, at most four searches.
+- *Reader*: the scripted teacher of lessons. It writes what the documents allow, so only the rules make mistakes.
+- *Gate*: a miniature tuned by mR²AG. A judgement counts as a call.
+- *Thresholds* of the stops were chosen in other worlds: the best score, then the fewest calls. τ = 2 never stops. All
+  thresholds of the filter are shown, next to cuts by cosine similarity.
 """,
     tables,
 )

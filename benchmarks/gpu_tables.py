@@ -105,7 +105,7 @@ def notes(figures: dict[str, Any], found: dict[str, Any]) -> list[str]:
             rows.append((name, median, *(at(found, key, name) for key in keys)))
     if rows:
         head = ("log-odds of gates against batched rows", "median difference", "99 %")
-        lines += [*table((*head, "another best passage"), rows), ""]
+        lines += [*table((*head, "different best passage"), rows), ""]
     if (seconds := at(found, LONG_GATES, "engine")) and (rate := figures.get("matrix product, TFLOP/s")):
         prefix = 600 + PASSAGES * LONG
         reached = 2 * prefix * found["model"].get("language parameters", 0) / seconds / 1e12

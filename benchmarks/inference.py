@@ -50,10 +50,10 @@ BENCHMARK = Benchmark(
     "inference",
     "Shared prefixes on a CPU",
     f"""
-Random weights, float32, CPU seconds of one thread: medians of three calls, or one call of more than 20 seconds. A
-question has an image of 576 tokens and {PASSAGES} passages of {TOKENS} tokens; {ANSWERS} answers of {NEW} tokens follow
-the passages with the highest gates. All sides have the same weights, passages and lengths; [gpu.md](gpu.md) explains
-the rows, and has the same at 7 B. *Probe*: answers of {PROBED} tokens after all passages.
+Random weights in float32, CPU seconds of one thread: medians of three calls, or one call if it takes more than 20
+seconds. A question has an image of 576 tokens and {PASSAGES} passages of {TOKENS} tokens; {ANSWERS} answers of {NEW}
+tokens follow the passages with the highest gates. *Probe*: answers of {PROBED} tokens after all passages. All sides
+have the same weights, passages and lengths. [gpu.md](gpu.md) explains the rows, and has the same measurements at 7B.
 """,
     tables,
     claims,

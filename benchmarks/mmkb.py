@@ -122,10 +122,12 @@ BENCHMARK = Benchmark(
     "mmkb",
     "MMKB-RAG on the miniature",
     """
-Every training question is probed alone and with 10 documents; all questions of both validation splits are evaluated, in
-phrasings that training never saw. Per cent, with 95 % intervals over questions. A label is true if the document is
-of the question's entity and states an accepted answer. Pipelines that end in `_tuned` are of the same base, tuned
-without reflection on mR²AG-IT's questions of the same world.
+Per cent, with 95 % intervals over questions.
+
+- *Training*: every training question is probed alone and with 10 documents.
+- *Evaluation*: all questions of both validation splits, in phrasings that are not in the training data.
+- *Labels*: `[Rel]` is right if the document is about the question's entity and states an accepted answer.
+- *Baselines* that end in `_tuned` are the same base, tuned without reflection on mR²AG-IT's questions of the same world.
 """,
     tables,
     claims,

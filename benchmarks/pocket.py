@@ -100,12 +100,14 @@ BENCHMARK = Benchmark(
     "pocket",
     "Pocket: real weights, photographs and Wikipedia",
     """
-SmolLM2-135M, CLIP ViT-B/16 and the gallery's images and articles. First the fresh test: 564 test questions on 285
-entities that nothing was chosen on, by the shipped mR²AG, readers tuned each on the context that it reads, and
-MMKB-RAG; per cent, with 95 % intervals over entities ([docs/pocket.md](../docs/pocket.md)). Below it are the recipe's
-marks, set before anything was trained, and three training seeds of mR²AG, on validation and on other test questions,
-with intervals over questions. Their baselines were tuned on five passages alone, so these leads are larger, and their
-MMKB-RAG is of an earlier recipe.
+SmolLM2-135M and CLIP ViT-B/16 on [pocket's gallery](../docs/pocket.md). Per cent, with 95 % intervals.
+
+- *The fresh test* comes first: 564 test questions on 285 entities. No choice was based on them. mR²AG is the shipped
+  one; each reader was tuned on the context that it reads. Intervals are over entities.
+- *The marks* of the recipe follow. They were set before anything was trained.
+- *Three training seeds* of mR²AG come last, on validation and on other test questions. Their baselines were tuned only
+  on five passages, so these leads are larger. Marks and seeds have an earlier recipe of MMKB-RAG, and intervals over
+  questions.
 """,
     tables,
     claims,

@@ -177,10 +177,14 @@ BENCHMARK = Benchmark(
     "quickstart",
     "The miniature against its marks",
     """
-Quick starts of the miniature: toy models in a drawn world. Both validation splits, in phrasings that training never
-saw, per cent; the mean over seeds, of minutes the least, in brackets the lowest and the highest. ✗: it misses the mark.
-The marks were set before the first training. The baselines have the same retrieval and instruction; those that end in
-`_tuned` are tuned on the same questions with as many tokens. Minutes are by the clock, each run in one process.
+Quick starts of the miniature: toy models in a drawn world. Per cent on both validation splits, in phrasings that are
+not in the training data.
+
+- *Cells* have the mean over seeds, with the lowest and the highest in parentheses; minutes have the minimum.
+- *Marks* were set before the first training. ✗: the mark is missed.
+- *Baselines* have the same retrieval and instruction. Those that end in `_tuned` are tuned on the same questions with
+  as many tokens.
+- *Minutes* are wall-clock, each run in one process.
 """,
     tables,
     claims,

@@ -234,9 +234,12 @@ BENCHMARK = Benchmark(
     "retrieval",
     "Vector search at Wikipedia's size",
     """
-Rows of 768 numbers in two fields, a drawn mixture of clusters. Recall@20 is against an exact search of the same float16
-rows. Queries go one at a time. Cells and rows scored again are those that the store's calibration chose, but in the
-second table. The flat index is FAISS's in float32, timed on the rows that fit into 3 GiB and scaled.
+Rows are synthetic vectors of 768 numbers in two fields, drawn from a mixture of clusters. Queries run one at a time.
+
+- *Recall@20* is against an exact search of the same float16 rows.
+- *First table*: the store's calibration chose the number of cells and of rows that are scored again. The second table
+  varies both.
+- *Flat float32* is FAISS's flat index, timed on the rows that fit into 3 GiB, and scaled.
 """,
     tables,
     claims,

@@ -114,8 +114,8 @@ def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
 BENCHMARK = Benchmark(
     "serve",
     "The server",
-    "Questions about different images, each client asking the next one when its answer is there. The first event is "
-    "the gate's probability.",
+    "Each client asks about a different image as soon as it has the answer to its last question. The first event is the "
+    "gate's probability.",
     tables,
     claims,
 )

@@ -120,10 +120,11 @@ BENCHMARK = Benchmark(
     "train",
     "Training on trees on a CPU",
     """
-Random weights, float32, one thread, all weights but the vision tower's; medians. A question has an image of 576 tokens
-and 8 passages of 120 tokens with 17 supervised ones each. Flat rows are TRL's stock `SFTTrainer`: one row a passage,
-with the image and the question in each, as one batch. Both sides have the same weights, tokens and labels. At 7 B:
-[gpu.md](gpu.md).
+Random weights in float32, one thread; medians. All weights except the vision tower's are trained. A question has an
+image of 576 tokens, and 8 passages of 120 tokens, 17 of them supervised.
+
+*Flat rows* are TRL's stock `SFTTrainer`: one row per passage, each with the image and the question, in one batch. Both
+sides have the same weights, tokens and labels. [gpu.md](gpu.md) has the speed at 7B.
 """,
     tables,
     claims,

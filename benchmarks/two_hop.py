@@ -200,7 +200,7 @@ def agent_tables(figures: dict[str, Any]) -> list[str]:
     for name, row in figures.items():
         value, low, high = (f"{100 * row[key]:.1f}" for key in ("value", "low", "high"))
         rows.append((name, value, f"{low} to {high}", f"{row['searches']:.1f}", round(row["read"]), row["n"]))
-    return ["An agent, taught with fewer lessons than above, on questions of one world:", "", *table(head, rows)]
+    return ["The agent was taught with fewer lessons than the models above. The questions are of one world:", "", *table(head, rows)]
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
@@ -224,11 +224,13 @@ BENCHMARK = Benchmark(
     "two_hop",
     "Two-hop questions",
     f"""
-The image shows one entity; its article names a second one, whose article has the answer. `miniature/llava` was taught
-by lessons of other worlds: trajectories of two searches for {WORLD_QUESTIONS} questions of each world, then
-of three for {LONGER_QUESTIONS}. mR²AG's checkpoint learned one-hop questions from one search, as the paper has it. The
-fair comparison of searching once with searching again is that of the same model. Passages are found by
-`{TEXT_ENCODER}`.
+The image shows one entity. Its article names a second entity, whose article has the answer. `{TEXT_ENCODER}` finds the
+passages.
+
+- *Taught by lessons*: `miniature/llava` learned trajectories of other worlds, two searches for {WORLD_QUESTIONS}
+  questions of each world, then three for {LONGER_QUESTIONS}.
+- *mR²AG's checkpoint* learned one-hop questions with one search, as in the paper. So the fair comparison of one search
+  with several is between rows of the same model.
 """,
     tables,
     claims,
