@@ -293,16 +293,16 @@ BENCHMARK = Benchmark(
     "On one GPU",
     f"""
 Random weights in bfloat16. A question has an image of 576 tokens and {PASSAGES} passages of {TOKENS} tokens;
-{ANSWERS} answers of {NEW} tokens follow the passages with the highest gates. Seconds are medians; columns *of 8* have
-seconds per question in a batch of eight.
+{ANSWERS} answers of {NEW} tokens follow the passages with the highest gates. Seconds are medians; *of 8*:
+per question, in a batch of eight.
 
 - *Repeated cache*: each prefix is read once, transformers' cache is repeated for the passages, and the chosen rows of
   all questions are decoded in one batch (`repeated_cache` in [workload.py](workload.py)).
 - *Batched rows*: a question's whole rows as one batch, then `generate` on all chosen rows.
 - *Probe*: answers of {PROBED} tokens after all passages.
 
-LoRA steps (configs/recipes/mr2ag_lora.yaml) have {TREES} questions unless a row says otherwise. TFLOP/s count 6
-operations per token and weight, 4 for a frozen weight.
+LoRA steps (configs/recipes/mr2ag_lora.yaml) have {TREES} questions unless numbered. TFLOP/s count 6 operations per
+token and weight, 4 if frozen.
 """,
     tables,
     claims,

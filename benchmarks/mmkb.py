@@ -127,7 +127,7 @@ Per cent, with 95 % intervals over questions.
 - *Training*: every training question is probed alone and with 10 documents.
 - *Evaluation*: all questions of both validation splits, in phrasings that are not in the training data.
 - *Labels*: `[Rel]` is right if the document is about the question's entity and states an accepted answer.
-- *Baselines* that end in `_tuned` are the same base, tuned without reflection on mR²AG-IT's questions of the same world.
+- *Baselines* ending in `_tuned` are the same base, tuned without reflection on mR²AG-IT's questions of the world.
 """,
     tables,
     claims,

@@ -114,8 +114,7 @@ def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
 BENCHMARK = Benchmark(
     "serve",
     "The server",
-    "Each client asks about a different image as soon as it has the answer to its last question. The first event is the "
-    "gate's probability.",
+    "Each client asks about a new image as soon as it has its last answer. The first event is the gate's probability.",
     tables,
     claims,
 )

@@ -200,7 +200,7 @@ def agent_tables(figures: dict[str, Any]) -> list[str]:
     for name, row in figures.items():
         value, low, high = (f"{100 * row[key]:.1f}" for key in ("value", "low", "high"))
         rows.append((name, value, f"{low} to {high}", f"{row['searches']:.1f}", round(row["read"]), row["n"]))
-    return ["The agent was taught with fewer lessons than the models above. The questions are of one world:", "", *table(head, rows)]
+    return ["The agent had fewer lessons than the models above. Questions are of one world:", "", *table(head, rows)]
 
 
 def tables(figures: dict[str, Any]) -> list[str]:
