@@ -8,6 +8,7 @@ from PIL import Image
 from transformers.image_utils import SizeDict
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
+from reflectune.core.devices import is_out_of_memory
 from reflectune.core.errors import UserError
 from reflectune.core.images import BadImage, origin_of
 from reflectune.core.weights import UNLOADABLE
@@ -44,9 +45,9 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
         raise BadImage(problem, "scale it down, or set `image_fit: crop`")
     try:
         return processor(images=[fitted or image], return_tensors="pt", **arguments)
-    except MemoryError:
-        raise
     except Exception as error:  # of any model's processor
+        if is_out_of_memory(error):
+            raise
         said = " ".join(str(error).split())[:300] or type(error).__name__
         raise BadImage(f"image refused by the model's processor: {name}: {said}", "replace it") from error
 

@@ -173,6 +173,15 @@ def test_an_image_that_a_processor_refuses_or_would_pad_too_far_is_named(make, t
         renderer.prefix("Who?", image)
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=repr)
+def test_a_processor_without_memory_refuses_no_image(error: Exception) -> None:
+    def exhausted(**_: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        image_fitting.call_processor(exhausted, Image.new("RGB", (8, 8)))
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [(GotOcr2ImageProcessorPil, {"max_patches": 6}), (Gemma3ImageProcessorPil, {"do_pan_and_scan": True})],
