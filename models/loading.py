@@ -10,14 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel, ProcessorMixin
+from transformers import PreTrainedModel, ProcessorMixin
 
 from reflectune.core.devices import find_device
-from reflectune.core.durable import read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.core.weights import UNLOADABLE, FiniteFiles, checking_finite
-from reflectune.models.names import shipped_folder
+from reflectune.core.weights import FiniteFiles, checking_finite
+from reflectune.models.records import (
+    ADAPTER_FILE,
+    INFO_FILE,
+    OF_ADAPTERS,
+    check_saved,
+    read_info,
+    resolve,
+    saved_files,
+    write_info,
+)
 from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.rendering.image_fitting import fit_images, images_fingerprint, images_in_words
 from reflectune.models.rendering.renderer import Renderer
@@ -28,7 +36,6 @@ from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.pretrained import (
     as_dtype,
     dequantized,
-    dtype_of,
     load_pretrained,
     load_processor,
     settle,
@@ -37,16 +44,6 @@ from reflectune.models.weights.quantization import Quantization, require_bitsand
 from reflectune.models.weights.reading import READ_WITH, check_reading, reading_record
 from reflectune.models.weights.spreading import Places, spread
 from reflectune.models.weights.tokens import add_reflection_tokens, known_tokens
-
-INFO_FILE = "reflectune.json"
-ADAPTER_FILE = "adapter_config.json"
-_OF_ADAPTERS = ("base_model", "seed")
-"""Keys that an adapter's `reflectune.json` must have."""
-SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
-"""Keys of `reflectune.json`: hashes of weights and model config, and of the tokenizer's and processor's files.
-
-`load` compares them with the files.
-"""
 
 
 @dataclass(frozen=True)
@@ -213,7 +210,7 @@ def save_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     is_adapter = hasattr(model, "get_base_model")
-    missing = [name for name in _OF_ADAPTERS if name not in info]
+    missing = [name for name in OF_ADAPTERS if name not in info]
     if is_adapter and missing:
         raise UserError(f"an adapter's checkpoint needs {', '.join(missing)} in its info, to be loaded again")
     if is_adapter:
@@ -228,87 +225,6 @@ def save_checkpoint(
     if scheme.gates and not is_adapter:
         write_decision(folder, Renderer(scheme, processor))
     write_info(folder, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
-
-
-def write_info(folder: Path, info: Mapping[str, Any]) -> None:
-    """Write `reflectune.json` next to a checkpoint's finished files, with their hashes."""
-    saved = {SAVED: file_fingerprint(*_saved_files(folder))}
-    if files := _processor_files(folder):
-        saved[SAVED_PROCESSOR] = file_fingerprint(*files)
-    write_json(folder / INFO_FILE, {key: value for key, value in info.items() if key != SAVED_PROCESSOR} | saved)
-
-
-def read_info(folder: str | Path) -> dict[str, Any]:
-    """Return the `info` that `save_checkpoint` wrote.
-
-    Raises:
-        UserError: The record is missing, is not a JSON object, or lacks a key that an adapter needs.
-    """
-    record = read_record(Path(folder) / INFO_FILE, "the checkpoint's record", base_model=str, seed=int)
-    missing = [name for name in _OF_ADAPTERS if name not in record]
-    if missing and Path(folder, ADAPTER_FILE).is_file():
-        raise UserError(f"{Path(folder, INFO_FILE)} lacks {', '.join(missing)}; take the file saved with the adapter")
-    return record
-
-
-def is_stored_in(model: str, dtype: str) -> bool:
-    """Return True if a model's weights have this dtype by its config."""
-    return stored_dtype(model) == as_dtype(dtype)
-
-
-def stored_dtype(model: str) -> Any:
-    """Return the dtype of a model's weights by its config; None if the config doesn't say it.
-
-    Raises:
-        UserError: The model is missing, or its config is damaged.
-    """
-    try:
-        return dtype_of(AutoConfig.from_pretrained(shapes_file(model).parent, trust_remote_code=False))
-    except UNLOADABLE as error:
-        raise UserError(f"cannot load the model {model}: {' '.join(str(error).split())[:400]}") from error
-
-
-def adapter_folder(model: str) -> Path | None:
-    """Return the folder of a model that is an adapter, else None. A missing model is a `UserError`."""
-    source = resolve(model)
-    return source if isinstance(source, Path) and (source / ADAPTER_FILE).is_file() else None
-
-
-def shapes_file(model: str) -> Path:
-    """Return the `config.json` of a model, for its shapes; an adapter's is its base model's. No weights are needed.
-
-    Raises:
-        UserError: The model is missing.
-    """
-    from transformers.utils.hub import cached_file
-
-    source = resolve(model)
-    if isinstance(source, Path):
-        if not (source / "config.json").is_file():  # an adapter
-            return shapes_file(str(read_info(source)["base_model"]))
-        return source / "config.json"
-    try:
-        return Path(str(cached_file(source, "config.json")))
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:400]
-        raise UserError(f"{model} is not a folder, and could not be read from the Hub: {reason}") from error
-
-
-def resolve(model: str) -> Path | str:
-    """Return the folder of a name, or the name itself if it can only be a hub id.
-
-    Raises:
-        UserError: The shipped model or the folder is missing, or holds no model.
-    """
-    if (shipped := shipped_folder(model)) is not None:
-        return shipped
-    if Path(model).is_dir():
-        if not any((Path(model) / name).is_file() for name in ("config.json", ADAPTER_FILE)):
-            raise UserError(f"{model} holds no model: neither config.json nor {ADAPTER_FILE} is there")
-        return Path(model)
-    if model.count("/") > 1 or model.startswith((".", "/", "~")):
-        raise UserError(f"no model at {model}: the folder does not exist")
-    return model
 
 
 def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
@@ -401,32 +317,7 @@ def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))
-    hashed = file_fingerprint(*_saved_files(source), read=weights.read)
+    hashed = file_fingerprint(*saved_files(source), read=weights.read)
     weights.check()
-    _check_saved(source, hashed)
+    check_saved(source, hashed)
     return hashed
-
-
-def _check_saved(folder: Path, weights: str) -> None:
-    """Refuse a checkpoint whose files have other hashes than its record says, if it has such a record."""
-    if not (folder / INFO_FILE).is_file():
-        return
-    record = read_info(folder)
-    now = {SAVED: weights, SAVED_PROCESSOR: file_fingerprint(*_processor_files(folder))}
-    for key, what in ((SAVED, "weights or the config"), (SAVED_PROCESSOR, "tokenizer or the image processor")):
-        if record.get(key, now[key]) != now[key]:
-            raise UserError(
-                f"the {what} in {folder} are not those that were saved there: copy the folder again; if you changed "
-                f"them, take `{key}` out of its {INFO_FILE}"
-            )
-
-
-def _saved_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's weights, and the configs that say how they are used."""
-    configs = (folder / name for name in ("config.json", ADAPTER_FILE))
-    return [*sorted(folder.glob("*.safetensors")), *filter(Path.is_file, configs)]
-
-
-def _processor_files(folder: Path) -> list[Path]:
-    names = ("processor_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
-    return [path for name in names if (path := folder / name).is_file()]

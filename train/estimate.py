@@ -37,6 +37,6 @@ def shapes_file(config: EstimateConfig) -> Path:
     for path in sorted(shipped.glob("*.json")):
         if read_json(path, "shapes of a model")["model"] == config.model:
             return path
-    from reflectune.models import loading  # slow to import
+    from reflectune.models import records  # slow to import
 
-    return loading.shapes_file(config.model)
+    return records.shapes_file(config.model)

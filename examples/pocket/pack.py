@@ -19,7 +19,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.outputs import hold
 from reflectune.core.partials import writing
 from reflectune.examples.pocket.models.llava import ADAPTER, PROJECTOR, TRAINED
-from reflectune.models.loading import INFO_FILE, read_info, write_info
+from reflectune.models.records import INFO_FILE, read_info, write_info
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.weights.projector import PROJECTOR as NAMES
 

@@ -11,9 +11,10 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.models.loading import INFO_FILE, SAVED, Loaded, is_stored_in, load, read_info, resolve
+from reflectune.models.loading import Loaded, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.interface import Engine
+from reflectune.models.records import INFO_FILE, SAVED, read_info, resolve, stored_dtype
 from reflectune.models.remote.checkpoint import load_without_weights
 from reflectune.models.remote.probe import served_engine
 from reflectune.models.remote.token_server import TokenServer
@@ -33,7 +34,7 @@ def require_models(names: Iterable[str]) -> None:
         UserError: A model doesn't exist.
     """
     for name in dict.fromkeys(filter(None, names)):
-        is_stored_in(name, "float32")
+        stored_dtype(name)
 
 
 def open_tuned(models: ModelSettings) -> Loaded:

@@ -12,17 +12,8 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.weights import UNLOADABLE
-from reflectune.models.loading import (
-    INFO_FILE,
-    SAVED,
-    Loaded,
-    is_released,
-    own_scheme,
-    read_info,
-    resolve,
-    set_image_fit,
-    shapes_file,
-)
+from reflectune.models.loading import Loaded, is_released, own_scheme, set_image_fit
+from reflectune.models.records import INFO_FILE, SAVED, read_info, resolve, shapes_file
 from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.rendering.image_fitting import images_fingerprint
 from reflectune.models.rendering.renderer import Renderer

@@ -12,7 +12,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import attention_of
-from reflectune.models.loading import INFO_FILE, SAVED, SAVED_PROCESSOR, load, read_info, save_checkpoint
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.records import INFO_FILE, SAVED, SAVED_PROCESSOR, read_info
 from reflectune.models.schemes.base import SCHEME_FILE
 from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG

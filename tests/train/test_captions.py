@@ -14,7 +14,8 @@ from reflectune.data_builders.mr2ag.plain import run as build_plain
 from reflectune.data_builders.mr2ag.plain_config import PlainConfig
 from reflectune.data_builders.mr2ag.run import run as build_mr2ag
 from reflectune.formats.reflection_data import read_examples
-from reflectune.models.loading import load, read_info
+from reflectune.models.loading import load
+from reflectune.models.records import read_info
 from reflectune.models.schemes.examples import PromptedExample
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig

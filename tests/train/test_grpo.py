@@ -26,7 +26,8 @@ from reflectune.inference.config import ModelSettings
 from reflectune.inference.running import loading, rollout
 from reflectune.inference.running.rollout import GateRewardRollout
 from reflectune.metrics.scoring.registry import find_metric
-from reflectune.models.loading import Loaded, load, read_info
+from reflectune.models.loading import Loaded, load
+from reflectune.models.records import read_info
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
 from reflectune.models.schemes.gate_outcomes import GateOutcome, PassageOutcome
 from reflectune.retrieval.config import RetrieverConfig

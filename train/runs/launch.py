@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.launch_variables import MPI_SIZES, is_true, launched, on_cpu
-from reflectune.models.loading import adapter_folder
+from reflectune.models.records import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.settings.validation import ValidationConfig

@@ -21,7 +21,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
 from reflectune.core.launching import any_process, ending_together, launch_processes
-from reflectune.models.loading import Loaded, adapter_folder, save_checkpoint
+from reflectune.models.loading import Loaded, save_checkpoint
+from reflectune.models.records import adapter_folder
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
 from reflectune.models.weights.pretrained import cast_buffers

@@ -101,7 +101,7 @@ class MergeConfig(PartsSettings):
         """Yield the problem of an output that holds anything but such a checkpoint."""
         if not self.output or not is_occupied(Path(self.output)):
             return
-        from reflectune.models.loading import INFO_FILE  # slow to import
+        from reflectune.models.records import INFO_FILE  # slow to import
 
         if not Path(self.output, INFO_FILE if self.checkpoint and not self.is_original else ASSEMBLED).is_file():
             yield f"`output`: {self.output} exists already; choose a different folder"

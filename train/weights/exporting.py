@@ -17,16 +17,8 @@ from reflectune.core.errors import UserError
 from reflectune.core.partials import writing
 from reflectune.core.paths import is_occupied
 from reflectune.models.attention.positions import Positions
-from reflectune.models.loading import (
-    ADAPTER_FILE,
-    INFO_FILE,
-    SAVED,
-    load,
-    read_info,
-    save_checkpoint,
-    stored_dtype,
-    write_info,
-)
+from reflectune.models.loading import load, save_checkpoint
+from reflectune.models.records import ADAPTER_FILE, INFO_FILE, SAVED, read_info, stored_dtype, write_info
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights.adapters import ADAPTER_WEIGHTS, load_adapter, read_adapter

@@ -13,12 +13,11 @@ from transformers import PreTrainedModel, set_seed
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
-from reflectune.models.loading import (
+from reflectune.models.loading import Loaded, load
+from reflectune.models.records import (
     ADAPTER_FILE,
-    Loaded,
     adapter_folder,
     is_stored_in,
-    load,
     read_info,
     resolve,
     shapes_file,

@@ -14,8 +14,9 @@ from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.partials import writing
-from reflectune.models.loading import SAVED, load, read_info, save_checkpoint, stored_dtype
+from reflectune.models.loading import load, save_checkpoint
 from reflectune.models.names import shipped_folder
+from reflectune.models.records import SAVED, read_info, stored_dtype
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.calibration import CALIBRATION_FILE, load_calibration
 from reflectune.models.schemes.decision import DECISION_FILE

@@ -14,7 +14,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from reflectune.core.durable import write_atomically
 from reflectune.core.errors import UserError
-from reflectune.models.loading import Loaded, resolve
+from reflectune.models.loading import Loaded
+from reflectune.models.records import resolve
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.pretrained import is_image_only
 from reflectune.train.settings.saving import PublishingConfig

@@ -10,7 +10,8 @@ import pytest
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.running.loading import open_plain, open_tuned
-from reflectune.models.loading import load, read_info, write_info
+from reflectune.models.loading import load
+from reflectune.models.records import read_info, write_info
 from reflectune.models.rendering.image_config import ImageSettings
 from reflectune.models.rendering.image_fitting import fit_images
 

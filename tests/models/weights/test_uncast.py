@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from reflectune.models.loading import is_stored_in, load
+from reflectune.models.loading import load
+from reflectune.models.records import is_stored_in
 from reflectune.models.weights.pretrained import settle
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from transformers.training_args import ParallelMode
 
 from reflectune.core.errors import UserError
-from reflectune.models.loading import ADAPTER_FILE
+from reflectune.models.records import ADAPTER_FILE
 from reflectune.train.answer_rewards.config import AnswerGrpoConfig
 from reflectune.train.answer_rewards.run import grpo_arguments
 from reflectune.train.data.global_batch import GlobalBatch

@@ -15,7 +15,8 @@ from transformers import AutoModelForImageTextToText, GenerationConfig
 from reflectune.core.config import parse_config
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.models.loading import SAVED, Loaded, load, read_info, save_checkpoint
+from reflectune.models.loading import Loaded, load, save_checkpoint
+from reflectune.models.records import SAVED, read_info
 from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.settings.export import ExportConfig

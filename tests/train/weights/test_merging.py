@@ -13,7 +13,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model
-from reflectune.models.loading import SAVED, Loaded, load, read_info
+from reflectune.models.loading import Loaded, load
+from reflectune.models.records import SAVED, read_info
 from reflectune.models.schemes.calibration import Calibration, GateScaling, load_calibration
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.train.merge import merge

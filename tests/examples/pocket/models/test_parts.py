@@ -20,8 +20,9 @@ from reflectune.core.errors import UserError
 from reflectune.examples.pocket.models import converting, llava, parts
 from reflectune.examples.pocket.models.packages import Package
 from reflectune.examples.pocket.pack import pack
-from reflectune.models.loading import Loaded, load, resolve, save_checkpoint
+from reflectune.models.loading import Loaded, load, save_checkpoint
 from reflectune.models.names import shipped_folder
+from reflectune.models.records import resolve
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.train.weights.parameters import add_adapters
 
