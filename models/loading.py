@@ -18,8 +18,8 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.weights import FiniteFiles, checking_finite
 from reflectune.models.records import (
     ADAPTER_FILE,
+    ADAPTER_KEYS,
     INFO_FILE,
-    OF_ADAPTERS,
     check_saved,
     read_info,
     resolve,
@@ -38,11 +38,11 @@ from reflectune.models.weights.pretrained import (
     dequantized,
     load_pretrained,
     load_processor,
-    settle,
+    move_and_cast,
 )
 from reflectune.models.weights.quantization import Quantization, require_bitsandbytes
-from reflectune.models.weights.reading import READ_WITH, check_reading, reading_record
-from reflectune.models.weights.spreading import Places, spread
+from reflectune.models.weights.reading import READ_WITH, check_tokenizer, tokenizer_record
+from reflectune.models.weights.spreading import DeviceMap, spread
 from reflectune.models.weights.tokens import add_reflection_tokens, known_tokens
 
 
@@ -84,7 +84,7 @@ def load(
     quantization: Quantization | None = None,
     images: ImageSettings = AS_IN_PROCESSOR,
     cast: bool = True,
-    device_map: str | Places | None = None,
+    device_map: str | DeviceMap | None = None,
     may_lack: Sequence[str] = (),
 ) -> Loaded:
     """Load a base model or a checkpoint.
@@ -120,7 +120,7 @@ def load(
     target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
     wanted = find_scheme(scheme, prompts) if scheme else None
     source = resolve(model)
-    tuned_scheme = own_scheme(source, wanted) if isinstance(source, Path) else None
+    tuned_scheme = checkpoint_scheme(source, wanted) if isinstance(source, Path) else None
     if prompts and wanted and tuned_scheme and tuned_scheme.prompts != wanted.prompts:
         raise UserError(f"{model} was trained without `prompts: {prompts}`; leave it out, or start from the base model")
     is_uncast = False
@@ -146,7 +146,7 @@ def load(
         used = tuned_scheme or wanted
         renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
-            check_reading(source, processor, tuned_scheme)
+            check_tokenizer(source, processor, tuned_scheme)
         parts: list[Any] = [base, _weights_fingerprint(source, network), renderer.fingerprint, str(dtype)]
         parts += [images_fingerprint(processor)]
         parts += [str(seed)] if used is not None and tuned_scheme is None else []
@@ -172,7 +172,7 @@ def _released_or_extended(
 def _placed(
     network: PreTrainedModel,
     target: torch.device,
-    device_map: str | Places | None,
+    device_map: str | DeviceMap | None,
     dtype: torch.dtype,
     *,
     cast: bool,
@@ -183,7 +183,7 @@ def _placed(
     if device_map:
         return spread(network, device_map, dtype)
     if is_uncast and cast:
-        settle(network, target)
+        move_and_cast(network, target)
     elif cast and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
         whole.to(target)  # ZeRO-3 made the model on its device, and would leave buffers where this moves them
     return network
@@ -210,7 +210,7 @@ def save_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     is_adapter = hasattr(model, "get_base_model")
-    missing = [name for name in OF_ADAPTERS if name not in info]
+    missing = [name for name in ADAPTER_KEYS if name not in info]
     if is_adapter and missing:
         raise UserError(f"an adapter's checkpoint needs {', '.join(missing)} in its info, to be loaded again")
     if is_adapter:
@@ -221,13 +221,13 @@ def save_checkpoint(
             state_dict = {name: value for name, value in state_dict.items() if name not in model.all_tied_weights_keys}
         model.save_pretrained(folder, state_dict=state_dict)
     processor.save_pretrained(folder)
-    scheme.save(folder, {READ_WITH: reading_record(processor, scheme)})
+    scheme.save(folder, {READ_WITH: tokenizer_record(processor, scheme)})
     if scheme.gates and not is_adapter:
         write_decision(folder, Renderer(scheme, processor))
     write_info(folder, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
 
 
-def own_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
+def checkpoint_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
     """Return a checkpoint's scheme, which must be the wanted one; None for a base model."""
     if not (folder / SCHEME_FILE).is_file():
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():

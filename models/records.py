@@ -17,7 +17,7 @@ from reflectune.models.weights.pretrained import as_dtype, dtype_of
 
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
-OF_ADAPTERS = ("base_model", "seed")
+ADAPTER_KEYS = ("base_model", "seed")
 """Keys that an adapter's `reflectune.json` must have."""
 SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
 """Keys of `reflectune.json`: hashes of weights and model config, and of the tokenizer's and processor's files.
@@ -101,7 +101,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         UserError: The record is missing, is not a JSON object, or lacks a key that an adapter needs.
     """
     record = read_record(Path(folder) / INFO_FILE, "the checkpoint's record", base_model=str, seed=int)
-    missing = [name for name in OF_ADAPTERS if name not in record]
+    missing = [name for name in ADAPTER_KEYS if name not in record]
     if missing and Path(folder, ADAPTER_FILE).is_file():
         raise UserError(f"{Path(folder, INFO_FILE)} lacks {', '.join(missing)}; take the file saved with the adapter")
     return record

@@ -326,7 +326,7 @@ class ServedModel:
             return self._conversation(image, dataclasses.replace(prompt, most=count))
 
         room = context.longest - max_tokens if parts > 1 else 0
-        if room <= 0 or context.at_most(render(parts)) <= room:
+        if room <= 0 or context.upper_bound(render(parts)) <= room:
             return parts
         return fit_leading(render, parts, room, least=1, length=context.count)[0]
 

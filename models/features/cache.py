@@ -59,7 +59,7 @@ class FeatureCache:
         write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
         return kept.nbytes
 
-    def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_features(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the processor's output for an image, with features in place of pixels."""
         others = {name: value for name, value in vision.items() if name != "pixel_values"}
         return {**others, FEATURES: self.get(image_key(vision))}

@@ -12,7 +12,7 @@ from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.weights import UNLOADABLE
-from reflectune.models.loading import Loaded, is_released, own_scheme, set_image_fit
+from reflectune.models.loading import Loaded, checkpoint_scheme, is_released, set_image_fit
 from reflectune.models.records import INFO_FILE, SAVED, read_info, resolve, shapes_file
 from reflectune.models.rendering.image_config import AS_IN_PROCESSOR, ImageSettings
 from reflectune.models.rendering.image_fitting import images_fingerprint
@@ -36,7 +36,7 @@ def load_without_weights(
         UserError: See `load`.
     """
     wanted, source = find_scheme(scheme) if scheme else None, resolve(model)
-    tuned = own_scheme(source, wanted) if isinstance(source, Path) else None
+    tuned = checkpoint_scheme(source, wanted) if isinstance(source, Path) else None
     shapes = shapes_file(model)
     try:
         config: Any = AutoConfig.from_pretrained(shapes, trust_remote_code=False)

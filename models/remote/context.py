@@ -57,7 +57,7 @@ class ServerContext:
             given = 0
         return min(filter(None, (given, self._endpoint.context)), default=0)
 
-    def at_most(self, messages: Sequence[dict[str, Any]]) -> int:
+    def upper_bound(self, messages: Sequence[dict[str, Any]]) -> int:
         """Return an upper bound of the tokens of a conversation, without sending its texts."""
         texts, images = self._parts(messages)
         return _bytes(texts) + _TEMPLATE + images

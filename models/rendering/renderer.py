@@ -69,7 +69,7 @@ class Rendered:
 class Features(Protocol):
     """Interface of a cache of features, as a renderer uses it."""
 
-    def swapped(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def with_features(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the processor's output for an image, with features in place of pixels."""
         ...
 
@@ -308,7 +308,7 @@ class Renderer:
         from reflectune.models.attention.collation import join_vision  # imports torch
 
         made = [self._process(image) for image in images]
-        visions = [self.features.swapped(vision) if self.features else vision for _, vision in made]
+        visions = [self.features.with_features(vision) if self.features else vision for _, vision in made]
         places = [place for place, token in enumerate(ids) if token == self.image_token_id]
         placed, longer = [], 0
         for image, place, (expansion, _) in zip(images, places, made, strict=True):

@@ -122,10 +122,10 @@ class PassageScheme(Scheme):
         """
         if self.direct_turns(style) is None:
             for later in follow_ups:
-                _need(later.question.strip(), "a conversation's later round has no question; leave the round out")
-                _need(later.answer.strip(), f"the later question `{later.question}` of a conversation has no answer")
+                _require(later.question.strip(), "a conversation's later round has no question; leave the round out")
+                _require(later.answer.strip(), f"the later question `{later.question}` of a conversation has no answer")
             return renderer.supervised(self.conversation_turns(len(follow_ups)), conversation_texts(answer, follow_ups))
-        _need(not follow_ups, "a conversation goes on after a free answer alone; this one is asked for in a word")
+        _require(not follow_ups, "a conversation goes on after a free answer alone; this one is asked for in a word")
         read, reply = self.direct_branch(renderer, style), renderer.reply_ids(answer)
         verdict = read[: read.index(renderer.end_token_id) + 1]
         return [*read, *reply], [*verdict, *[IGNORE] * (len(read) - len(verdict)), *reply]
@@ -158,14 +158,15 @@ class PassageScheme(Scheme):
         """
         prefix = renderer.prefix(example.question, image)
         if not example.retrieve:
-            _need(example.answer, f"training example {example.id}: a visual question needs an answer")
+            _require(example.answer, f"training example {example.id}: a visual question needs an answer")
             said = self.direct_reply(renderer, example.answer, example.style, example.follow_ups)
             return Tree(_join(prefix, said), (), prefix.vision)
-        _need(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
+        _require(example.branches, f"training example {example.id}: a question to look up needs at least one passage")
         tails = []
         for branch in example.branches:
             if branch.relevant:
-                _need(branch.answer, f"training example {example.id}, passage {branch.passage.id}: relevant, no answer")
+                where = f"training example {example.id}, passage {branch.passage.id}"
+                _require(branch.answer, f"{where}: a relevant passage needs an answer")
             tails.append(self.passage_reply(renderer, branch, example.style))
         gate = renderer.shared_beginning(self.passage_turns("short"))
         shared = len(common_prefix([gate, *(ids for ids, _ in tails)]))
@@ -255,6 +256,6 @@ def _join(prefix: Rendered, said: Supervised) -> Segment:
     return Segment.of([*prefix.ids, *ids], [*prefix.labels, *labels])
 
 
-def _need(value: object, message: str) -> None:
+def _require(value: object, message: str) -> None:
     if not value:
         raise UserError(message)

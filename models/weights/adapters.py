@@ -47,7 +47,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
         # PEFT looks at few values of adapter_config.json before it computes with them
         raise UserError(f"cannot load the adapter {folder}: {' '.join(str(error).split())[:400]}") from error
     check_adapter(adapted, state, folder)
-    read_beside(adapted)
+    use_new_token_rows(adapted)
     return adapted
 
 
@@ -80,7 +80,7 @@ def check_adapter(adapted: PeftModel, state: dict[str, Tensor], folder: Path) ->
     check_shapes(f"the adapter {folder}", state, expected, fix=_FIX)
 
 
-class NewRows(TrainableTokensLayer):
+class NewTokenRows(TrainableTokensLayer):
     """PEFT's trainable rows of an embedding or a head, applied in place of the matrix's own rows.
 
     PEFT writes the rows into a copy of the matrix before each product, and the backward pass computes the gradient of
@@ -121,8 +121,8 @@ class NewRows(TrainableTokensLayer):
         return result
 
 
-def read_beside(model: nn.Module) -> None:
+def use_new_token_rows(model: nn.Module) -> None:
     """Apply all trainable rows of a model with adapters without copies of their matrices. Changes it in place."""
     for layer in model.modules():
         if type(layer) is TrainableTokensLayer:
-            layer.__class__ = NewRows
+            layer.__class__ = NewTokenRows

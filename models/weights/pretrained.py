@@ -34,7 +34,7 @@ from reflectune.models.weights.quantization import Quantization, check_quantized
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SMALL = 10**8
 """Parameters that may be built without asking whether there are weights for them."""
-_AGREE = {
+_IMAGE_TOKEN_SETTINGS = {
     "patch_size": "vision_config.patch_size",
     "vision_feature_select_strategy": "vision_feature_select_strategy",
     "image_processor.patch_size": "vision_config.patch_size",
@@ -63,7 +63,7 @@ def load_pretrained(
         quantization: Quantization of the language model; None for plain weights.
         device: Device of 4-bit weights; plain weights are left on the CPU.
         cast: False keeps the stored dtype, except of the vocabulary's matrices; the config's `dtype` is set for
-            `settle`.
+            `move_and_cast`.
         may_lack: Prefixes of unused weights that may be missing.
 
     Raises:
@@ -93,7 +93,7 @@ def load_pretrained(
         processor = load_processor(source, config.model_type)
     except UNLOADABLE as error:
         raise UserError(f"cannot load the model {source}: {' '.join(str(error).split())[:400]}") from error
-    _agree_on_image_tokens(source, network, processor)
+    _match_image_tokens(source, network, processor)
     keep_published_names(network)
     if stored not in (None, dtype):
         _plan_cast(network, dtype)
@@ -109,7 +109,7 @@ def keep_published_names(network: Any) -> None:
     network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)  # type: ignore[assignment]
 
 
-def settle(module: PreTrainedModel, device: torch.device, dtype: torch.dtype | None = None) -> None:
+def move_and_cast(module: PreTrainedModel, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Move a model's weights to a device, one by one, and cast them there to a dtype, by default the config's.
 
     The CPU's memory never holds more than one weight twice, and none of those that are moved to an accelerator.
@@ -131,7 +131,7 @@ def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
     """
     whole = model.dequantize(dtype=dtype)
-    settle(whole, model.device, dtype)
+    move_and_cast(whole, model.device, dtype)
     return whole
 
 
@@ -267,7 +267,7 @@ def without_load_report() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
+def _match_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
     """Make model and processor agree on the number of tokens of an image.
 
     Values that an old processor config of LLaVA lacks are taken from the model.
@@ -275,7 +275,7 @@ def _agree_on_image_tokens(source: str, network: PreTrainedModel, processor: Any
     Raises:
         UserError: The processor contradicts the model.
     """
-    wanted = {name: _at(network.config, path) for name, path in _AGREE.items()}
+    wanted = {name: _at(network.config, path) for name, path in _IMAGE_TOKEN_SETTINGS.items()}
     if network.config.model_type == "llava":
         if network.config.vision_config.model_type == "clip_vision_model":
             wanted["num_additional_image_tokens"] = 1  # the class token

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a config asks for `missing_bitsandbytes` before anything sl
 # Whole module names or regular expressions that match one from its start, which is how transformers reads them: the
 # plain name `vision_tower` matches neither `model.vision_tower` nor what lies in it, and the tower would be quantised
 # without a word. Embeddings are no linear layers, so they stay as they are anyway.
-_KEPT = (r".*\.(vision_tower|visual|vision_model|multi_modal_projector)", "lm_head")
+_SKIPPED_MODULES = (r".*\.(vision_tower|visual|vision_model|multi_modal_projector)", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Quantization:
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,  # the blocks' scales too: 0.37 bits less a weight
             bnb_4bit_compute_dtype=self.dtype,
-            llm_int8_skip_modules=list(_KEPT),  # its name notwithstanding, four bits obey it too
+            llm_int8_skip_modules=list(_SKIPPED_MODULES),  # its name notwithstanding, four bits obey it too
         )
         return {"quantization_config": config, "device_map": {"": device}}
 

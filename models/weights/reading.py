@@ -26,7 +26,7 @@ _PROBES: Final = (
 _FILES: Final = {"vocabulary": "tokenizer.json", "texts": "tokenizer.json", "chat_template": "chat_template.jinja"}
 
 
-def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
+def tokenizer_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
     """Return the record of everything that determines the ids of a text.
 
     Args:
@@ -45,7 +45,7 @@ def reading_record(processor: ProcessorMixin, scheme: Scheme) -> dict[str, Any]:
     }
 
 
-def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> None:
+def check_tokenizer(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> None:
     """Refuse a checkpoint whose tokens, tokenizer or chat template differ from those of its training.
 
     Args:
@@ -56,7 +56,7 @@ def check_reading(folder: Path, processor: ProcessorMixin, scheme: Scheme) -> No
         UserError: Names the difference and the fix.
     """
     recorded = read_json(folder / SCHEME_FILE, "the checkpoint's scheme").get(READ_WITH)
-    now = reading_record(processor, scheme)
+    now = tokenizer_record(processor, scheme)
     ids = recorded.get("token_ids") if isinstance(recorded, Mapping) else None
     if not isinstance(ids, Mapping):
         raise UserError(

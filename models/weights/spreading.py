@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.models.weights.pretrained import cast_buffers
 
-Places = Mapping[str, int | str]
+DeviceMap = Mapping[str, int | str]
 """By the name of a module, the device of what lies in it: `0` is the first GPU, `cpu` the main memory."""
 
 _WEIGHTS: Final = 0.8
@@ -25,7 +25,7 @@ _WEIGHTS: Final = 0.8
 _GIB: Final = 2**30
 
 
-def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype) -> PreTrainedModel:
+def spread(model: PreTrainedModel, device_map: str | DeviceMap, dtype: torch.dtype) -> PreTrainedModel:
     """Put a model's layers on several devices; accelerate's hooks move tensors between them.
 
     Weights go from their file to their device one by one. Those that no GPU has room for stay in the main memory, and
@@ -39,7 +39,7 @@ def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype)
     Raises:
         UserError: The memory of this machine can't hold the model.
     """
-    places = dict(find_places(model, device_map, dtype) if isinstance(device_map, str) else device_map)
+    places = dict(plan_device_map(model, device_map, dtype) if isinstance(device_map, str) else device_map)
     if "disk" in places.values():
         need = sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize / _GIB
         raise UserError(
@@ -48,7 +48,7 @@ def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype)
         )
     bytes_by_place: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        place = _place_of(name, places)
+        place = _device_of(name, places)
         if parameter.dtype != dtype:
             parameter.data = parameter.data.to(place).to(dtype)
         bytes_by_place[f"GPU {place}" if isinstance(place, int) else place] += parameter.nbytes
@@ -67,9 +67,9 @@ def spread(model: PreTrainedModel, device_map: str | Places, dtype: torch.dtype)
     return spread_model
 
 
-def find_places(
+def plan_device_map(
     model: PreTrainedModel, device_map: str, dtype: torch.dtype, free: Mapping[int | str, int] | None = None
-) -> Places:
+) -> DeviceMap:
     """Return the device of each layer, layers whole; `disk` without room.
 
     Args:
@@ -89,20 +89,20 @@ def find_places(
     if device_map != "sequential":
         low_zero = device_map == "balanced_low_0"
         room = get_balanced_memory(model, room, whole, special_dtypes=sizes, low_zero=low_zero)
-    places: Places = infer_auto_device_map(model, room, whole, special_dtypes=sizes)
+    places: DeviceMap = infer_auto_device_map(model, room, whole, special_dtypes=sizes)
     return places
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
     """Return a model's input device: that of its embeddings, if its layers lie on several devices."""
-    places: Places | None = getattr(model, "hf_device_map", None)
+    places: DeviceMap | None = getattr(model, "hf_device_map", None)
     if places is None or (len(set(places.values())) == 1 and "disk" not in places.values()):
         return model.device
     embeddings = model.get_input_embeddings()
     name = next(name for name, module in model.named_modules() if module is embeddings)
     stored = ("cpu", "disk")  # what lies there is used on the first of the other devices
     first = next((place for place in places.values() if place not in stored), "cpu")
-    place = _place_of(f"{name}.weight", places)
+    place = _device_of(f"{name}.weight", places)
     place = first if place in stored else place
     return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
 
@@ -113,7 +113,7 @@ def gpus_of(model: PreTrainedModel) -> list[torch.device]:
     return sorted((device for device in lying if device.type == "cuda"), key=str)
 
 
-def _place_of(parameter: str, places: Places) -> int | str:
+def _device_of(parameter: str, places: DeviceMap) -> int | str:
     """Return the device of a parameter: by the longest module name around it, or its own."""
     around = [name for name in places if not name or parameter == name or parameter.startswith(f"{name}.")]
     return places[max(around, key=len)]

@@ -27,11 +27,11 @@ from reflectune.models.weights.pretrained import (
     dequantized,
     load_pretrained,
     load_processor,
+    move_and_cast,
     set_config_dtype,
-    settle,
 )
 from reflectune.models.weights.quantization import Quantization
-from reflectune.models.weights.reading import check_reading
+from reflectune.models.weights.reading import check_tokenizer
 from reflectune.train.settings.export import ExportConfig
 from reflectune.train.weights.checkpoints import refuse_full_disk
 from reflectune.train.weights.merging import copy_calibration, plan_merge
@@ -93,7 +93,7 @@ def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Rende
     loaded = load(str(folder), dtype=torch.float32 if is_adapter else dtype)  # sums are rounded once
     model: Any = _plain_generation(loaded.model)
     set_config_dtype(model, dtype)
-    settle(model, torch.device("cpu"))
+    move_and_cast(model, torch.device("cpu"))
     _refuse_full_disk(output, model)
     assert loaded.scheme is not None  # the config was checked
     info = {key: value for key, value in read_info(folder).items() if key not in ("kind", "scheme")}
@@ -152,7 +152,7 @@ def _load_adapted(folder: Path, dtype: torch.dtype) -> tuple[PeftModel, Processo
     )
     network = dequantized(base.model, dtype) if four_bits else base.model
     processor = load_processor(folder, network.config.model_type)
-    check_reading(folder, processor, scheme)
+    check_tokenizer(folder, processor, scheme)
     return load_adapter(network, folder), processor
 
 

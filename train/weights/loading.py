@@ -25,7 +25,7 @@ from reflectune.models.records import (
 from reflectune.models.schemes.registry import find_scheme, load_scheme
 from reflectune.models.weights.adapters import load_adapter
 from reflectune.models.weights.quantization import Quantization
-from reflectune.models.weights.reading import check_reading
+from reflectune.models.weights.reading import check_tokenizer
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.weights.parameters import (
@@ -136,7 +136,7 @@ def load_tuned(
     loaded = load_base(base, device, sharding)
     if loaded.scheme is None or loaded.scheme.prompts != scheme.prompts:
         raise UserError(f"{folder} was trained with other prompts than `prompts: {config.prompts or '(none)'}` names")
-    check_reading(folder, loaded.processor, scheme)
+    check_tokenizer(folder, loaded.processor, scheme)
     adapted = load_adapter(loaded.model, folder, is_trainable=True)
     keep_trained_weights_in_fp32(adapted)
     files = [folder / ADAPTER_FILE, *sorted(folder.glob("*.safetensors"))]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.weights.adapters import read_beside
+from reflectune.models.weights.adapters import use_new_token_rows
 
 _TOWERS = (
     # First match wins: Qwen2-VL's merger lies inside of its vision tower.
@@ -241,7 +241,7 @@ def add_adapters(
         task_type="CAUSAL_LM",
     )
     adapted = get_peft_model(model, config)
-    read_beside(adapted)
+    use_new_token_rows(adapted)
     return adapted
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from reflectune.examples.miniature.models.architecture import Family, build_model, train_tokenizer
-from reflectune.models.weights.adapters import NewRows, read_beside
+from reflectune.models.weights.adapters import NewTokenRows, use_new_token_rows
 
 NEW = [300, 301, 303]
 IDS = torch.tensor([[20, 300, 21, 301, 303, 22, 303, 23]])
@@ -39,8 +39,8 @@ def move(model: nn.Module, seed: int = 0) -> None:
 
 def beside(model: PeftModel) -> PeftModel:
     changed = copy.deepcopy(model)
-    read_beside(changed)
-    assert sum(isinstance(layer, NewRows) for layer in changed.modules()) == 2
+    use_new_token_rows(changed)
+    assert sum(isinstance(layer, NewTokenRows) for layer in changed.modules()) == 2
     return changed
 
 
@@ -116,14 +116,14 @@ def layer_of(base: nn.Module, tokens: dict[str, list[int]]) -> TrainableTokensLa
 def test_a_scaled_embedding_scales_them() -> None:
     layer = layer_of(Gemma3TextScaledWordEmbedding(320, 8, 0, embed_scale=3.0), {"default": NEW})
     expected = layer(IDS)
-    read_beside(layer)
+    use_new_token_rows(layer)
     torch.testing.assert_close(layer(IDS), expected)
 
 
 def test_a_heads_bias_is_added_to_their_logits() -> None:
     head = nn.Linear(8, 320)
     layer = layer_of(head, {"default": NEW})
-    read_beside(layer)
+    use_new_token_rows(layer)
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
     logits = layer(x)
     assert torch.equal(logits[..., :300], head(x)[..., :300])
@@ -136,11 +136,11 @@ def test_two_adapters_have_rows_of_their_own(base: nn.Module) -> None:
     x = IDS if isinstance(base, nn.Embedding) else torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
     layer = layer_of(base, {"one": [300], "other": [301, 303]})
     expected = layer(x)
-    read_beside(layer)
+    use_new_token_rows(layer)
     torch.testing.assert_close(layer(x), expected)
 
 
 def test_an_embedding_that_bounds_its_vectors_stays_pefts() -> None:
     layer = layer_of(nn.Embedding(320, 8, max_norm=0.5), {"default": NEW})
-    read_beside(layer)
+    use_new_token_rows(layer)
     assert float(layer(IDS).detach().norm(dim=-1).max()) <= 0.5 + 1e-6

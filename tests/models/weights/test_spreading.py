@@ -16,7 +16,7 @@ from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
-from reflectune.models.weights.spreading import find_places, input_device, spread
+from reflectune.models.weights.spreading import input_device, plan_device_map, spread
 
 SHORT = ["When was the tower built?", "Who?", "Who?", "Made of?"]
 QUESTIONS = {"short": SHORT, "long": [f"{text} It is a tower of oak that Ada Byron built." * 3 for text in SHORT]}
@@ -136,14 +136,14 @@ def test_layers_find_room_on_the_gpus_first(loaded: Loaded) -> None:
     model, dtype = loaded.model, torch.float32
     size = sum(parameter.nbytes for parameter in model.parameters())
     large = {0: 10 * size, 1: 10 * size, "cpu": 10 * size}
-    assert set(find_places(model, "auto", dtype, large).values()) == {0, 1}
-    assert set(find_places(model, "sequential", dtype, large).values()) == {0}
-    first = [bytes_on(0, model, find_places(model, name, dtype, large)) for name in ("balanced_low_0", "auto")]
+    assert set(plan_device_map(model, "auto", dtype, large).values()) == {0, 1}
+    assert set(plan_device_map(model, "sequential", dtype, large).values()) == {0}
+    first = [bytes_on(0, model, plan_device_map(model, name, dtype, large)) for name in ("balanced_low_0", "auto")]
     assert first[0] < first[1]
     few = {0: size // 2, 1: size // 2, "cpu": 10 * size}
-    assert len(set(find_places(model, "auto", dtype, few).values()) - {"disk"}) > 1
-    assert "cpu" in find_places(model, "auto", dtype, few).values()
-    assert "disk" in find_places(model, "auto", dtype, {0: size // 4, "cpu": size // 4}).values()
+    assert len(set(plan_device_map(model, "auto", dtype, few).values()) - {"disk"}) > 1
+    assert "cpu" in plan_device_map(model, "auto", dtype, few).values()
+    assert "disk" in plan_device_map(model, "auto", dtype, {0: size // 4, "cpu": size // 4}).values()
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
@@ -151,14 +151,14 @@ def test_layers_find_room_by_the_size_that_they_will_have(loaded: Loaded, stored
     model = copy.deepcopy(loaded.model).to(stored)
     half = sum(2 * parameter.numel() for parameter in model.parameters())
     free = {0: int(2.4 * half), "cpu": 10 * half}  # of which weights may take 1.92
-    assert set(find_places(model, "sequential", torch.bfloat16, free).values()) == {0}
-    assert "cpu" in find_places(model, "sequential", torch.float32, free).values()
+    assert set(plan_device_map(model, "sequential", torch.bfloat16, free).values()) == {0}
+    assert "cpu" in plan_device_map(model, "sequential", torch.float32, free).values()
 
 
 def test_a_layer_is_never_divided_and_a_tied_head_stays_with_the_embeddings(make: SimpleNamespace) -> None:
     model = make.model("qwen2_vl")
     size = sum(parameter.nbytes for parameter in model.parameters())
-    places = find_places(model, "auto", torch.float32, {0: 10 * size, 1: 10 * size, "cpu": size})
+    places = plan_device_map(model, "auto", torch.float32, {0: 10 * size, 1: 10 * size, "cpu": size})
     for number in range(layers_of(model)):
         layer = f"model.language_model.layers.{number}."
         assert len({place_of(f"{layer}{name}", places) for name in ("mlp.up_proj", "self_attn.q_proj")}) == 1

@@ -7,7 +7,7 @@ import torch
 
 from reflectune.models.loading import load
 from reflectune.models.records import is_stored_in
-from reflectune.models.weights.pretrained import settle
+from reflectune.models.weights.pretrained import move_and_cast
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
 
@@ -24,7 +24,7 @@ def test_a_model_that_is_cast_later_is_the_one_that_was_cast_at_once(family: str
     later = load(str(tmp_path), scheme="mr2ag", seed=3, cast=False)
     held = {parameter.dtype for parameter in later.model.parameters()}
     vocabulary = later.model.get_input_embeddings().weight.dtype
-    settle(later.model, torch.device("cpu"))
+    move_and_cast(later.model, torch.device("cpu"))
 
     assert (held, vocabulary) == ({torch.bfloat16, torch.float32}, torch.float32)
     assert later.fingerprint == at_once.fingerprint
