@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from reflectune.examples.scores import at
 from reflectune.models.attention.collation import TreeCollator, loss_terms
-from reflectune.models.attention.packed import in_blocks
+from reflectune.models.attention.packed import pad_to_bucket
 from reflectune.models.attention.tree import Tree
 from reflectune.train.runs.utilization import needed_operations
 
@@ -140,7 +140,7 @@ def compiled(model: Any, *, on: bool) -> Iterator[None]:
 def trees_on(model: Any, trees: Sequence[Tree], device: str, *, packed: bool = True) -> dict[str, Any]:
     """Return a batch of trees, packed for FlexAttention; on a CPU, where it has no gradients, with dense masks."""
     batch = TreeCollator(model)(list(trees))
-    batch = in_blocks(batch, device) if packed and device == "cuda" else batch
+    batch = pad_to_bucket(batch, device) if packed and device == "cuda" else batch
     return {name: value.to(device) for name, value in batch.items()}
 
 

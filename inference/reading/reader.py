@@ -51,7 +51,7 @@ class ReaderAnswer:
         ids = generation.token_ids
         text = without_thoughts(generation.text)
         thoughts = 0 if text == generation.text else thought_tokens(ids, renderer.decode)
-        score, cut = generation.score_behind(thoughts), not generation.finished
+        score, cut = generation.score_after(thoughts), not generation.finished
         return cls(renderer.strip(text), score, len(ids), passages_read, cut=cut)
 
     @property

@@ -19,7 +19,7 @@ from reflectune.core.types import AnswerStyle, Passage
 from reflectune.formats.hits import Hit
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine, Prefixes, RowIndex
-from reflectune.models.prefix.image_prefix import key_of
+from reflectune.models.prefix.image_prefix import image_prefix_key
 from reflectune.models.prefix.packed_rows import OpenedTrees
 from reflectune.models.rendering.renderer import Rendered, Renderer, Texts
 from reflectune.models.rendering.turns import Turns
@@ -109,11 +109,11 @@ class CachingEngine(PrefixEngine):
         """Drop the keys and values of packed prefixes; their answers stay, and others read them again."""
         for node in self._prefixes.values():
             if isinstance(node.state.cache, OpenedTrees):
-                node.state.cache.spots.clear()
+                node.state.cache.sequences.clear()
 
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
         """Read the prefixes that are not cached."""
-        keys = [key_of(prefix) for prefix in prefixes]
+        keys = [image_prefix_key(prefix) for prefix in prefixes]
         new = {key: prefix for key, prefix in zip(keys, prefixes, strict=True) if key not in self._prefixes}
         if new:
             state = super().read(list(new.values()))

@@ -1,8 +1,8 @@
 """Attention that returns its softmax denominators, so that attention to parts of a context can be merged.
 
-If a query attends to parts of its context one by one, each giving an output and the log of its softmax denominator
-(the log-sum-exp of its scores), then the outputs weighted by the denominators are the attention to the whole. The same
-denominator of the whole, given to the backward pass of a part, gives that part's share of the gradients.
+Attention to one part of a context gives an output and the log-sum-exp of its scores (the log of its softmax
+denominator). Attention to the whole context is the sum of the parts' outputs, weighted by their denominators. A part's
+backward pass, given the log-sum-exp of the whole context, computes that part's share of the gradients.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _CPU_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 FEW_KEYS = 512
-"""Maximum keys for which plain matrix products are the faster backward pass in half precision on a CPU: up to twice as
-fast for trees of 200 to 500 tokens.
+"""Maximum keys for which plain matrix products are faster than the CPU kernel's backward pass in half precision.
+
+They are up to twice as fast for trees of 200 to 500 tokens.
 """
 
 
@@ -44,7 +45,7 @@ def attend(
         Output of `query`'s shape, and log-sum-exp of the scores, float32 of shape (rows, heads, T).
     """
     kernel = kernel_for(query.device.type, query.dtype, query.shape[-1])
-    with whole_float32():
+    with highest_matmul_precision():
         return kernel(query, keys, values, scale, bias, causal)
 
 
@@ -66,11 +67,11 @@ def attend_backward(
         grad: Gradient of the attention to the *whole* context.
         query: As in `attend`; keys, values, scale, bias and causal too.
         output: Attention to the whole context.
-        lse: Log-sum-exp of the scores of the whole context; +inf for queries that don't count.
+        lse: Log-sum-exp of the scores of the whole context; +inf for queries to ignore.
     """
     few = query.dtype != torch.float32 and keys.shape[2] <= FEW_KEYS
-    backward = _attend_backward_plainly if few else _attend_backward_on_cpu
-    with whole_float32():
+    backward = _attend_backward_with_matmuls if few else _attend_backward_on_cpu
+    with highest_matmul_precision():
         return backward(grad, query, keys, values, output, lse, scale, bias, causal)
 
 
@@ -99,7 +100,7 @@ def _attend_backward_on_cpu(
     return d_query, d_keys, d_values
 
 
-def _attend_backward_plainly(
+def _attend_backward_with_matmuls(
     grad: Tensor,
     query: Tensor,
     keys: Tensor,
@@ -110,7 +111,7 @@ def _attend_backward_plainly(
     bias: Tensor | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the equation's gradients with plain matrix products; heads that share keys are rows of one matrix."""
+    """Compute the gradients with plain matrix products; query heads that share a key head are rows of one matrix."""
     (rows, heads, new, _), (key_heads, seen) = query.shape, keys.shape[1:3]
     groups = heads // key_heads
 
@@ -124,8 +125,10 @@ def _attend_backward_plainly(
     if causal:
         scores.masked_fill_(torch.ones(new, seen, dtype=torch.bool, device=query.device).triu_(1), float("-inf"))
     weights = scores.flatten(2, 3).sub_(grouped(lse[..., None])).exp_()  # (rows, key heads, groups · T, S)
-    along = (grad.float() * output.float()).sum(-1, keepdim=True)
-    d_scores = (grads @ values.transpose(-1, -2)).float().sub_(grouped(along)).mul_(weights).mul_(scale).to(query.dtype)
+    row_sums = (grad.float() * output.float()).sum(-1, keepdim=True)
+    d_scores = (
+        (grads @ values.transpose(-1, -2)).float().sub_(grouped(row_sums)).mul_(weights).mul_(scale).to(query.dtype)
+    )
     d_values = weights.to(grad.dtype).transpose(-1, -2) @ grads
     return (d_scores @ keys).reshape(query.shape), d_scores.transpose(-1, -2) @ queries, d_values
 
@@ -145,11 +148,11 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def whole_float32() -> Iterator[None]:
+def highest_matmul_precision() -> Iterator[None]:
     """Disable the reduced precision of `torch.set_float32_matmul_precision("medium")` inside this block.
 
-    It speeds up a layer's large products. The many small products of an attention kernel get up to four times slower:
-    each operand is rounded and repacked.
+    Reduced precision speeds up a layer's large products. It makes the many small products of an attention kernel up to
+    four times slower, since each operand is rounded and repacked.
     """
     precision = torch.get_float32_matmul_precision()
     if precision == "highest":
@@ -163,13 +166,13 @@ def whole_float32() -> Iterator[None]:
 
 
 @contextmanager
-def _as_written(device: str) -> Iterator[None]:
-    """Run a kernel trial independently of autocast, matmul precision and checkpointing around it.
+def _isolated_trial(device: str) -> Iterator[None]:
+    """Run a kernel's trial unaffected by the caller's autocast, matmul precision and activation checkpointing.
 
-    Checkpointing counts the tensors that a layer saves for the backward pass, and would count the trial's.
+    Checkpointing counts the tensors that a layer saves for the backward pass; it must not count the trial's.
     """
-    apart = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-    with whole_float32(), torch.autocast(device, enabled=False), apart:
+    no_checkpointing = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with highest_matmul_precision(), torch.autocast(device, enabled=False), no_checkpointing:
         yield
 
 
@@ -178,28 +181,28 @@ Kernel = Callable[..., tuple[Tensor, Tensor]]
 
 @functools.cache
 def kernel_for(device: str, dtype: torch.dtype, size: int) -> Kernel:
-    """Return the fastest kernel of a device type that passes a small trial, `attend_plainly` if none does.
+    """Return the fastest kernel of a device type that passes a small trial, `attend_reference` if none does.
 
-    Prints the choice on an accelerator. Most of PyTorch's kernels that return denominators have no public interface:
-    one that has changed, or doesn't run here, is skipped with a warning.
+    On an accelerator the choice is printed. Most of PyTorch's kernels that return the log-sum-exp are private: a kernel
+    that has changed or doesn't run on this device is skipped with a warning.
     """
     for name, kernel in kernels_of(device, dtype):
         try:
-            with _as_written(device):
-                right = _is_right(kernel, device, dtype, size)
-            if right:
-                if device != "cpu":  # where there is a choice
-                    print(f"shared prefixes are read by {name} in {dtype}", file=sys.stderr, flush=True)
+            with _isolated_trial(device):
+                is_correct = _is_correct(kernel, device, dtype, size)
+            if is_correct:
+                if device != "cpu":  # a CPU has one kernel
+                    print(f"attention to shared prefixes: {name}, {dtype}", file=sys.stderr, flush=True)
                 return kernel
-            reason = "it gives other numbers"
+            reason = "its results differ from the reference's"
         except (RuntimeError, TypeError) as error:
             reason = str(error).splitlines()[0]
         warnings.warn(
-            f"{name} is not used for {dtype} and heads of {size} on {device} ({reason}); "
-            "shared prefixes are read more slowly",
+            f"{name} can't be used for {dtype} and heads of size {size} on {device} ({reason}); "
+            "reading shared prefixes will be slower",
             stacklevel=2,
         )
-    return attend_plainly
+    return attend_reference
 
 
 def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
@@ -208,33 +211,35 @@ def kernels_of(device: str, dtype: torch.dtype) -> list[tuple[str, Kernel]]:
         return [("the CPU's flash attention", attend_on_cpu)]
     if device != "cuda":
         return []
-    flash = [("FlashAttention, varlen", attend_by_flash)] if dtype in (torch.float16, torch.bfloat16) else []
-    return [*flash, ("memory-efficient attention", _attend_efficiently)]
+    flash = [("FlashAttention, varlen", attend_with_flash)] if dtype in (torch.float16, torch.bfloat16) else []
+    return [*flash, ("memory-efficient attention", _attend_memory_efficient)]
 
 
 @functools.cache
 def has_backward(device: str, dtype: torch.dtype, size: int) -> bool:
     """Return True if `attend_backward` runs on a device type and gives the right gradients on small random inputs."""
-    if device != "cpu" or kernel_for(device, dtype, size) is attend_plainly:
+    if device != "cpu" or kernel_for(device, dtype, size) is attend_reference:
         return False
     generator = torch.Generator().manual_seed(0)
     query, keys, values, grad = (torch.randn(2, 4, 9, size, generator=generator).to(dtype) for _ in range(4))
     exact = [tensor.float().requires_grad_() for tensor in (query, keys, values)]
-    with _as_written(device):
+    with _isolated_trial(device):
         with torch.enable_grad():
-            whole, _ = attend_plainly(exact[0], exact[1], exact[2], size**-0.5, None, True)
-            wanted = torch.autograd.grad(whole, exact, grad.float())
+            whole, _ = attend_reference(exact[0], exact[1], exact[2], size**-0.5, None, True)
+            expected = torch.autograd.grad(whole, exact, grad.float())
         output, lse = attend(query, keys, values, scale=size**-0.5, causal=True)
         try:
             grads = _attend_backward_on_cpu(grad, query, keys, values, output, lse, size**-0.5, None, True)
         except (RuntimeError, TypeError):
             return False
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
-    return all(torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(grads, wanted, strict=True))
+    return all(
+        torch.allclose(a.float(), b, rtol=tolerance, atol=tolerance) for a, b in zip(grads, expected, strict=True)
+    )
 
 
-def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> bool:
-    """Return True if a kernel agrees with the equation, with and without grouped heads, padding and causality."""
+def _is_correct(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> bool:
+    """Return True if a kernel agrees with `attend_reference`: grouped heads or not, padded or not, causal or not."""
     generator = torch.Generator().manual_seed(0)
     tolerance = 1e-4 if dtype == torch.float32 else 0.03
     for key_heads, new, seen, causal in ((2, 5, 5, True), (4, 33, 33, True), (4, 33, 41, False), (4, 1, 7, False)):
@@ -244,9 +249,8 @@ def _is_right(kernel: Kernel, device: str, dtype: torch.dtype, size: int) -> boo
         )
         bias = torch.zeros(3, 1, 1, seen, device=device, dtype=dtype)
         bias[1, :, :, seen // 2 :] = -torch.inf
-        how = (size**-0.5, None if causal else bias, causal)
-        both = zip(kernel(query, keys, values, *how), attend_plainly(query, keys, values, *how), strict=True)
-        for actual, expected in both:
+        args = (query, keys, values, size**-0.5, None if causal else bias, causal)
+        for actual, expected in zip(kernel(*args), attend_reference(*args), strict=True):
             if actual.shape != expected.shape or not torch.allclose(actual, expected, rtol=tolerance, atol=tolerance):
                 return False
     return True
@@ -261,19 +265,19 @@ def attend_on_cpu(
     return output, lse.float()
 
 
-def attend_by_flash(
+def attend_with_flash(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Call PyTorch's variable-length FlashAttention: packed rows, each with its own number of keys."""
     (rows, heads, new, _), (key_heads, seen) = query.shape, keys.shape[1:3]
-    row = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
+    row_index = torch.arange(rows + 1, dtype=torch.int32, device=query.device)
     packed = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, keys, values)]
     output, lse = varlen_attn(
         packed[0],
         packed[1],
         packed[2],
-        row * new,
-        row * seen,
+        row_index * new,
+        row_index * seen,
         new,
         seen,
         return_aux=AuxRequest(lse=True),
@@ -282,14 +286,14 @@ def attend_by_flash(
         enable_gqa=heads != key_heads,
         seqused_k=None if bias is None else (bias[:, 0, 0] == 0).sum(-1, dtype=torch.int32),
     )
-    lse = lse.unflatten(1, (rows, new)).transpose(0, 1)  # it comes as (heads, rows * T)
+    lse = lse.unflatten(1, (rows, new)).transpose(0, 1)  # from (heads, rows * T)
     return output.unflatten(0, (rows, new)).transpose(1, 2), lse.float()
 
 
-def _attend_efficiently(
+def _attend_memory_efficient(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Call the memory-efficient kernel; it needs bias rows that begin at multiples of eight, and repeated key heads."""
+    """Call the memory-efficient kernel, which needs bias rows aligned to multiples of eight, and repeated key heads."""
     (rows, heads, new, _), seen = query.shape, keys.shape[2]
     keys, values = (tensor.repeat_interleave(heads // keys.shape[1], 1) for tensor in (keys, values))
     if bias is not None:
@@ -300,10 +304,10 @@ def _attend_efficiently(
     return output, lse[:, :, :new].float()  # its rows are padded to multiples of 32
 
 
-def attend_plainly(
+def attend_reference(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute the equation itself, with scores in float32."""
+    """Compute attention by its definition, with scores in float32."""
     rows, heads, new, size = query.shape
     grouped = query.reshape(rows, keys.shape[1], -1, new, size)  # (rows, key heads, group, T, size)
     scores = (grouped.float() @ keys[:, :, None].float().transpose(-1, -2)) * scale

@@ -23,9 +23,9 @@ from reflectune.models.attention.windows import read_windows_at_once
 class TreeCollator:
     """Pack trees into a batch for one model.
 
-    A tree is laid out as `prefix[:-1]`, then for each branch `prefix[-1:] + branch`: forking one token early gives
-    every branch's first token a position that predicts it, so that the ordinary shift of labels applies (position i
-    predicts label i + 1). Position ids of a branch continue those of the prefix, M-RoPE included.
+    A tree is laid out as `prefix[:-1]`, then `prefix[-1:] + branch` for each branch. Repeating the prefix's last token
+    gives every branch's first token a position that predicts it, so the usual shift of labels applies (position i
+    predicts label i + 1). The position ids of a branch continue those of the prefix, also under M-RoPE.
 
     Visible tokens for a prefix of 3 tokens and branches of 2 and 1 (`o` is visible, rows are queries):
 
@@ -38,8 +38,8 @@ class TreeCollator:
                   o o | . . . | o o
 
     Args:
-        model: The model, possibly wrapped. Its attention is replaced by one that computes the same and can read trees,
-            and its vision tower reads an image of several trees once.
+        model: The model, possibly wrapped. Its attention is replaced by an equivalent one that can read trees, and its
+            vision tower by one that reads an image shared by several trees once.
 
     Raises:
         UserError: The model's attention can't read a tree.
@@ -61,17 +61,17 @@ class TreeCollator:
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
-            row[1, 0] = IGNORE  # nothing comes before it; the tree before must not predict it
+            row[1, 0] = IGNORE  # otherwise the last token of the previous tree would predict it
             row[2] += number * STRIDE
         ids, labels, segments, *positions = torch.from_numpy(np.concatenate(rows, axis=1)[:, None])
-        marks = [segments]
+        masks = [segments]
         if self._positions.is_two_way:
-            marks.append(image_numbers(ids == self._positions.image_token_id))
+            masks.append(image_numbers(ids == self._positions.image_token_id))
         batch = {
             "input_ids": ids,
             "labels": labels,
             "weights": torch.from_numpy(np.concatenate([_weights(tree) for tree in trees])[None]),
-            "attention_mask": torch.stack(marks, 1)[:, None],
+            "attention_mask": torch.stack(masks, 1)[:, None],
             "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
         }
         if self._positions.is_3d:
@@ -131,7 +131,7 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier |
     Args:
         model: The model, possibly wrapped.
         batch: From `TreeCollator`.
-        brier: Term to add at gates; it counts with the weight of the token.
+        brier: Term to add at gates, multiplied by the token's weight.
     """
     inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
     labels, weights = batch["labels"], batch["weights"]
@@ -141,8 +141,8 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier |
     losses = F.cross_entropy(logits.float(), labels[targets], reduction="none")
     if brier is not None:
         losses = losses + brier.terms(logits, labels[targets])
-    kept = weights[targets]
-    return (losses * kept).sum(), kept.sum()
+    target_weights = weights[targets]
+    return (losses * target_weights).sum(), target_weights.sum()
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -157,9 +157,12 @@ def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
     if tensors[0].dim() == 1:
         return torch.cat(list(tensors))
-    most = max(tensor.shape[1] for tensor in tensors)
-    filled = [F.pad(t, [0, 0] * (t.dim() - 2) + [0, most - t.shape[1]]) if t.shape[1] < most else t for t in tensors]
-    return torch.cat(filled)
+    tiles = max(tensor.shape[1] for tensor in tensors)
+    padded = [
+        F.pad(tensor, [0, 0] * (tensor.dim() - 2) + [0, tiles - tensor.shape[1]]) if tensor.shape[1] < tiles else tensor
+        for tensor in tensors
+    ]
+    return torch.cat(padded)
 
 
 def _forked(last: np.ndarray, branch: Segment, *, first: bool) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Gated delta rule of Qwen3.5's linear attention, over rows that continue earlier ones and over trees.
+"""Gated delta rule of Qwen3.5's linear attention, for trees and for rows that continue earlier rows.
 
-transformers' own kernels (those of `flash-linear-attention` where it is installed) are given initial states.
+It calls transformers' kernels (those of `flash-linear-attention` where it is installed) with initial states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
     torch_recurrent_gated_delta_rule,
 )
 
-from reflectune.models.attention.attention import whole_float32
+from reflectune.models.attention.attention import highest_matmul_precision
 from reflectune.models.attention.recurrence import (
     FULL,
     LINEAR,
@@ -26,17 +26,16 @@ from reflectune.models.attention.recurrence import (
     PackedRecurrence,
     Recurrence,
     States,
-    joined_states,
-    take_states,
+    concat_states,
+    select_states,
 )
-from reflectune.models.attention.tree_mask import layout_of
+from reflectune.models.attention.tree_mask import cached_layout
 
 
 class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
-    """Layer of linear attention whose rows may begin with the states of others; otherwise it is transformers' own.
+    """Layer of linear attention whose rows can start from given states; otherwise equal to transformers' layer.
 
-    transformers' layer lets padding on the right change its states: a padded token decays and updates them. Here it
-    does neither.
+    In transformers' layer, padding on the right decays and updates the states. Here it leaves them unchanged.
     """
 
     def forward(
@@ -46,21 +45,21 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
 
         Args:
             hidden_states: Inputs.
-            cache_params: Cache of transformers; read with a padding mask alone.
-            attention_mask: A `Recurrence` or `PackedRecurrence`; or segments of trees, as `tree_attention` takes them;
-                or a padding mask.
-            **kwargs: Of transformers.
+            cache_params: transformers' cache; used only with a padding mask.
+            attention_mask: A `Recurrence`, a `PackedRecurrence`, the segments of trees (see `tree_attention`), or a
+                padding mask.
+            **kwargs: Other arguments of transformers.
         """
         layer: Any = self.layer_idx
         if isinstance(attention_mask, Recurrence):
             output, attention_mask.after[layer] = self._delta_rule(
-                *self._projected(hidden_states), attention_mask.real, attention_mask.of(layer)
+                *self._projected(hidden_states), attention_mask.real, attention_mask.initial_states(layer)
             )
         elif isinstance(attention_mask, PackedRecurrence):
-            output, found = self._read(hidden_states, attention_mask.generations, attention_mask.before.get(layer))
-            attention_mask.after[layer] = take_states(joined_states(found), attention_mask.order)
+            output, states = self._read(hidden_states, attention_mask.generations, attention_mask.before.get(layer))
+            attention_mask.after[layer] = select_states(concat_states(states), attention_mask.order)
         elif is_tree(attention_mask):
-            roots, branches, parents = layout_of(attention_mask).forks
+            roots, branches, parents = cached_layout(attention_mask).forks
             generations = [(roots, None), (branches, parents)] if branches.numel() else [(roots, None)]
             output, _ = self._read(hidden_states, generations, None)
         else:
@@ -77,26 +76,26 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
     def _read(
         self, hidden: Tensor, generations: Sequence[Generation], before: States | None
     ) -> tuple[Tensor, list[States]]:
-        """Read segments, each from the states after the one that it continues.
+        """Read segments, each from the states at the end of the segment that it continues.
 
         Args:
             hidden: Inputs, (rows, tokens, hidden size).
             generations: Segments of all rows.
-            before: States that the first generation begins with; None for zeros.
+            before: States that the first generation starts from; None for zeros.
 
         Returns:
             Outputs, (rows, tokens, value heads, value size), 0 at padding; and the states after each generation.
         """
-        none = hidden.shape[0] * hidden.shape[1]
+        padding_index = hidden.shape[0] * hidden.shape[1]
         mixed, update, decay = (F.pad(part.flatten(0, 1), (0, 0, 0, 1)) for part in self._projected(hidden))
-        output = hidden.new_zeros(none + 1, self.num_v_heads, self.head_v_dim)
-        found: list[States] = []
+        output = hidden.new_zeros(padding_index + 1, self.num_v_heads, self.head_v_dim)
+        states_after: list[States] = []
         for index, parents in generations:
-            before = before if parents is None else take_states(found[-1], parents)
-            read, states = self._delta_rule(mixed[index], update[index], decay[index], index < none, before)
-            output = output.index_copy(0, index.flatten(), read.flatten(0, 1).to(output.dtype))
-            found.append(states)
-        return output[:-1].view(*hidden.shape[:2], self.num_v_heads, self.head_v_dim), found
+            before = before if parents is None else select_states(states_after[-1], parents)
+            part, states = self._delta_rule(mixed[index], update[index], decay[index], index < padding_index, before)
+            output = output.index_copy(0, index.flatten(), part.flatten(0, 1).to(output.dtype))
+            states_after.append(states)
+        return output[:-1].view(*hidden.shape[:2], self.num_v_heads, self.head_v_dim), states_after
 
     def _delta_rule(
         self, mixed: Tensor, update: Tensor, decay: Tensor, real: Tensor | None, before: States | None
@@ -105,10 +104,10 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
 
         Args:
             mixed: Queries, keys and values before the convolution, (rows, tokens, channels).
-            update: Logits of the update's size, (rows, tokens, value heads).
+            update: Logits of the update rate β, (rows, tokens, value heads).
             decay: Logits of the decay, of the same shape.
-            real: False at padding on the right, (rows, tokens); None without.
-            before: States that the rows begin with; None for zeros.
+            real: False at padding on the right, (rows, tokens); None without padding.
+            before: States that the rows start from; None for zeros.
         """
         rows, tokens, channels = mixed.shape
         earlier = self.conv_kernel_size - 1
@@ -136,7 +135,7 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
             last = real.sum(1)[:, None] + torch.arange(earlier, device=mixed.device)  # (rows, kernel size - 1)
             inputs = inputs.gather(2, last[:, None].expand(-1, channels, -1))
         rule = torch_recurrent_gated_delta_rule if tokens == 1 else torch_chunk_gated_delta_rule
-        with whole_float32():
+        with highest_matmul_precision():
             output, state = rule(
                 query,
                 key,
@@ -146,13 +145,13 @@ class ForkingDeltaNet(Qwen3_5GatedDeltaNet):
                 initial_state=None if before is None else before[1],
                 output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
-                chunk_size=_even_chunks(tokens),  # of transformers' own rule in PyTorch
+                chunk_size=_even_chunks(tokens),  # used by transformers' PyTorch implementation
             )
         return output, (inputs, state)
 
 
 def fork_linear_attention(language_model: nn.Module) -> str:
-    """Let a language model's linear attention begin rows with given states; returns why it can't, "" if it can."""
+    """Let a language model's linear attention start from given states. Returns the reason if it can't, else ""."""
     layers = [layer.linear_attn for layer in language_model.layers if hasattr(layer, "linear_attn")]  # type: ignore[union-attr]
     if unknown := {type(layer).__name__ for layer in layers} - {"Qwen3_5GatedDeltaNet", ForkingDeltaNet.__name__}:
         return f"the states of {unknown.pop()} can't be copied to branches"
@@ -164,7 +163,7 @@ def fork_linear_attention(language_model: nn.Module) -> str:
 
 
 def _even_chunks(tokens: int) -> int:
-    """Return the chunk size that pads least, of the fewest chunks of up to 64 tokens."""
+    """Return the chunk size, at most 64, that gives the fewest chunks and the least padding."""
     return -(-tokens // -(-tokens // 64))
 
 
@@ -174,7 +173,7 @@ def is_tree(mask: Any) -> bool:
 
 
 def _give_segments(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Give the segments of trees to layers of both types: transformers keeps 4-D masks from linear attention."""
+    """Pass the segments of trees to layers of both types: transformers gives linear attention no 4-D mask."""
     if is_tree(mask := kwargs.get("attention_mask")):
         kwargs = {**kwargs, "attention_mask": {FULL: mask, LINEAR: mask}}
     return args, kwargs

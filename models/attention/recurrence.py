@@ -1,4 +1,4 @@
-"""States of a hybrid model's linear attention, which a branch copies where it forks from its prefix."""
+"""States of a hybrid model's linear attention. A branch starts from a copy of its prefix's states."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
-"""Types of a model's layers, by their names in transformers."""
+"""Values of transformers' `layer_types`."""
 
 States = tuple[Tensor, Tensor]
-"""States of a layer after N rows.
+"""States of a layer after N rows: the last inputs of its convolution, and its recurrent state.
 
-The last inputs of its convolution, (N, channels, kernel size - 1), and its recurrent state, (N, value heads, key size,
-value size) in float32.
+Their shapes are (N, channels, kernel size - 1), and (N, value heads, key size, value size) in float32.
 """
 
 StatesByLayer = dict[int, States]
@@ -24,13 +23,13 @@ StatesByLayer = dict[int, States]
 
 @dataclass
 class Recurrence:
-    """States of a pass's rows; passed to the layers of linear attention as `attention_mask`.
+    """States before and after a forward pass; passed to the layers of linear attention as `attention_mask`.
 
     Attributes:
         real: Bool of shape (rows, new tokens), False at padding on the right; None without padding.
-        before: States after earlier rows, by layer; none at the beginning of a sequence.
+        before: States of earlier rows, by layer; empty at the beginning of a sequence.
         row: Index of the earlier row that each row continues, shape (rows,); None if row i continues row i.
-        after: States after the last real token of each row, by layer; written by the pass.
+        after: States after the last real token of each row, by layer; written by the forward pass.
     """
 
     real: Tensor | None
@@ -38,19 +37,20 @@ class Recurrence:
     row: Tensor | None = None
     after: StatesByLayer = field(default_factory=dict)
 
-    def of(self, layer: int) -> States | None:
-        """Return a copy of the states that each row begins with, None at the beginning of a sequence."""
+    def initial_states(self, layer: int) -> States | None:
+        """Return the states that each row starts from, None at the beginning of a sequence."""
         states = self.before.get(layer)
         if states is None or self.row is None:
             return states
-        return take_states(states, self.row)
+        return select_states(states, self.row)
 
 
 Generation = tuple[Tensor, Tensor | None]
 """Segments that are read together.
 
-The places of their tokens among all tokens, (segments, most tokens), where a place after the last is padding; and the
-index of the segment of the generation before that each continues, (segments,), None for the first generation.
+The first tensor holds the indices of their tokens, (segments, max tokens); an index after the last token is padding.
+The second holds, for each segment, the index of the segment that it continues in the previous generation, (segments,);
+None for the first generation.
 """
 
 
@@ -59,10 +59,11 @@ class PackedRecurrence:
     """States of the segments of a packed row; passed to the layers of linear attention as `attention_mask`.
 
     Attributes:
-        generations: The segments: those that continue none of the row, then those that continue these, and so on.
-        order: Index of each segment of the row among those of all generations, shape (segments,).
-        before: States that the first generation begins with, by layer; none at the beginning of a sequence.
-        after: States after each segment of the row, by layer; written by the pass.
+        generations: First the segments that continue no other segment of the row, then those that continue the first
+            generation, and so on.
+        order: Index of each segment of the row in the concatenated generations, shape (segments,).
+        before: States that the first generation starts from, by layer; empty at the beginning of a sequence.
+        after: States after each segment of the row, by layer; written by the forward pass.
     """
 
     generations: Sequence[Generation]
@@ -71,14 +72,14 @@ class PackedRecurrence:
     after: StatesByLayer = field(default_factory=dict)
 
 
-def take_states(states: States, index: Tensor) -> States:
-    """Return a copy of some rows of a layer's states, on its device."""
+def select_states(states: States, index: Tensor) -> States:
+    """Return a copy of some rows of a layer's states, on the layer's device."""
     inputs, state = states
     return inputs[index.to(inputs.device)], state[index.to(state.device)]
 
 
-def joined_states(parts: Sequence[States]) -> States:
-    """Return the rows of several states, one after another."""
+def concat_states(parts: Sequence[States]) -> States:
+    """Concatenate states along their rows."""
     inputs, states = zip(*parts, strict=True)
     return torch.cat(inputs), torch.cat(states)
 
@@ -89,12 +90,12 @@ def is_hybrid(config: Any) -> bool:
 
 
 def layers_per_cache(config: Any) -> float:
-    """Return the number of layers for each one with keys and values: 4 in Qwen3.5, 1 without linear attention."""
+    """Return the ratio of all layers to those with a key-value cache: 4 in Qwen3.5, 1 without linear attention."""
     return len(config.layer_types) / max(1, config.layer_types.count(FULL)) if is_hybrid(config) else 1
 
 
 def state_tokens(config: Any, dtype: torch.dtype) -> int:
-    """Return the number of tokens whose keys and values take as many bytes as the states of one row; 0 without any."""
+    """Return how many tokens' keys and values take the bytes of one row's states; 0 without linear attention."""
     if not is_hybrid(config):
         return 0
     keys, values = (getattr(config, f"linear_num_{side}_heads") for side in ("key", "value"))

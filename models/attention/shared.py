@@ -1,4 +1,4 @@
-"""Attention implementation of the toolkit: sdpa, plus trees in training and shared prefixes in inference."""
+"""reflectune's attention implementation: sdpa, trees in training, and shared prefixes in inference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from reflectune.core.errors import UserError
-from reflectune.models.attention.attention import attend, merge, whole_float32
+from reflectune.models.attention.attention import attend, highest_matmul_precision, merge
 from reflectune.models.attention.packed import packed_attention
 from reflectune.models.attention.positions import TWO_WAY, inner_model
 from reflectune.models.attention.recurrence import FULL, LINEAR, SLIDING
@@ -26,56 +26,57 @@ IMPLEMENTATION = "reflectune_shared_prefix"
 """Name of this attention in transformers."""
 
 COPIED = 80
-"""Number of shared tokens up to which they are copied for each row on a CPU: one kernel is then faster than two."""
+"""Maximum shared tokens that a CPU copies to each row: up to here one kernel call is faster than two."""
 
 KeysValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer, of shape (rows, key heads, tokens, head size)."""
 
 
 def share_prefixes(model: nn.Module) -> None:
-    """Give a model's language model this attention; without trees or prefixes its output is unchanged.
+    """Set this attention in a model's language model; without trees or prefixes its output is unchanged.
 
     Raises:
         UserError: The model's attention can't be replaced exactly.
     """
-    whole = inner_model(model)
-    config = whole.config.get_text_config()
+    network = inner_model(model)
+    config = network.config.get_text_config()
     implementation = attention_of(config)
     if implementation not in ("sdpa", IMPLEMENTATION):
-        reason = _WHY_NOT.get(implementation.split("|")[0], "it has not been shown to be replaced exactly")
+        reason = _WHY_NOT.get(implementation.split("|")[0], "no test shows that it can be replaced exactly")
         raise UserError(
             f"a shared prefix needs attn_implementation=sdpa, found {implementation}: {reason}; load the model with "
             "sdpa, or train without trees"
         )
-    if problem := _why_not_shared(whole, config):
-        raise UserError(f"{type(whole).__name__}: {problem}; use another model, or train without trees")
+    if problem := _why_not_shared(network, config):
+        raise UserError(f"{type(network).__name__}: {problem}; use another model, or train without trees")
     AttentionInterface.register(IMPLEMENTATION, shared_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     config._attn_implementation = IMPLEMENTATION
 
 
-def _why_not_shared(whole: Any, config: Any) -> str:
+def _why_not_shared(network: Any, config: Any) -> str:
     """Return why branches of a model can't share a prefix exactly, "" if they can.
 
-    Sliding windows are as good as full attention over sequences of at most `longest_sequence` tokens.
+    Within `longest_sequence` tokens a sliding window is equal to full attention.
     """
-    kinds = set(getattr(config, "layer_types", None) or ())
-    if others := kinds - {FULL, SLIDING, LINEAR}:
-        return f"no {others.pop()} shares a prefix exactly"
-    typed = "token_type_ids" in signature(whole.model.forward).parameters and whole.config.model_type not in TWO_WAY
-    if typed or getattr(config, "use_bidirectional_attention", None):
-        return "tokens see those after them, and not only an image's"  # as in PaliGemma and Gemma-4
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if unsupported := layer_types - {FULL, SLIDING, LINEAR}:
+        return f"layers of type {unsupported.pop()} can't share a prefix exactly"
+    has_types = "token_type_ids" in signature(network.model.forward).parameters
+    is_unknown = has_types and network.config.model_type not in TWO_WAY
+    if is_unknown or getattr(config, "use_bidirectional_attention", None):
+        return "text tokens see later tokens too"  # as in PaliGemma and Gemma-4
     if getattr(config, "num_kv_shared_layers", 0):
-        return "layers read the keys and values of others"
-    if LINEAR in kinds:
+        return "some layers use the keys and values of other layers"
+    if LINEAR in layer_types:
         from reflectune.models.attention.delta_net import fork_linear_attention  # slow to import
 
-        return fork_linear_attention(whole.model.language_model)
+        return fork_linear_attention(network.model.language_model)
     return ""
 
 
 def attention_of(config: PretrainedConfig) -> str:
-    """Return the attention of a model's config: `sdpa`, `eager`, … (transformers has no public name for it)."""
+    """Return the attention implementation of a model's config: `sdpa`, `eager`, … (private in transformers)."""
     return str(config._attn_implementation)
 
 
@@ -87,14 +88,14 @@ class Shared:
         cache: Keys and values of N rows.
         bias: Padding mask of the scores, 0 or -inf: (N, 1, 1, tokens); None without padding.
         members: Query rows that see each of the N rows: (N, G), padded with any index. None if query row i sees row i.
-        places: Index of each query row in the flattened `members`, shape (query rows,).
+        slots: Index of each query row in the flattened `members`, shape (query rows,).
         row: Index of the row that each query row sees, shape (query rows,).
     """
 
     cache: KeysValues
     bias: Tensor | None
     members: Tensor | None
-    places: Tensor
+    slots: Tensor
     row: Tensor
 
     @classmethod
@@ -117,16 +118,16 @@ class Shared:
         width = int(sizes.max())
         order = row.argsort(stable=True)
         rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
-        places = torch.empty_like(row)
-        places[order] = row[order] * width + rank
+        slots = torch.empty_like(row)
+        slots[order] = row[order] * width + rank
         members = torch.zeros(count * width, dtype=torch.long, device=row.device)
-        members[places] = torch.arange(len(row), device=row.device)
-        return cls(cache, bias, members.view(count, width), places, row)
+        members[slots] = torch.arange(len(row), device=row.device)
+        return cls(cache, bias, members.view(count, width), slots, row)
 
     def on(self, device: torch.device) -> Shared:
-        """Return a copy for layers on a device; keys and values are there already."""
-        members, bias = (None if each is None else each.to(device) for each in (self.members, self.bias))
-        return replace(self, bias=bias, members=members, places=self.places.to(device), row=self.row.to(device))
+        """Return a copy with its indices and mask on a device; each layer's keys and values are there already."""
+        members, bias = (None if tensor is None else tensor.to(device) for tensor in (self.members, self.bias))
+        return replace(self, bias=bias, members=members, slots=self.slots.to(device), row=self.row.to(device))
 
     def attend(self, query: Tensor, layer: int, scale: float) -> tuple[Tensor, Tensor]:
         """Attend from queries (rows, heads, T, size) to these tokens. Returns output and lse (rows, heads, T)."""
@@ -137,11 +138,11 @@ class Shared:
         count, width = self.members.shape
         grouped = query[self.members].transpose(1, 2).reshape(count, heads, width * new, size)
         output, lse = self._attend(grouped, keys, values, scale)
-        output = output.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
-        return output, lse.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.places]
+        output = output.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.slots]
+        return output, lse.unflatten(2, (width, new)).transpose(1, 2).flatten(0, 1)[self.slots]
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """Fold the query heads of one key head into more queries, so that no key is read twice."""
+        """Fold the query heads that share a key head into the query dimension, so that each key is read once."""
         count, heads, new, _ = query.shape
         folded = query.reshape(count, keys.shape[1], -1, query.shape[3])
         output, lse = attend(folded, keys, values, scale=scale, bias=self.bias)
@@ -149,16 +150,16 @@ class Shared:
 
 
 class SharedContext:
-    """Tokens that every row sees before its own; passed to the model as `shared_context`.
+    """Cached tokens before the rows of a forward pass; passed to the model as `shared_context`.
 
-    A row's own tokens are read causally, without a mask: all at once, padded on the right, or one by one, unpadded.
+    A row's own tokens are causal and need no mask: they are read at once, padded on the right, or one by one.
 
     Args:
         parts: Cached tokens, at least one part.
     """
 
     def __init__(self, parts: Sequence[Shared]) -> None:
-        self._given = tuple(parts)
+        self._all_parts = tuple(parts)
         self._tokens = sum(part.cache[0][0].shape[2] for part in parts)
         self._parts: dict[torch.device, list[Shared]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor] = {}
@@ -172,9 +173,9 @@ class SharedContext:
         return output
 
     def _on(self, device: torch.device) -> list[Shared]:
-        """Return the parts for layers on a device; the layers of a model may lie on several."""
+        """Return the parts for the layers on one device; a model's layers may be on several."""
         if device not in self._parts:
-            self._parts[device] = [part.on(device) for part in self._given]
+            self._parts[device] = [part.on(device) for part in self._all_parts]
         return self._parts[device]
 
     def _attend_to_copies(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
@@ -184,7 +185,7 @@ class SharedContext:
             torch.cat([*(copy[part.row] for copy, part in zip(side, parts, strict=True)), own_tokens], 2)
             for side, own_tokens in zip(copies, (key, value), strict=True)
         )
-        with whole_float32():
+        with highest_matmul_precision():
             return F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=self._mask(query), scale=scale, enable_gqa=keys.shape[1] < query.shape[1]
             )
@@ -198,8 +199,8 @@ class SharedContext:
                 query.new_zeros(1, 1, 1, part.cache[0][0].shape[2]) if part.bias is None else part.bias[part.row]
                 for part in self._on(query.device)
             ]
-            rows = max(len(each) for each in seen)
-            parts = [each.expand(rows, 1, new, -1) for each in (*seen, hidden)]
+            rows = max(len(mask) for mask in seen)
+            parts = [mask.expand(rows, 1, new, -1) for mask in (*seen, hidden)]
             self._masks[key] = torch.cat(parts, -1)
         return self._masks[key]
 
@@ -222,7 +223,10 @@ def shared_attention(
     `shared_context` arrives through the model's keyword arguments. An integer mask of shape (B, 1, 1, L) holds the
     segments of trees; see `tree_attention`. `packed_mask` and `memory` are those of `packed_attention`.
     """
-    query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast, rotation leaves these in float32
+    query, key = (
+        query.to(value.dtype),
+        key.to(value.dtype),
+    )  # float32 after rotation under autocast
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packed_mask is not None:
         return packed_attention(query, key, value, packed_mask, scale, memory), None
@@ -235,7 +239,7 @@ def shared_attention(
 
 
 _WHY_NOT = {
-    "eager": "it adds a bool mask to the scores instead of applying it, and silently computes something else",
+    "eager": "it adds a bool mask to the scores instead of applying it, which gives wrong results without an error",
     "flash_attention_2": "it takes no mask and would let branches see one another",
     "flash_attention_3": "it takes no mask and would let branches see one another",
     "flex_attention": "it takes a block mask, not a tensor",

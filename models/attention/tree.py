@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # torch takes a second to import, and a config that is wrong should be refused before that
+if TYPE_CHECKING:  # torch is slow to import; a wrong config must fail before that
     from torch import Tensor
 
 IGNORE = -100
@@ -15,7 +15,7 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Segment:
-    """Run of tokens. `labels` equals `ids` where supervised, else -100; `weights` multiply the tokens' losses."""
+    """Consecutive tokens. `labels` are `ids` where supervised, else -100; `weights` multiply the tokens' losses."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -23,13 +23,13 @@ class Segment:
 
     @classmethod
     def of(cls, ids: Sequence[int], labels: Sequence[int], weight: float = 1.0) -> Segment:
-        """Return a segment whose supervised tokens have this weight."""
+        """Return a segment whose supervised tokens all have the same weight."""
         return cls(tuple(ids), tuple(labels), tuple(weight * (label != IGNORE) for label in labels))
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Prefix with its image, and branches that continue it independently; without them the prefix is the whole row."""
+    """Prefix with its image, and branches that continue it independently. Without branches it is an ordinary row."""
 
     prefix: Segment
     branches: tuple[Segment, ...]
@@ -42,7 +42,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Number of tokens from the beginning to the end of the longest branch, which must fit the model's context."""
+        """Number of tokens from the beginning to the end of the longest branch, which must fit the context."""
         return len(self.prefix.ids) + max((len(branch.ids) for branch in self.branches), default=0)
 
     @property
@@ -52,14 +52,14 @@ class Tree:
 
 
 def independent_rows(tree: Tree) -> list[Tree]:
-    """Return one whole row a branch; reading the tree is equal to reading these rows.
+    """Return one row per branch. Reading the tree is equivalent to reading these rows.
 
-    The prefix's labels are in the first row only, since they count once for the question.
+    The prefix is supervised in the first row only, since it counts once per question.
     """
     if not tree.branches:
         return [tree]
-    silent = replace(tree.prefix, labels=(IGNORE,) * len(tree.prefix.ids), weights=(0.0,) * len(tree.prefix.ids))
-    prefixes = [tree.prefix] + [silent] * (len(tree.branches) - 1)
+    unsupervised = replace(tree.prefix, labels=(IGNORE,) * len(tree.prefix.ids), weights=(0.0,) * len(tree.prefix.ids))
+    prefixes = [tree.prefix] + [unsupervised] * (len(tree.branches) - 1)
     return [
         Tree(Segment(p.ids + b.ids, p.labels + b.labels, p.weights + b.weights), (), tree.vision)
         for p, b in zip(prefixes, tree.branches, strict=True)

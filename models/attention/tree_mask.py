@@ -1,7 +1,7 @@
-"""Differentiable attention over packed trees: prefixes, and branches that see their prefix and themselves.
+"""Differentiable attention over packed trees, in which a branch sees its prefix and itself.
 
-A dense (length × length) mask computes scores between branches only to hide them. Here only visible pairs are
-computed: the prefix's own attention, each branch's own, and the branches' attention to the prefix, merged.
+With a dense (length × length) mask, the scores between branches are computed and then hidden. Here only visible pairs
+are computed: attention inside prefixes, inside branches, and from branches to their prefix. The last two are merged.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from reflectune.models.attention.attention import attend, attend_backward, has_b
 
 STRIDE = 2**20
 """Segment ids: tree t has t · STRIDE for its prefix and t · STRIDE + k for branch k = 1, 2, …"""
-CALL = 2**15
-"""Cost of one more kernel call, forward and backward, in scores of a head: those of a row of 180 tokens."""
+KERNEL_CALL_COST = 2**15
+"""Cost of a kernel call, forward and backward, in attention scores of one head: as many as 180 tokens have."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class TreeLayout:
     """Token indices of a batch's trees, into its flattened tokens.
 
     Attributes:
-        plain: Trees without branches and two-way images, which are ordinary causal rows: (trees, most tokens).
-        trees: The other trees, shape (trees, most tokens).
+        plain: Trees without branches and two-way images, which are ordinary causal rows: (trees, max tokens).
+        trees: The other trees, shape (trees, max tokens).
         prefixes: Prefixes of the N trees with branches, shape (N, P).
         tails: Their branches, shape (N, R).
         segments: Segment ids of `trees`, -1 for padding.
-        images: Numbers of the two-way images in `trees`, whose tokens see all of it; -1 for other tokens.
-        rows: Causal rows: plain trees, prefixes and branches, shape (M, most tokens).
+        images: Numbers of the two-way images in `trees`, whose tokens see their whole image; -1 for other tokens.
+        rows: Causal rows: plain trees, prefixes and branches, shape (M, max tokens).
         row_segments: Segment id of each of `rows`, shape (M,), in ascending order.
-        reversed_images: Tokens of the two-way images, last first, shape (images, most tokens).
-        none: Index after the last token, used as padding.
+        reversed_images: Tokens of the two-way images, last first, shape (images, max tokens).
+        padding: Index after the last token, used as padding.
         masks: Results of `dense`, by dtype.
     """
 
@@ -51,7 +51,7 @@ class TreeLayout:
     rows: Tensor
     row_segments: Tensor
     reversed_images: Tensor
-    none: int
+    padding: int
     masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -68,10 +68,10 @@ class TreeLayout:
         def by(values: Tensor, selected: Tensor, *, backwards: bool = False) -> Tensor:
             """Return the selected tokens' indices, one row for each distinct value of `values` among them."""
             _, number = values[selected].unique(return_inverse=True)
-            places = order[selected]
+            indices = order[selected]
             if backwards:
-                number, places = number.flip(0), places.flip(0)
-            return _padded(places, number, int(number.max()) + 1 if len(number) else 0, len(flat))
+                number, indices = number.flip(0), indices.flip(0)
+            return _padded(indices, number, int(number.max()) + 1 if len(number) else 0, len(flat))
 
         def at(values: Tensor, index: Tensor) -> Tensor:
             return torch.cat([values, values.new_full((1,), -1)])[index]
@@ -87,34 +87,34 @@ class TreeLayout:
             rows=by(flat, flat >= 0),
             row_segments=flat[flat >= 0].unique(),
             reversed_images=by(images, images >= 0, backwards=True),
-            none=len(flat),
+            padding=len(flat),
         )
 
     @cached_property
     def causal(self) -> tuple[Tensor, ...]:
         """`rows` in groups of similar length, each of shape (rows, maximum tokens of the group)."""
-        lengths = (self.rows < self.none).sum(1).tolist()
-        return tuple(self.rows[group, : lengths[group[-1]]] for group in like_lengths(lengths))
+        lengths = (self.rows < self.padding).sum(1).tolist()
+        return tuple(self.rows[group, : lengths[group[-1]]] for group in group_by_length(lengths))
 
     @cached_property
     def forks(self) -> tuple[Tensor, Tensor, Tensor]:
         """Plain trees and prefixes, (R, max tokens); branches, (K, max tokens); the prefix of each branch, (K,)."""
         is_root = self.row_segments % STRIDE == 0
-        groups = [self.rows[chosen] for chosen in (is_root, ~is_root)]
-        roots, branches = (group[:, (group < self.none).any(0)] for group in groups)
+        groups = [self.rows[selected] for selected in (is_root, ~is_root)]
+        roots, branches = (group[:, (group < self.padding).any(0)] for group in groups)
         trees = self.row_segments[~is_root] // STRIDE * STRIDE
         return roots, branches, torch.searchsorted(self.row_segments[is_root].contiguous(), trees)
 
     @property
-    def ahead(self) -> tuple[Tensor, Tensor]:
-        """Queries in images, and the keys after them: query i sees keys 0 … i. Each (images, max tokens - 1)."""
+    def later_in_images(self) -> tuple[Tensor, Tensor]:
+        """Queries in two-way images, and their later keys: query i sees keys 0 … i. Each (images, max tokens - 1)."""
         return self.reversed_images[:, 1:], self.reversed_images[:, :-1]
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return masks of `trees`, 0 or -inf, to be added to scores: (N, 1, L, L).
 
-        All layers share this tensor for their backward passes. With a bool mask each layer would keep a copy in the
-        scores' dtype, and again one whose rows begin at multiples of eight, as kernels need.
+        All layers share this tensor, also in their backward passes. From a bool mask each layer would make two copies:
+        one in the dtype of the scores, and one whose rows are aligned to multiples of eight, as kernels need.
         """
         if dtype not in self.masks:
             seen = tree_mask(torch.where(self.segments >= 0, self.segments % STRIDE, -1), self.images)
@@ -124,20 +124,20 @@ class TreeLayout:
         return self.masks[dtype]
 
 
-def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Group rows so that padded attention costs least, each kernel call counted as `CALL` scores.
+def group_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Group rows into kernel calls of least total cost: padded scores, plus `KERNEL_CALL_COST` for each call.
 
     Args:
         lengths: Tokens of each row.
 
     Returns:
-        Indices of each group's rows, shortest first; together all rows.
+        Row indices of each group, shortest rows first.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    least, starts = [0], [0]  # of the first n rows: the cost, and where their last group starts
+    least, starts = [0], [0]  # for the first n rows: the least cost, and the start of their last group
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
-        costs = [least[start] + (end - start) * longest**2 + CALL for start in range(end)]
+        costs = [least[start] + (end - start) * longest**2 + KERNEL_CALL_COST for start in range(end)]
         least.append(min(costs))
         starts.append(costs.index(least[end]))
     groups, end = [], len(order)
@@ -150,10 +150,10 @@ def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
 _LAYOUTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def layout_of(segments: Tensor) -> TreeLayout:
-    """Return the layout of the segments of `tree_attention`, computed once for all layers that get the same tensor."""
+def cached_layout(segments: Tensor) -> TreeLayout:
+    """Return the layout of the segments of `tree_attention`, computed once for all layers of a forward pass."""
     if segments not in _LAYOUTS:
-        _LAYOUTS[segments] = TreeLayout.of(segments.clone())  # a view would keep its key alive
+        _LAYOUTS[segments] = TreeLayout.of(segments.clone())  # not a view, which would keep its own key alive
     return _LAYOUTS[segments]
 
 
@@ -162,23 +162,23 @@ def tree_attention(
 ) -> Tensor:
     """Compute attention over a batch of trees.
 
-    On a CPU the kernels accept and return softmax denominators: prefixes and branches are computed separately and
-    merged. Elsewhere each tree has a dense mask; `packed_attention` is faster there.
+    On a CPU, kernels take and return the log-sum-exp, so prefixes and branches are computed separately and merged.
+    Elsewhere each tree gets a dense mask; `packed_attention` is faster there.
 
     Args:
         query: Shape (B, heads, L, size).
         keys: Shape (B, key heads, L, size).
         values: Shape of `keys`.
         segments: Segment ids of shape (B, 1, 1, L): t · STRIDE for the prefix of tree t, t · STRIDE + k for its branch
-            k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch. Shape (B, 1, 2, L) if
-            tokens of an image see all of it: the image's number comes second, -1 for other tokens.
+            k, -1 for padding. Tokens of a tree are contiguous, and so are those of a branch. Shape (B, 1, 2, L) with
+            two-way images: the second row holds the image's number, -1 for other tokens.
         scale: Factor of the scores.
         dropout: Dropout of the attention weights. Above 0 the dense mask is used on every device.
 
     Returns:
         Shape (B, L, heads, size); zero at padding.
     """
-    layout = layout_of(segments)
+    layout = cached_layout(segments)
     if not dropout and has_backward(query.device.type, query.dtype, query.shape[-1]):
         return _TreeAttention.apply(query, keys, values, layout, scale)  # type: ignore[no-untyped-call]
     rows, heads, length, size = query.shape
@@ -188,8 +188,8 @@ def tree_attention(
     for index, is_causal in ((layout.plain, True), (layout.trees, False)):
         if index.numel():
             q, k, v = (_take(tensor, index) for tensor in tokens)
-            how: dict[str, Any] = {"is_causal": True} if is_causal else {"attn_mask": layout.dense(query.dtype)}
-            attended = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, **how)
+            mask = None if is_causal else layout.dense(query.dtype)
+            attended = F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=is_causal, scale=scale)
             output = output.index_copy(0, index.flatten(), attended.transpose(1, 2).flatten(0, 1))
     return output[:-1].view(rows, length, heads, size)
 
@@ -199,7 +199,7 @@ def tree_mask(segments: Tensor, images: Tensor) -> Tensor:
 
     Args:
         segments: Shape (B, L): 0 for the prefix, 1 … K for its branches, -1 for padding.
-        images: Numbers of images whose tokens see all of their image, -1 for other tokens; shape of `segments`.
+        images: Numbers of the two-way images, -1 for other tokens; shape of `segments`.
 
     Returns:
         Bool of shape (B, 1, L, L): a query sees earlier tokens of its prefix and branch; padding sees itself.
@@ -217,20 +217,20 @@ class _TreeAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, layout: TreeLayout, scale: float) -> Tensor:
         q, k, v = (_flat(tensor) for tensor in (query, keys, values))
         rows, heads, length, size = query.shape
-        bias = _bias(layout.prefixes, layout.none, query.dtype)
+        bias = _bias(layout.prefixes, layout.padding, query.dtype)
         output, lse = q.new_zeros(q.shape), torch.full(q.shape[:2], torch.inf)
         for index in layout.causal:
             attended = attend(*(_take(tensor, index) for tensor in (q, k, v)), scale=scale, causal=True)
             _put(output, lse, index, *attended)
-        looking, later = layout.ahead
-        if looking.numel():
-            ahead = attend(_take(q, looking), _take(k, later), _take(v, later), scale=scale, causal=True)
-            _put(output, lse, looking, *merge([ahead, (_take(output, looking), _take(lse, looking))]))
+        queries, later = layout.later_in_images
+        if queries.numel():
+            to_later = attend(_take(q, queries), _take(k, later), _take(v, later), scale=scale, causal=True)
+            _put(output, lse, queries, *merge([to_later, (_take(output, queries), _take(lse, queries))]))
         if layout.tails.numel():
-            seen = (_take(tensor, layout.prefixes) for tensor in (k, v))
-            above = attend(_take(q, layout.tails), *seen, scale=scale, bias=bias)
-            below = _take(output, layout.tails), _take(lse, layout.tails)
-            _put(output, lse, layout.tails, *merge([above, below]))
+            prefix_keys, prefix_values = (_take(tensor, layout.prefixes) for tensor in (k, v))
+            to_prefix = attend(_take(q, layout.tails), prefix_keys, prefix_values, scale=scale, bias=bias)
+            to_branch = _take(output, layout.tails), _take(lse, layout.tails)
+            _put(output, lse, layout.tails, *merge([to_prefix, to_branch]))
         output[-1], lse[-1] = 0, torch.inf
         ctx.save_for_backward(query, keys, values, output, lse)
         ctx.layout, ctx.scale, ctx.bias = layout, scale, bias
@@ -244,23 +244,23 @@ class _TreeAttention(torch.autograd.Function):
         d_output = torch.cat([grad.reshape(-1, *grad.shape[2:]), grad.new_zeros(1, *grad.shape[2:])])
         d_q, d_k, d_v = (torch.zeros_like(tensor) for tensor in (q, k, v))
 
-        def add(seen_from: Tensor, seen: Tensor, **how: Any) -> None:
-            """Add the gradients of attention from queries at `seen_from` to keys at `seen`."""
+        def add(at_queries: Tensor, at_keys: Tensor, **kwargs: Any) -> None:
+            """Add the gradients of attention from the queries at some indices to the keys at others."""
             gradients = attend_backward(
-                *(_take(tensor, seen_from) for tensor in (d_output, q)),
-                *(_take(tensor, seen) for tensor in (k, v)),
-                *(_take(tensor, seen_from) for tensor in (output, lse)),
+                *(_take(tensor, at_queries) for tensor in (d_output, q)),
+                *(_take(tensor, at_keys) for tensor in (k, v)),
+                *(_take(tensor, at_queries) for tensor in (output, lse)),
                 scale=scale,
-                **how,
+                **kwargs,
             )
-            for total, part, where in zip((d_q, d_k, d_v), gradients, (seen_from, seen, seen), strict=True):
-                total.index_add_(0, where.flatten(), part.transpose(1, 2).flatten(0, 1))
+            for total, part, index in zip((d_q, d_k, d_v), gradients, (at_queries, at_keys, at_keys), strict=True):
+                total.index_add_(0, index.flatten(), part.transpose(1, 2).flatten(0, 1))
 
         for index in layout.causal:
             add(index, index, causal=True)
-        looking, later = layout.ahead
-        if looking.numel():
-            add(looking, later, causal=True)
+        queries, later = layout.later_in_images
+        if queries.numel():
+            add(queries, later, causal=True)
         if layout.tails.numel():
             add(layout.tails, layout.prefixes, bias=ctx.bias)
         return _unflat(d_q, query), _unflat(d_k, keys), _unflat(d_v, values), None, None
@@ -283,23 +283,23 @@ def _take(tokens: Tensor, index: Tensor) -> Tensor:
 
 
 def _put(output: Tensor, lse: Tensor, index: Tensor, new_output: Tensor, new_lse: Tensor) -> None:
-    """Write attention of shape (N, heads, n, …) to the indices that `_take` reads."""
+    """Write attention of shape (N, heads, n, …) to (N, n) indices; the inverse of `_take`."""
     output[index.flatten()] = new_output.transpose(1, 2).flatten(0, 1)
     lse[index.flatten()] = new_lse.transpose(1, 2).flatten(0, 1)
 
 
-def _bias(index: Tensor, none: int, dtype: torch.dtype) -> Tensor | None:
+def _bias(index: Tensor, padding: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask (N, 1, 1, n) that hides the padding of an index (N, n), or None without padding."""
-    padded = index == none
+    padded = index == padding
     if not bool(padded.any()):
         return None
     return torch.zeros(index.shape, dtype=dtype).masked_fill_(padded, -torch.inf)[:, None, None]
 
 
-def _padded(flat: Tensor, row: Tensor, rows: int, none: int) -> Tensor:
-    """Return values grouped by row, in order, as a matrix (rows, longest row) padded with `none`."""
+def _padded(flat: Tensor, row: Tensor, rows: int, padding: int) -> Tensor:
+    """Return values grouped by row, in order, as a matrix (rows, longest row) padded with `padding`."""
     sizes = torch.bincount(row, minlength=rows)
-    padded = flat.new_full((rows, int(sizes.max()) if rows else 0), none)
+    padded = flat.new_full((rows, int(sizes.max()) if rows else 0), padding)
     order = row.argsort(stable=True)
     rank = torch.arange(len(row), device=row.device) - (sizes.cumsum(0) - sizes)[row[order]]
     padded[row[order], rank] = flat[order]

@@ -1,7 +1,7 @@
 """Attention of Qwen's vision towers: images and windows of equal length are read as one batch.
 
-transformers (5.23) calls sdpa for each of them, and synchronizes the device in each layer to know their lengths: 2,244
-calls and 100 waits for an image of 1,280 tokens in Qwen2.5-VL.
+transformers (5.23) calls sdpa once per image or window, and synchronizes the device in each layer to read their
+lengths: 2,244 calls and 100 waits for an image of 1,280 tokens in Qwen2.5-VL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from reflectune.models.attention.positions import inner_model
 
 IMPLEMENTATION = "reflectune_windows_flash"
-"""Name of this attention in transformers, which gives whole rows with their borders to names with `flash` alone."""
+"""Name of this attention in transformers, which passes packed rows and `cu_seq_lens` only to names with `flash`."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class _Windows:
     """Windows of a row, grouped by length.
 
     Attributes:
-        groups: Length of the windows, and their number, of each group.
-        order: Indices of the tokens, group by group, shape (tokens,); None if they stand so already.
-        back: Places of the row's tokens in `order`.
+        groups: Length and number of the windows of each group.
+        order: Indices of the tokens, group by group, shape (tokens,); None if the row is in this order already.
+        inverse: Inverse permutation of `order`.
     """
 
     groups: tuple[tuple[int, int], ...]
     order: Tensor | None = None
-    back: Tensor | None = None
+    inverse: Tensor | None = None
 
     @classmethod
     def of(cls, borders: Tensor) -> _Windows:
@@ -49,11 +49,11 @@ class _Windows:
 
 
 _KNOWN: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Groups of the borders that all layers of a forward pass share."""
+"""Windows by the tensor of their borders, which all layers of a forward pass share."""
 
 
 def read_windows_at_once(model: nn.Module) -> None:
-    """Give Qwen's vision tower this attention; another model is left as it is."""
+    """Set this attention in Qwen's vision tower; other models are left unchanged."""
     tower: Any = getattr(inner_model(model).model, "visual", None)
     if tower is not None and tower.config._attn_implementation == "sdpa":
         AttentionInterface.register(IMPLEMENTATION, window_attention)
@@ -90,4 +90,4 @@ def window_attention(
         attended = F.scaled_dot_product_attention(queries, keys, values, scale=scaling)
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
     output = torch.cat(outputs)
-    return (output if windows.back is None else output[windows.back])[None], None
+    return (output if windows.inverse is None else output[windows.inverse])[None], None

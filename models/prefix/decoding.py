@@ -1,4 +1,4 @@
-"""Greedy decoding over a static cache: keys and values of the chosen rows side by side, one CUDA graph a bucket."""
+"""Greedy decoding over a static key-value cache, with one CUDA graph per bucket of batch size and length."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reflectune.models.attention.packed import padded
+from reflectune.models.attention.packed import round_up_to_blocks
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, StatesByLayer
 from reflectune.models.prefix.forward import UNUSED_MASK, Forward, say, within_memory
-from reflectune.models.prefix.packed_rows import Spot, continued_states
+from reflectune.models.prefix.packed_rows import CachedSequence, continued_states
 
-CHECKED = 4
-"""Steps between two looks at the rows that have ended: each look waits for the device."""
-GRAPHS = 64
-"""Buckets that are kept, those used last."""
+CHECK_EVERY = 4
+"""Steps between checks whether all rows have ended: each check synchronizes the device."""
+MAX_GRAPHS = 64
+"""Maximum CUDA graphs to keep; the least recently used one is dropped."""
 Decoded = tuple[list[int], list[float], bool]
-"""Token ids with the end token if it was reached, the log-probability of each, and True if it was reached."""
+"""Token ids (with the end token, if it was reached), their log-probabilities, and True if the end was reached."""
 
 
 class StaticDecoder:
-    """Decode from packed rows, in buckets of rows and of keys that use the same memory, one at a time.
+    """Decode from packed rows. Batch sizes and lengths are rounded up to buckets, which share one static cache.
 
     Args:
         forward: The model.
@@ -33,8 +33,8 @@ class StaticDecoder:
 
     Attributes:
         memory: Keys and values of the largest bucket so far.
-        linear: States of linear attention of the most rows so far, by layer.
-        steps: Steps by shape of their keys and values.
+        linear: States of linear attention of the largest batch so far, by layer.
+        steps: Decoding steps by the shape of their keys and values.
     """
 
     def __init__(self, forward: Forward, end_ids: Tensor) -> None:
@@ -45,90 +45,92 @@ class StaticDecoder:
         self.steps: OrderedDict[tuple[int, ...], DecodeStep] = OrderedDict()
 
     @torch.no_grad()
-    def decode(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
-        """Answer from spots after `forced` tokens, with at most `most` tokens; half at a time if memory runs out."""
+    def decode(self, sequences: Sequence[CachedSequence], forced: Sequence[int], max_new_tokens: int) -> list[Decoded]:
+        """Decode after sequences and `forced` tokens; if memory runs out, decode half of the sequences at a time."""
         decoded = within_memory(
-            lambda: self._decoded(spots, forced, most),
-            "decoding is out of memory: half of the rows are decoded at a time",
-            is_divisible=len(spots) > 1,
+            lambda: self._decode(sequences, forced, max_new_tokens),
+            "decoding ran out of memory: half of the rows are decoded at a time",
+            is_divisible=len(sequences) > 1,
             free=self.forget,
         )
         if decoded is not None:
             return decoded
-        half = len(spots) // 2
-        return [*self.decode(spots[:half], forced, most), *self.decode(spots[half:], forced, most)]
+        half = len(sequences) // 2
+        halves = (sequences[:half], sequences[half:])
+        return [answer for part in halves for answer in self.decode(part, forced, max_new_tokens)]
 
-    def _decoded(self, spots: Sequence[Spot], forced: Sequence[int], most: int) -> list[Decoded]:
-        context = max(spot.length for spot in spots)
-        step = self._step(spots[0], rows_of_bucket(len(spots)), padded(context + len(forced) + most))
-        step.load(spots, context)
+    def _decode(self, sequences: Sequence[CachedSequence], forced: Sequence[int], max_new_tokens: int) -> list[Decoded]:
+        context = max(sequence.length for sequence in sequences)
+        keys = round_up_to_blocks(context + len(forced) + max_new_tokens)
+        step = self._step(sequences[0], rows_of_bucket(len(sequences)), keys)
+        step.load(sequences, context)
         if not forced:
-            step.choose(torch.stack([spot.states[-1] for spot in spots]))
+            step.choose(torch.stack([sequence.states[-1] for sequence in sequences]))
         for token in forced:
             step.tokens.fill_(token)
             step.ended.zero_()
             step()
-        ids, values = torch.zeros(len(spots), 0), torch.zeros(len(spots), 0)
+        ids, values = torch.zeros(len(sequences), 0), torch.zeros(len(sequences), 0)
         columns: list[tuple[Tensor, Tensor]] = []
-        for number in range(most):
+        for number in range(max_new_tokens):
             columns.append((step.chosen.clone(), step.values.clone()))
-            is_checked = number % CHECKED == CHECKED - 1
-            if number == most - 1 or (is_checked and bool(step.ended[: len(spots)].all())):
+            is_checked = number % CHECK_EVERY == CHECK_EVERY - 1
+            if number == max_new_tokens - 1 or (is_checked and bool(step.ended[: len(sequences)].all())):
                 ids, values = (torch.stack(side, 1) for side in zip(*columns, strict=True))
                 break
             step()
         is_end = torch.isin(ids.cpu(), self._end_ids.cpu()).tolist()
         decoded = []
-        for row_ids, row_values, row_ends, _ in zip(ids.tolist(), values.tolist(), is_end, spots, strict=False):
+        for row_ids, row_values, row_ends, _ in zip(ids.tolist(), values.tolist(), is_end, sequences, strict=False):
             count = row_ends.index(True) + 1 if True in row_ends else len(row_ids)
             decoded.append((row_ids[:count], row_values[:count], True in row_ends))
-        self._forward.tokens_read += len(forced) * len(spots)
+        self._forward.tokens_read += len(forced) * len(sequences)
         return decoded
 
     def forget(self) -> None:
-        """Free the memory of all steps, and the steps."""
+        """Drop all steps, and free their memory."""
         self.steps.clear()
         self.memory, self.linear, self._pool = torch.empty(0), {}, None
 
-    def _step(self, spot: Spot, rows: int, keys: int) -> DecodeStep:
-        """Return the step of a bucket. All steps are made again where the memory has to grow."""
-        layers = [layer for layer in range(len(spot.row.cache)) if layer not in spot.row.linear]
-        like, _ = spot.row.cache[layers[0]]
+    def _step(self, sequence: CachedSequence, rows: int, keys: int) -> DecodeStep:
+        """Return the step of a bucket. If the static cache has to grow, all steps are rebuilt."""
+        layers = [layer for layer in range(len(sequence.row.cache)) if layer not in sequence.row.linear]
+        like, _ = sequence.row.cache[layers[0]]
         shape = (len(layers), 2, rows, like.shape[1], keys, like.shape[3])
-        held = min((len(state) for _, state in self.linear.values()), default=0)
-        is_small = self.memory.numel() < math.prod(shape) or (bool(spot.row.linear) and held < rows)
+        linear_rows = min((len(state) for _, state in self.linear.values()), default=0)
+        is_small = self.memory.numel() < math.prod(shape) or (bool(sequence.row.linear) and linear_rows < rows)
         if is_small or self.memory.dtype != like.dtype:
             size = max(math.prod(shape), self.memory.numel())
             self.steps.clear()
-            self._pool = torch.cuda.graph_pool_handle() if like.is_cuda else None  # the last graph took its own along
+            self._pool = torch.cuda.graph_pool_handle() if like.is_cuda else None  # the old pool went with its graphs
             self.memory, self.linear = torch.empty(0), {}
             self.memory = like.new_zeros(size)
-            for layer, (inputs, state) in spot.row.linear.items():
-                most = max(rows, held)
+            for layer, (inputs, state) in sequence.row.linear.items():
+                count = max(rows, linear_rows)
                 self.linear[layer] = (
-                    inputs.new_zeros(most, *inputs.shape[1:]),
-                    state.new_zeros(most, *state.shape[1:]),
+                    inputs.new_zeros(count, *inputs.shape[1:]),
+                    state.new_zeros(count, *state.shape[1:]),
                 )
         if shape not in self.steps:
             cache = dict(zip(layers, self.memory[: math.prod(shape)].view(shape), strict=True))
             linear = {layer: (inputs[:rows], state[:rows]) for layer, (inputs, state) in self.linear.items()}
             self.steps[shape] = DecodeStep(self._forward, self._end_ids, cache, linear, self._pool)
         self.steps.move_to_end(shape)
-        if len(self.steps) > GRAPHS:
+        if len(self.steps) > MAX_GRAPHS:
             self.steps.popitem(last=False)
         return self.steps[shape]
 
 
 class DecodeStep:
-    """Step of one bucket; passed to the model as `shared_context`.
+    """Decoding step of one bucket; passed to the model as `shared_context`.
 
-    All rows' prompts end at the same key, so that each next token is written at the same place.
+    The rows' prompts are aligned to end at the same key, so each step writes to the same key index in all rows.
 
     Attributes:
         tokens: The rows' last tokens, (rows, 1).
-        chosen: The likeliest next token of each row, (rows,).
+        chosen: The most likely next token of each row, (rows,).
         values: Its log-probability, (rows,).
-        ended: True for rows that have chosen an end token, (rows,).
+        ended: True for rows that have reached an end token, (rows,).
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class DecodeStep:
         self.values = torch.zeros(rows, device=end_ids.device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=end_ids.device)
         self._mask = like.new_zeros(rows, 1, 1, keys)
-        self._graph = self._captured(pool) if can_capture(end_ids.device) else None
+        self._graph = self._capture(pool) if can_capture(end_ids.device) else None
 
     def __call__(self) -> None:
         """Append `tokens` to the rows, and choose the next ones."""
@@ -157,41 +159,44 @@ class DecodeStep:
         else:
             self._graph.replay()
 
-    def load(self, spots: Sequence[Spot], context: int) -> None:
-        """Copy the keys and values of spots into the first `context` keys, each row's at the end of them."""
+    def load(self, sequences: Sequence[CachedSequence], context: int) -> None:
+        """Copy the sequences' keys and values into the first `context` keys of the static cache, right-aligned."""
         device = self.tokens.device
-        places, hidden = torch.zeros(len(spots), context, dtype=torch.long), torch.ones(self._mask.shape)
-        for row, spot in enumerate(spots):
-            places[row, context - spot.length :] = torch.cat([torch.arange(*span) for span in spot.seen])
-            hidden[row, ..., context - spot.length : context] = 0
+        sources = torch.zeros(len(sequences), context, dtype=torch.long)
+        hidden = torch.ones(self._mask.shape)
+        for row, sequence in enumerate(sequences):
+            sources[row, context - sequence.length :] = torch.cat([torch.arange(*span) for span in sequence.seen])
+            hidden[row, ..., context - sequence.length : context] = 0
         self._mask.zero_().masked_fill_((hidden > 0).to(device), -torch.inf)
-        self._positions.zero_()  # a padding row's would grow, and dynamic RoPE reads the highest position of all rows
-        self._positions[: len(spots)] = torch.tensor([spot.next_position for spot in spots], device=device)
+        self._positions.zero_()  # also of padding rows: dynamic RoPE reads the highest position of all rows
+        self._positions[: len(sequences)] = torch.tensor(
+            [sequence.next_position for sequence in sequences], device=device
+        )
         self._cursor.fill_(context)
         self.ended.zero_()
-        for both in self._cache.values():
-            both.zero_()  # what was there may be NaN, and hidden values count as 0 · NaN
-        for packed in {id(spot.row): spot.row for spot in spots}.values():
-            rows = torch.tensor([row for row, spot in enumerate(spots) if spot.row is packed])
-            index, rows = places[rows].to(device), rows.to(device)
-            for layer, both in self._cache.items():
-                for static, source in zip(both, packed.cache[layer], strict=True):
+        for keys_values in self._cache.values():
+            keys_values.zero_()  # stale values may be NaN, and a hidden value contributes 0 · NaN
+        for packed in {id(sequence.row): sequence.row for sequence in sequences}.values():
+            rows = torch.tensor([row for row, sequence in enumerate(sequences) if sequence.row is packed])
+            index, rows = sources[rows].to(device), rows.to(device)
+            for layer, keys_values in self._cache.items():
+                for static, source in zip(keys_values, packed.cache[layer], strict=True):
                     static[:, :, :context].index_copy_(0, rows, source[0][:, index].transpose(0, 1))
-        for layer, (inputs, state) in continued_states(spots).items():
+        for layer, (inputs, state) in continued_states(sequences).items():
             for static, source in zip(self._linear[layer], (inputs, state), strict=True):
-                static[: len(spots)].copy_(source)
-                static[len(spots) :].zero_()
+                static[: len(sequences)].copy_(source)
+                static[len(sequences) :].zero_()
 
     def choose(self, hidden: Tensor) -> None:
-        """Choose the next token of each row from hidden states, (up to all rows, hidden size)."""
-        every = self._forward.log_probabilities(F.pad(hidden, (0, 0, 0, len(self.tokens) - len(hidden))))
-        self.chosen.copy_(every.argmax(-1))
-        self.values.copy_(every.gather(1, self.chosen[:, None])[:, 0])
+        """Choose the next token of each row from hidden states, (rows or fewer, hidden size)."""
+        log_probs = self._forward.log_probabilities(F.pad(hidden, (0, 0, 0, len(self.tokens) - len(hidden))))
+        self.chosen.copy_(log_probs.argmax(-1))
+        self.values.copy_(log_probs.gather(1, self.chosen[:, None])[:, 0])
         self.ended.logical_or_((self.chosen[:, None] == self._end_ids).any(1))
         self.tokens.copy_(self.chosen[:, None])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """Write a layer's new keys and values, and attend to all: (rows, heads, 1, size). No head is repeated."""
+        """Write a layer's new keys and values, and attend to all: (rows, heads, 1, size)."""
         keys, values = self._cache[layer]
         keys.index_copy_(2, self._cursor, key)
         values.index_copy_(2, self._cursor, value)
@@ -215,19 +220,19 @@ class DecodeStep:
         self._positions.add_(1)
         self._cursor.add_(1)
 
-    def _captured(self, pool: Any) -> torch.cuda.CUDAGraph | None:
-        """Return the step as a CUDA graph, or None if it can't be captured; it runs kernel by kernel then.
+    def _capture(self, pool: Any) -> torch.cuda.CUDAGraph | None:
+        """Capture the step as a CUDA graph and compare it with eager execution. Returns None if either fails.
 
         Args:
-            pool: Memory of all graphs: they run one at a time, and nothing in it is read after a step.
+            pool: Memory pool of all graphs: they run one at a time, and nothing in it is read after a step.
         """
         before = torch.cuda.current_stream(self.tokens.device)
         try:
-            with torch.cuda.device(self.tokens.device):  # streams and graphs belong to the current one
+            with torch.cuda.device(self.tokens.device):  # streams and graphs belong to the current device
                 stream = torch.cuda.Stream()
                 stream.wait_stream(before)
                 with torch.cuda.stream(stream):
-                    for _ in range(2):  # libraries allocate their workspaces
+                    for _ in range(2):  # warm-up: libraries allocate their workspaces
                         self._run()
                 before.wait_stream(stream)
                 graph = torch.cuda.CUDAGraph()
@@ -238,22 +243,22 @@ class DecodeStep:
                 linear = (side for states in self._linear.values() for side in states)
                 for state in (self._cursor, self._positions, self._mask, self.tokens, *linear):
                     state.zero_()
-                self.values.fill_(torch.nan)  # an empty graph would leave the first step's
+                self.values.fill_(torch.nan)  # an empty graph would leave the eager step's
                 step()
                 values.append(self.values.clone())
             if torch.allclose(values[0], values[1], rtol=0.01, atol=0.1):
                 return graph
-            problem = "they give other numbers"
+            problem = "its results differ from eager execution"
         except RuntimeError as error:
             problem = str(error).splitlines()[0][:300]
             with torch.cuda.device(self.tokens.device):
-                torch.cuda.set_stream(before)  # a failed capture leaves its own
-        say(f"decoding goes without CUDA graphs, and is slower: {problem}")
+                torch.cuda.set_stream(before)  # a failed capture leaves its own stream current
+        say(f"decoding without CUDA graphs, which is slower: {problem}")
         return None
 
 
 def can_capture(device: torch.device) -> bool:
-    """Return True on a GPU without autocast, which caches cast weights outside a graph."""
+    """Return True on a GPU without autocast, whose cache of cast weights lies outside a graph."""
     return device.type == "cuda" and not torch.is_autocast_enabled("cuda")
 
 

@@ -1,7 +1,7 @@
-"""Shared-prefix engine: read image and question once, then branches on their cached keys and values.
+"""Shared-prefix engine: read image and question once, then continue them by branches on the cached keys and values.
 
-A gate is a probability read at one position. Batches span questions; a token budget splits work, never text, and the
-results depend on neither.
+A gate is a probability read at one position. Batches span questions, and a token budget limits their size. Results
+depend on neither, and no text is truncated.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class PrefixEngine:
     """Read, judge and answer with one model.
 
     Args:
-        loaded: The model. Its attention is replaced by one that computes the same and can share prefixes.
-        token_budget: Maximum tokens in one forward pass; fitted to the memory if None. Keys and values of four times as
-            many tokens of branches are kept; other branches are read again if they are decoded from.
+        loaded: The model. Its attention is replaced by an equivalent one that can share prefixes.
+        token_budget: Maximum tokens in one forward pass; None fits it to the memory. Keys and values of branches are
+            kept up to four times this number; other branches are read again when an answer is decoded from them.
 
     Attributes:
-        image_prefixes: Image prefixes kept from call to call, none before `keep`, in a share of the free memory.
-            Questions of one call always share an image.
+        image_prefixes: Cache of image prefixes from call to call, in a share of the free memory. It is empty before
+            `keep`. Questions of one call share images in any case.
 
     Raises:
         UserError: The model's attention can't share a prefix.
@@ -52,11 +52,11 @@ class PrefixEngine:
         packed = packed_for(forward, budget, self.image_prefixes, end_ids, compiling=compiling)
         self.reader = packed or PaddedReader(forward, budget, self.image_prefixes, end_ids)
 
-    tokens_read = property(lambda self: self._forward.tokens_read, doc="Tokens of prompts that were read so far.")
+    tokens_read = property(lambda self: self._forward.tokens_read, doc="Prompt tokens read so far.")
 
     @torch.no_grad()
     def read(self, prefixes: Sequence[Rendered]) -> Prefixes:
-        """Read images and prefixes, each once; images that several prefixes begin with are read once.
+        """Read images and prefixes. An image at the beginning of several prefixes is read once.
 
         Raises:
             UserError: A prefix is longer than the model's context.
@@ -72,10 +72,10 @@ class PrefixEngine:
 
         Args:
             prefixes: From `read`.
-            branches: Token ids of each question's branches: any number of branches, each of at least one token.
+            branches: Token ids of each question's branches; each branch has at least one token.
 
         Raises:
-            UserError: A prefix and its branch are together longer than the model's context.
+            UserError: A prefix with its branch is longer than the model's context.
         """
         if len(branches) != len(prefixes):
             raise ValueError(f"expected branches for {len(prefixes)} questions, found {len(branches)}")
@@ -91,16 +91,16 @@ class PrefixEngine:
         forced: Sequence[int] = (),
         max_new_tokens: int = 32,
     ) -> list[Generation]:
-        """Answer greedily from rows that have been read; the rows stay unchanged.
+        """Answer greedily from rows that have been read. The rows are not changed.
 
         Args:
             state: From `read` or `branch`.
             rows: (question, branch) pairs; the branch is ignored for the result of `read`.
-            forced: Tokens that every answer begins with, such as [Relevant]; they are not part of its score.
-            max_new_tokens: Limit without an end token.
+            forced: Tokens that every answer begins with, such as [Relevant]; they don't count in its score.
+            max_new_tokens: Maximum tokens of an answer.
 
         Returns:
-            An answer for each of `rows`, in order.
+            An answer for each row, in order.
         """
         decoded = self._continue_rows(
             state,
@@ -117,32 +117,32 @@ class PrefixEngine:
     def score(
         self, state: Prefixes | Branches, rows: Sequence[RowIndex], answers: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return log-probabilities of given answers' tokens, computed in one pass without decoding.
+        """Return log-probabilities of the tokens of given answers, computed in one pass without decoding.
 
         Args:
             state: From `read` or `branch`.
             rows: (question, branch) pairs, as for `generate`.
-            answers: Token ids of an answer for each of `rows`, at least one; include the end token if it is to count.
+            answers: Token ids of an answer for each row, at least one id. Include the end token if it should count.
         """
 
         def read(ready: Any, part: Sequence[int]) -> list[list[float]]:
-            given = [answers[i] for i in part]
-            return [*map(self._answer_log_probs, self.reader.states_before(ready, given), given)]
+            part_answers = [answers[i] for i in part]
+            return [*map(self._answer_log_probs, self.reader.states_before(ready, part_answers), part_answers)]
 
         return self._continue_rows(state, rows, [*map(len, answers)], read)
 
     @torch.no_grad()
     def probabilities(self, state: Prefixes | Branches, token_ids: Sequence[int]) -> Tensor:
-        """Return softmax probabilities of tokens to come next at all rows: (rows, tokens), on the CPU.
+        """Return the probability of each of some tokens to come next after every row: (rows, tokens), on the CPU.
 
         Raises:
             UserError: A probability is NaN.
         """
-        hidden, places = self.reader.hidden(state)
-        if not places:
+        hidden, locations = self.reader.hidden(state)
+        if not locations:
             return torch.empty(0, len(token_ids))
         parts = [self._next_probabilities(part, list(token_ids)) for part in hidden]
-        probabilities = torch.stack([parts[part][row] for part, row in places])
+        probabilities = torch.stack([parts[part][row] for part, row in locations])
         self.check_numbers(probabilities.sum().item())
         return probabilities
 
@@ -164,16 +164,17 @@ class PrefixEngine:
             UserError: A value is NaN.
         """
         if any(map(math.isnan, values)):
+            dtype = str(self._forward.model.dtype).removeprefix("torch.")
             raise UserError(
-                f"the model computes NaN, in {str(self._forward.model.dtype).removeprefix('torch.')}: float16 "
-                "overflows in some models, where bfloat16 and float32 do not; else its weights are damaged"
+                f"the model computes NaN in {dtype}. Some models overflow in float16: use bfloat16 or float32. "
+                "Otherwise the weights are damaged"
             )
 
     def _continue_rows(
         self, state: Prefixes | Branches, rows: Sequence[RowIndex], new: Sequence[int], work: Work[Any, Result]
     ) -> list[Result]:
         """Return the results of work that reads or writes `new` tokens after each row."""
-        if self._slides:  # else a row's beginning would go out of a sliding window
+        if self._slides:  # a longer row would slide out of its window
             for row, count in zip(rows, new, strict=True):
                 length = state.prefixes.lengths[row[0]] + len(state.branch_ids(row))
                 check_length(length + count, self.max_length)
@@ -183,27 +184,27 @@ class PrefixEngine:
         return [results[i] for i in range(len(rows))]
 
     def _answer_log_probs(self, before: Tensor, answer: Sequence[int]) -> list[float]:
-        """Return log-probabilities of an answer's tokens; the state before a token predicts it."""
+        """Return log-probabilities of an answer's tokens, from the hidden state before each token."""
         targets = torch.tensor(answer, device=before.device)
         log_probs = self._forward.log_probabilities(before[: len(answer)], sorted({*answer}))
         values: list[float] = log_probs.gather(1, targets[:, None])[:, 0].tolist()
         return values
 
 
-def check_length(length: int, most: int) -> None:
+def check_length(length: int, max_length: int) -> None:
     """Refuse a sequence that is longer than a model's context.
 
     Raises:
-        UnusableInput: It is.
+        UnusableInput: The sequence is too long.
     """
-    if length > most:
+    if length > max_length:
         raise UnusableInput(
-            f"a question with its passage is {length} tokens long, but the model takes {most}; "
-            "shorten the passages (they are never cut here)"
+            f"a question with its passage is {length} tokens long, but the model takes {max_length}; "
+            "shorten the passages (they are never truncated here)"
         )
 
 
 def end_tokens(loaded: Loaded) -> list[int]:
-    """Return the ids that end an answer: the template's end of turn, and the model's own end tokens."""
+    """Return the ids that end an answer: the chat template's end of turn, and the model's end tokens."""
     end_ids = loaded.model.generation_config.eos_token_id
     return sorted({loaded.renderer.end_token_id, *([end_ids] if isinstance(end_ids, int) else end_ids or ())})

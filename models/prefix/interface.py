@@ -1,4 +1,4 @@
-"""Interface of an engine as readers use it: `PrefixEngine` computes here, `ServedEngine` asks a server."""
+"""Interface of engines: `PrefixEngine` computes in this process, `ServedEngine` sends requests to a server."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # slow to import
 
 
 class ReadPrefixes(Protocol):
-    """Questions that an engine opened."""
+    """Prefixes opened by an engine."""
 
     def __len__(self) -> int:
-        """Return the number of questions."""
+        """Return the number of prefixes."""
         ...
 
     def probabilities(self, token_ids: Sequence[int]) -> Tensor:
@@ -28,7 +28,7 @@ class ReadPrefixes(Protocol):
 
 
 class ReadBranches(Protocol):
-    """Continuations of opened questions."""
+    """Branches that continue opened prefixes."""
 
     def probabilities(self, token_ids: Sequence[int]) -> list[Tensor]:
         """Return the probability of each token to come next, full softmax: (branches, tokens) for each question."""
@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def calibration(self) -> Mapping[str, GateScaling]:
-        """Scalings by which its gates are read, by their names."""
+        """Calibration of the gates, by their names."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def image_prefixes(self) -> ImagePrefixCache[Any]:
-        """Cache of the beginnings of prompts."""
+        """Cache of image prefixes."""
         ...
 
     def read(self, prefixes: Sequence[Rendered]) -> ReadPrefixes:
@@ -63,7 +63,7 @@ class Engine(Protocol):
         ...
 
     def branch(self, prefixes: Any, branches: Sequence[Sequence[Sequence[int]]]) -> ReadBranches:
-        """Continue prefixes by branches."""
+        """Continue prefixes with branches."""
         ...
 
     def generate(
@@ -73,5 +73,5 @@ class Engine(Protocol):
         ...
 
     def check_numbers(self, *values: float) -> None:
-        """Refuse NaN."""
+        """Raise a `UserError` if a value is NaN."""
         ...

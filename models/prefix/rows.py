@@ -1,4 +1,4 @@
-"""Rows that a model has read: levels of tokens, each stored once for all rows of the next level."""
+"""Rows that a model has read, as levels of tokens: a level is stored once for all rows that share it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from reflectune.models.attention.recurrence import States, joined_states, take_states
+from reflectune.models.attention.recurrence import States, concat_states, select_states
 from reflectune.models.attention.shared import KeysValues, Shared
 
 
@@ -20,8 +20,8 @@ class Level:
     """Tokens that were read together: N rows, padded on the right.
 
     Attributes:
-        cache: Keys and values of each layer, (N, key heads, tokens, head size), of head size 0 in layers of linear
-            attention; empty if they were dropped.
+        cache: Keys and values of each layer, (N, key heads, tokens, head size); head size is 0 in layers of linear
+            attention. Empty after `dropped`.
         real: Bool of shape (N, tokens); False at padding.
         states: States of linear attention after each row, by layer.
     """
@@ -32,16 +32,16 @@ class Level:
 
     def take(self, index: Tensor) -> Level:
         """Return a copy of some of its rows."""
-        states = {layer: take_states(own, index) for layer, own in self.states.items()}
-        return Level(rows_of(self.cache, index), self.real[index], states)
+        states = {layer: select_states(layer_states, index) for layer, layer_states in self.states.items()}
+        return Level(select_rows(self.cache, index), self.real[index], states)
 
     def dropped(self) -> Level:
         """Return the level without its keys, values and states."""
         return Level([], self.real)
 
     @classmethod
-    def stacked(cls, levels: Sequence[Level]) -> Level:
-        """Return the rows of all levels as one level, padded to the longest."""
+    def stack(cls, levels: Sequence[Level]) -> Level:
+        """Concatenate the rows of several levels, padded to the longest."""
         if len(levels) == 1:
             return levels[0]
         longest = max(level.real.shape[1] for level in levels)
@@ -55,17 +55,17 @@ class Level:
             for layer in layers
         ]
         real = torch.cat([F.pad(level.real, (0, n)) for level, n in zip(levels, missing, strict=True)])
-        states = {layer: joined_states([level.states[layer] for level in levels]) for layer in levels[0].states}
+        states = {layer: concat_states([level.states[layer] for level in levels]) for layer in levels[0].states}
         return cls([(keys, values) for keys, values in cache], real, states)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows that have been read, each a chain of one row of every level, first level first.
+    """Rows that have been read. Each is a chain of one row of every level.
 
     Attributes:
-        levels: Levels from the image down.
-        where: For each level the index of its row in each chain, shape (rows,).
+        levels: Levels, beginning with the image's.
+        where: For each level, the index of its row in each chain, shape (rows,).
         next_position: Position after each row's last token, shape (rows,).
         hidden: Last hidden state at each row's last token, shape (rows, hidden size).
     """
@@ -84,17 +84,17 @@ class Rows:
         return self.levels[-1]
 
     def take(self, index: Tensor) -> Rows:
-        """Return these rows, in this order, possibly repeated, without copying."""
+        """Return the rows with these indices, which may repeat, without copying."""
         return Rows(self.levels, tuple(row[index] for row in self.where), self.next_position[index], self.hidden[index])
 
     def compact(self) -> Rows:
-        """Return the same rows; a level that they use less than half is replaced by a copy of the used part."""
+        """Return the same rows; where they use at most half of a level, it is replaced by a copy of the used rows."""
         levels, where = [], []
         for level, row in zip(self.levels, self.where, strict=True):
-            used, place = row.unique(return_inverse=True)
-            small = 2 * len(used) <= len(level.real)
-            levels.append(level.take(used) if small else level)
-            where.append(place if small else row)
+            used, index = row.unique(return_inverse=True)
+            is_sparse = 2 * len(used) <= len(level.real)
+            levels.append(level.take(used) if is_sparse else level)
+            where.append(index if is_sparse else row)
         return Rows(tuple(levels), tuple(where), self.next_position, self.hidden)
 
     def lengths(self) -> Tensor:
@@ -103,22 +103,24 @@ class Rows:
         return torch.stack(counts).sum(0)
 
     def shared(self) -> list[Shared]:
-        """Return the tokens that a continuation of these rows sees."""
+        """Return the cached tokens that a continuation of these rows sees."""
         return [Shared.of(level.cache, level.real, row) for level, row in zip(self.levels, self.where, strict=True)]
 
-    def nothing_written(self) -> Level:
-        """Return a level of no tokens under these rows, with a copy of their states."""
-        states = {layer: take_states(own, self.where[-1]) for layer, own in self.last_level.states.items()}
+    def empty_level(self) -> Level:
+        """Return a level without tokens after these rows, with a copy of their states."""
+        states = {
+            layer: select_states(layer_states, self.where[-1]) for layer, layer_states in self.last_level.states.items()
+        }
         return Level([], self.last_level.real.new_ones(len(self), 0), states)
 
     def extended(self, level: Level, next_position: Tensor, hidden: Tensor) -> Rows:
-        """Return the rows extended by one level, one row of it for each of these rows."""
+        """Return the rows extended by one level, which has one row for each of them."""
         row = torch.arange(len(next_position), device=next_position.device)
         return Rows((*self.levels, level), (*self.where, row), next_position, hidden)
 
 
-def as_cache(layers: KeysValues) -> DynamicCache:
-    """Return a transformers cache that begins with these keys and values, without copying them."""
+def to_dynamic_cache(layers: KeysValues) -> DynamicCache:
+    """Return a transformers cache with these keys and values, without copying them."""
     cache = DynamicCache()
     for keys, values in layers:
         layer = DynamicLayer()
@@ -128,21 +130,21 @@ def as_cache(layers: KeysValues) -> DynamicCache:
     return cache
 
 
-def cached(cache: DynamicCache) -> KeysValues:
+def from_dynamic_cache(cache: DynamicCache) -> KeysValues:
     """Return the keys and values of a transformers cache."""
     layers: list[Any] = cache.layers
     like = next(layer for layer in layers if layer.keys is not None)
-    empty = like.keys[..., :0]  # of linear attention, which has none
+    empty = like.keys[..., :0]  # for layers of linear attention
     return [(empty, empty) if layer.keys is None else (layer.keys, layer.values) for layer in layers]
 
 
-def rows_of(layers: KeysValues, index: Tensor) -> KeysValues:
-    """Return a copy of some rows of keys and values, on each layer's device."""
+def select_rows(layers: KeysValues, index: Tensor) -> KeysValues:
+    """Return a copy of some rows of keys and values."""
     return [(keys[index.to(keys.device)], values[index.to(values.device)]) for keys, values in layers]
 
 
-def kept_bytes(levels: Sequence[Level], device: torch.device | None = None) -> int:
-    """Return the bytes of the levels' keys, values and states, each counted once; only those on `device` if given."""
+def level_bytes(levels: Sequence[Level], device: torch.device | None = None) -> int:
+    """Return the bytes of the levels' keys, values and states; only those on `device` if it is given."""
     pairs = [pair for level in levels for pair in (*level.cache, *level.states.values())]
     tensors = {id(tensor): tensor for pair in pairs for tensor in pair}
     return sum(tensor.nbytes for tensor in tensors.values() if device in (None, tensor.device))

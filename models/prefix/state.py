@@ -1,4 +1,4 @@
-"""State of the prefix engine: questions and branches that have been read, and answers."""
+"""Results of the prefix engine: prefixes and branches that have been read, and answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 RowIndex = tuple[int, int]
 """Question and branch; the branch is ignored for the result of `read`."""
 Work = Callable[[Ready, list[int]], list[Result]]
-"""Work on rows that a reader has made ready, given with their indices."""
+"""Function of rows that a reader has prepared, and their indices; returns a result per row."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Generation:
     """A greedy answer.
 
     Attributes:
-        token_ids: Generated ids without the forced ones; the end token is included if it was reached.
-        text: Decoded ids without the end token; reflection tokens are kept.
+        token_ids: Generated ids without the forced ones, with the end token if it was reached.
+        text: Text of the ids without the end token; reflection tokens are kept.
         log_probs: Log-probability of each token under the model.
         finished: True if the end token was reached.
     """
@@ -38,12 +38,12 @@ class Generation:
 
     @property
     def score(self) -> float:
-        """S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, the end token's included."""
-        return self.score_behind(0)
+        """S_ans, equation 7 of mR²AG: the geometric mean of the tokens' probabilities, including the end token's."""
+        return self.score_after(0)
 
-    def score_behind(self, first: int) -> float:
-        """Return S_ans of the tokens after the first `first`; 0 if there are none."""
-        log_probs = self.log_probs[first:]
+    def score_after(self, skipped: int) -> float:
+        """Return S_ans without the first `skipped` tokens; 0 if no token is left."""
+        log_probs = self.log_probs[skipped:]
         return math.exp(sum(log_probs) / len(log_probs)) if log_probs else 0.0
 
 
@@ -54,7 +54,7 @@ class Prefixes:
     Attributes:
         engine: The engine that read them.
         lengths: Number of tokens of each prefix.
-        cache: Their keys and values, as the engine's reader keeps them.
+        cache: Their keys and values, in the form of the engine's reader.
     """
 
     engine: PrefixEngine
@@ -66,7 +66,7 @@ class Prefixes:
 
     @property
     def prefixes(self) -> Prefixes:
-        """The prefixes, as branches have them."""
+        """The prefixes themselves; `Branches` has the same attribute."""
         return self
 
     @property
@@ -75,7 +75,7 @@ class Prefixes:
         return [(q, 0) for q in range(len(self))]
 
     def branch_ids(self, _: RowIndex) -> Sequence[int]:
-        """Return no token ids: a prefix has none after it."""
+        """Return no token ids: no branch follows the prefix."""
         return ()
 
     def probabilities(self, token_ids: Sequence[int]) -> Tensor:
@@ -85,13 +85,13 @@ class Prefixes:
 
 @dataclass(frozen=True)
 class Branches:
-    """Branches that have been read on top of prefixes; a question may have any number.
+    """Branches that have been read on top of prefixes; a question may have any number of them.
 
     Attributes:
         engine: The engine that read them.
         prefixes: Their prefixes.
         ids: Token ids of each question's branches.
-        cache: Their keys and values, as the engine's reader keeps them.
+        cache: Their keys and values, in the form of the engine's reader.
     """
 
     engine: PrefixEngine

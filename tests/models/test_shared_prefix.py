@@ -20,8 +20,8 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
 from reflectune.models.attention.collation import TreeCollator, loss_terms
-from reflectune.models.attention.images import places_of
-from reflectune.models.attention.packed import in_blocks
+from reflectune.models.attention.images import first_equal
+from reflectune.models.attention.packed import pad_to_bucket
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
 from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
@@ -282,7 +282,7 @@ def test_loss_and_gradients_are_those_of_independent_rows(
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: attention == "by parts")
     batch = TreeCollator(model)(trees(model, images))
     with training(model, checkpointing):
-        actual = learned(model, [in_blocks(batch, "cpu") if attention == "packed" else batch])
+        actual = learned(model, [pad_to_bucket(batch, "cpu") if attention == "packed" else batch])
     assert max(differences(actual, expected)) < 1e-4
 
 
@@ -341,7 +341,7 @@ def test_an_image_that_is_read_one_way_is_noticed(packed, differentiable_flex):
     expected = learned(model, plain_batches(model, made))
     batch = TreeCollator(model)(made)
     batch["attention_mask"] = batch["attention_mask"][:, :, :1]
-    assert max(differences(learned(model, [in_blocks(batch, "cpu") if packed else batch]), expected)) > 1e-2
+    assert max(differences(learned(model, [pad_to_bucket(batch, "cpu") if packed else batch]), expected)) > 1e-2
 
 
 @pytest.fixture(scope="module", params=THREE)
@@ -496,7 +496,7 @@ def test_an_image_in_a_wrong_place_is_noticed(monkeypatch):
     model = build("llava")
     made = of_one_image(model, 1)
     expected = learned(model, plain_batches(model, made))
-    monkeypatch.setattr("reflectune.models.attention.images.places_of", lambda images, told: [0] * len(images))
+    monkeypatch.setattr("reflectune.models.attention.images.first_equal", lambda images, told: [0] * len(images))
     assert max(differences(learned(model, [TreeCollator(model)(made)]), expected)) > 1e-2
 
 
@@ -512,10 +512,10 @@ def test_images_that_differ_are_not_shared(monkeypatch):
 def test_images_are_the_same_if_all_that_is_told_of_them_is():
     image, other = torch.zeros(6, 4), torch.zeros(6, 4)
     turned = torch.tensor([[1.0, -1.0]]).repeat(6, 2)  # of the same sum
-    assert places_of([image, turned, other, torch.zeros(3, 8), turned.clone()], [""] * 5) == [0, 1, 0, 3, 1]
-    assert places_of([image, other, image], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
-    assert places_of([torch.full((2, 2), torch.nan)] * 2, ["", ""]) == [0, 1]
-    assert places_of([image], [""]) == [0]
+    assert first_equal([image, turned, other, torch.zeros(3, 8), turned.clone()], [""] * 5) == [0, 1, 0, 3, 1]
+    assert first_equal([image, other, image], ["2 x 3", "3 x 2", "2 x 3"]) == [0, 1, 0]
+    assert first_equal([torch.full((2, 2), torch.nan)] * 2, ["", ""]) == [0, 1]
+    assert first_equal([image], [""]) == [0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

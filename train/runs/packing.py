@@ -10,12 +10,12 @@ import torch
 
 from reflectune.models.attention.packed import model_flex_problem
 from reflectune.models.attention.positions import inner_model
-from reflectune.models.prefix.packed import called_as
+from reflectune.models.prefix.packed import replaced_layer_calls
 from reflectune.train.runs.launch import sharding
 from reflectune.train.runs.skeleton import say
 from reflectune.train.settings.training import TrainingConfig
 
-GRAPHS = 512
+MAX_GRAPHS = 512
 """Maximum graphs of a layer: one a length, for training and for validation, and twice as many if only some layers are
 recomputed. With dynamic lengths compiling took six times as long, and layers were slower."""
 
@@ -40,8 +40,8 @@ def packs_trees(model: Any, config: TrainingConfig, args: Any) -> bool:
         return False
     if sharding(os.environ) not in ("zero3", "fsdp") and config.method != "qlora":
         torch._dynamo.config.suppress_errors = True
-        torch._dynamo.config.recompile_limit = GRAPHS
-        torch._dynamo.config.accumulated_recompile_limit = 2 * GRAPHS
+        torch._dynamo.config.recompile_limit = MAX_GRAPHS
+        torch._dynamo.config.accumulated_recompile_limit = 2 * MAX_GRAPHS
         torch._dynamo.config.optimize_ddp = False  # it would compile a layer in pieces, one a bucket of gradients
         for layer in network.model.language_model.layers:
             if not hasattr(layer, "linear_attn"):  # it looks up its segments, and has kernels of its own
@@ -60,4 +60,4 @@ def uncompiled(model: Any) -> AbstractContextManager[None]:
     An engine that decodes addresses a cache by a layer's index, for which each layer would be compiled alone.
     """
     layers = inner_model(model).model.language_model.layers
-    return called_as(layers, [None] * len(layers))
+    return replaced_layer_calls(layers, [None] * len(layers))

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.progress import duration
 from reflectune.models.attention.collation import loss_terms
-from reflectune.models.attention.packed import in_blocks
+from reflectune.models.attention.packed import pad_to_bucket
 from reflectune.models.attention.positions import inner_model
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.rendering.image_fitting import images_in_words
@@ -155,7 +155,7 @@ def seconds_of_batch(
         recompute_layers(model, recomputed)
     batch = Collator(inner_model(model))(sorted(examples, key=tokens_of)[start : start + size])
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    inputs = {name: value.to(device) for name, value in (in_blocks(tensors, device) if packs else tensors).items()}
+    inputs = {name: value.to(device) for name, value in (pad_to_bucket(tensors, device) if packs else tensors).items()}
     try:
         model.to(device)
         if in_half:

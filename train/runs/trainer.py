@@ -16,7 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.launching import any_process
 from reflectune.core.partials import partial_path
 from reflectune.models.attention.collation import GateBrier, loss_terms
-from reflectune.models.attention.packed import in_blocks, moved
+from reflectune.models.attention.packed import pad_to_bucket, to_device
 from reflectune.models.attention.tree import IGNORE
 from reflectune.train.data.examples import EncodedExample
 from reflectune.train.data.micro_batches import micro_batches, step_examples, tokens_of, uncollated
@@ -220,8 +220,8 @@ class ReflectionTrainer(CheckpointedTrainer):
         would be off by 0.2 % in bfloat16.
         """
         if self.packs:
-            inputs = in_blocks(inputs, self.args.device, backward=self._bare_model.training)
-        inputs = {name: moved(v, self.args.device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
+            inputs = pad_to_bucket(inputs, self.args.device, backward=self._bare_model.training)
+        inputs = {name: to_device(v, self.args.device) if isinstance(v, Tensor) else v for name, v in inputs.items()}
         prepared: dict[str, Any] = super()._prepare_inputs(inputs)
         return prepared | {name: inputs[name] for name in ("weights",) if name in inputs}
 

@@ -31,7 +31,7 @@ class EstimateConfig(SftConfig):
 
     @property
     def precision(self) -> Dtype:
-        """The value of `dtype`; for `auto` that of a GPU that computes in bfloat16, on any machine."""
+        """Precision of the forward pass; for `dtype: auto` that of a GPU that computes in bfloat16."""
         return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @classmethod

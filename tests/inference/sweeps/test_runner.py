@@ -208,8 +208,8 @@ def test_the_contexts_that_the_base_model_answers_from_are_not_kept(setting, mon
     for most in (2, 2, 4):
         answers.append([trace.answer for trace in case.run("", **point.settings, max_new_tokens=most).values()])
         answering = case.runner.engine("base_model").reader
-        assert {bool(trees.spots) for reader, trees in opened if reader is answering} == {False}
-        assert {bool(trees.spots) for reader, trees in opened if reader is not answering} == {True}
+        assert {bool(trees.sequences) for reader, trees in opened if reader is answering} == {False}
+        assert {bool(trees.sequences) for reader, trees in opened if reader is not answering} == {True}
     assert answers[0] == answers[1]
     case.runner.forget()
     again = case.run("", **point.settings, max_new_tokens=4)

@@ -11,7 +11,7 @@ from reflectune.models.attention import attention
 from reflectune.models.attention.attention import (
     attend,
     attend_backward,
-    attend_plainly,
+    attend_reference,
     has_backward,
     kernel_for,
 )
@@ -33,7 +33,7 @@ def by_hand(query, keys, values, bias=None):
     return scores.softmax(-1) @ values.repeat_interleave(groups, 1), scores.logsumexp(-1)
 
 
-@pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_plainly(*a, k["scale"], k.get("bias"), False)])
+@pytest.mark.parametrize("how", [attend, lambda *a, **k: attend_reference(*a, k["scale"], k.get("bias"), False)])
 @pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_attention_and_its_denominator_are_the_equation(how, key_heads):
     query, keys, values = made(key_heads=key_heads)
@@ -58,7 +58,7 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
             assert (b - a, d - c) == (new, seen)
             d = d if used is None else c + int(used[row])
             row_inputs = [tensor.transpose(0, 1)[None] for tensor in (query[a:b], keys[c:d], values[c:d])]
-            parts.append(attend_plainly(*row_inputs, scale, None, window_size == (-1, 0)))
+            parts.append(attend_reference(*row_inputs, scale, None, window_size == (-1, 0)))
         return torch.cat([out[0].transpose(0, 1) for out, _ in parts]), torch.cat([lse[0] for _, lse in parts], 1)
 
     monkeypatch.setattr(attention, "varlen_attn", by_row)
@@ -67,8 +67,8 @@ def test_flash_attention_is_given_what_it_takes(monkeypatch, key_heads, causal):
     if not causal:
         bias = torch.zeros(2, 1, 1, 7)
         bias[1, :, :, 4:] = -torch.inf
-    outputs = attention.attend_by_flash(query, keys, values, SCALE, bias, causal)
-    expected = attend_plainly(query, keys, values, SCALE, bias, causal)
+    outputs = attention.attend_with_flash(query, keys, values, SCALE, bias, causal)
+    expected = attend_reference(query, keys, values, SCALE, bias, causal)
     torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -141,17 +141,17 @@ def test_a_kernel_that_is_tried_in_a_recomputed_layer_is_not_counted_there():
 
 def test_a_kernel_that_gives_other_numbers_or_fails_is_not_used(monkeypatch):
     def wrong(*given):
-        output, lse = attend_plainly(*given)
+        output, lse = attend_reference(*given)
         return output, lse + 0.5
 
     def failing(*given):
         raise RuntimeError("no such kernel")
 
-    for kernel, reason in ((wrong, "other numbers"), (failing, "no such kernel")):
+    for kernel, reason in ((wrong, "results differ"), (failing, "no such kernel")):
         monkeypatch.setattr(attention, "attend_on_cpu", kernel)
         kernel_for.cache_clear()
         with pytest.warns(UserWarning, match=reason):
-            assert kernel_for("cpu", torch.float32, 8) is attend_plainly
+            assert kernel_for("cpu", torch.float32, 8) is attend_reference
         has_backward.cache_clear()
         assert not has_backward("cpu", torch.float32, 8)
     kernel_for.cache_clear()

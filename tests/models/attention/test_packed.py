@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from reflectune.models.attention.packed import (
     BLOCK,
     block_mask,
-    bounds_of,
     bucket,
     dense_mask,
     flex_problem,
+    key_bounds,
     packed_attention,
-    padded,
+    round_up_to_blocks,
     tree_segments,
 )
 from reflectune.models.attention.tree_mask import STRIDE
@@ -60,7 +60,12 @@ def blocks(numbers, indices, columns):
     return found
 
 
-@given(TREES, st.sampled_from([0, BLOCK, 2 * BLOCK]), st.sampled_from([padded, bucket]), st.randoms() | st.none())
+@given(
+    TREES,
+    st.sampled_from([0, BLOCK, 2 * BLOCK]),
+    st.sampled_from([round_up_to_blocks, bucket]),
+    st.randoms() | st.none(),
+)
 @settings(max_examples=25, deadline=None)
 def test_the_mask_is_that_of_its_segments(trees, past, filled, rng):
     segments, before = packed_trees(trees, past), past * len(trees)
@@ -72,7 +77,7 @@ def test_the_mask_is_that_of_its_segments(trees, past, filled, rng):
     width = filled(sum(count for count, _ in segments))
     expected = visible(segments, before, width, images)
     queries, keys = expected.shape
-    assert torch.equal(dense_mask(bounds_of(segments, before, width, images), keys), expected)
+    assert torch.equal(dense_mask(key_bounds(segments, before, width, images), keys), expected)
     mask = block_mask(segments, before, width=width, images=images)
     index = torch.arange(queries)[:, None], torch.arange(keys)[None]
     assert torch.equal(mask.mask_mod(0, 0, *index), expected)
@@ -112,7 +117,7 @@ def test_flex_attention_is_attention_under_the_dense_mask(compiled, key_heads):
     layouts = [([(130, [40, 90]), (60, [])], 0), ([(5, [3, 200]), (300, [7])], BLOCK)]
     for trees, past in layouts:
         segments, before = packed_trees(trees, past), past * len(trees)
-        bounds = bounds_of(segments, before)
+        bounds = key_bounds(segments, before)
         # traced as a GPU's compiler does, without generating code for a CPU
         attend = torch.compile(packed_attention, backend="aot_eager") if compiled else packed_attention
         new = bounds.shape[1]
@@ -131,6 +136,6 @@ def test_a_trial_finds_numbers_that_differ_and_errors(monkeypatch):
     assert flex_problem("cpu", torch.float32, 4, 2, 8) == ""
     assert flex_problem("cpu", torch.float32, 4, 2, 8, backward=True).startswith("NotImplementedError")
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", lambda query, *_, **__: query * 0)
-    assert flex_problem("cpu", torch.float32, 4, 2, 16) == "it gives other numbers"
+    assert flex_problem("cpu", torch.float32, 4, 2, 16) == "its results differ from sdpa's"
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", None)
     assert flex_problem("cpu", torch.float32, 4, 2, 32).startswith("TypeError")

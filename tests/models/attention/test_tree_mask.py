@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reflectune.models.attention.tree_mask import (
-    CALL,
+    KERNEL_CALL_COST,
     STRIDE,
-    layout_of,
-    like_lengths,
+    cached_layout,
+    group_by_length,
     tree_attention,
 )
 
@@ -118,8 +118,8 @@ def test_padding_is_zero():
 
 def test_a_layout_is_kept_as_long_as_its_segments():
     segments = segments_of([(2, [2, 1], 1), (1, [1], 0)])[:, None, None]
-    layout = layout_of(segments)
-    assert layout_of(segments) is layout
+    layout = cached_layout(segments)
+    assert cached_layout(segments) is layout
     kept = weakref.ref(layout)
     del layout, segments
     gc.collect()
@@ -143,7 +143,7 @@ def test_all_layers_keep_one_dense_mask_for_the_backward_pass(monkeypatch, dtype
             inputs[0] = tree_attention(*inputs, segments, SCALE).transpose(1, 2)
     assert len(kept) == 3
     assert {tensor.untyped_storage().data_ptr() for tensor in kept} == {
-        layout_of(segments).dense(dtype).untyped_storage().data_ptr()
+        cached_layout(segments).dense(dtype).untyped_storage().data_ptr()
     }
     assert {stride % 8 for stride in kept[0].stride()[:-1]} == {0}
 
@@ -151,7 +151,7 @@ def test_all_layers_keep_one_dense_mask_for_the_backward_pass(monkeypatch, dtype
 @given(st.lists(st.integers(1, 2000), max_size=7))
 def test_rows_of_like_length_go_together(lengths):
     def cost(groups):
-        return sum(len(group) * max(lengths[row] for row in group) ** 2 + CALL for group in groups)
+        return sum(len(group) * max(lengths[row] for row in group) ** 2 + KERNEL_CALL_COST for group in groups)
 
     def splits(rows):
         if not rows:
@@ -160,7 +160,7 @@ def test_rows_of_like_length_go_together(lengths):
             for rest in splits(rows[end:]):
                 yield [rows[:end], *rest]
 
-    groups = like_lengths(lengths)
+    groups = group_by_length(lengths)
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     assert cost(groups) == min(map(cost, splits(sorted(range(len(lengths)), key=lengths.__getitem__))))
 

@@ -78,7 +78,7 @@ def test_a_budget_bounds_what_is_read_at_once_and_kept(loaded, prefixes, branche
     engine = PrefixEngine(loaded, token_budget=100)
     state = engine.branch(engine.read(prefixes), branches)
     if packed:
-        rows = {id(spot.row): spot.row for spot in state.cache.values()}.values()
+        rows = {id(sequence.row): sequence.row for sequence in state.cache.values()}.values()
         assert all(len(row.segments) == 1 or len(row.ids) <= 100 for row in rows)
         kept = [row.past + len(row.ids) for row in rows if row.cache]
         assert 0 < sum(kept) <= 400 < sum(len(row.ids) for row in rows)
@@ -115,7 +115,7 @@ def test_too_long_a_row_is_refused_not_cut(loaded, prefixes, branches):
     with pytest.raises(UserError, match="but the model takes"):
         engine.branch(engine.read(prefixes[:1]), branches[:1])
     engine.max_length = 10
-    with pytest.raises(UserError, match="never cut"):
+    with pytest.raises(UserError, match="never truncated"):
         engine.read(prefixes[:1])
 
 
@@ -127,10 +127,10 @@ def test_a_model_that_computes_no_numbers_is_refused(make, family):
         loaded.model.model.language_model.norm.weight.fill_(3e38)
     engine = PrefixEngine(loaded)
     prefixes = engine.read([loaded.renderer.prefix(QUESTIONS[0], make.image(0, SIZES[0]))])
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         prefixes.probabilities(gate_ids(loaded))
     (answer,) = engine.generate(prefixes, [(0, 0)], max_new_tokens=2)
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         engine.check_numbers(answer.score)
 
 
@@ -144,6 +144,6 @@ def test_gates_of_a_bfloat16_model_are_read_in_float32(loaded, prefixes, branche
         if packed:
             hidden = state.cache[3, row].states[-1].float()
         else:
-            batch, place = state.cache.places[3, row]
+            batch, place = state.cache.locations[3, row]
             hidden = state.cache.batches[batch].hidden[place].float()
         assert positive - negative == pytest.approx(float(hidden @ (head[yes] - head[no])), abs=1e-5)

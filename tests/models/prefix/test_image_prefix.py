@@ -6,8 +6,8 @@ import torch
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.image_prefix import (
     ImagePrefixCache,
-    key_of,
-    sample_of,
+    image_prefix_key,
+    image_prefix_sample,
     shared_image_prefixes,
     split_after_images,
 )
@@ -26,8 +26,8 @@ def parts(loaded, text, image):
 
 
 def test_other_pixels_are_another_image_and_other_words_are_not(loaded, make):
-    one, same = (key_of(parts(loaded, text, make.image(1))[0]) for text in ("Who?", "What is it made of?"))
-    assert one == same != key_of(parts(loaded, "Who?", make.image(2))[0])
+    one, same = (image_prefix_key(parts(loaded, text, make.image(1))[0]) for text in ("Who?", "What is it made of?"))
+    assert one == same != image_prefix_key(parts(loaded, "Who?", make.image(2))[0])
 
 
 def test_whole_images_decide_which_are_shared():
@@ -37,10 +37,10 @@ def test_whole_images_decide_which_are_shared():
     prefixes = [
         Rendered([1, *[3] * 600, 2, 7, 8], [], {"pixel_values": image.clone()}) for image in (pixels, other, pixels)
     ]
-    assert len({sample_of(prefix) for prefix in prefixes}) == 1, "the one that differs is not in the sample"
-    assert list(shared_image_prefixes(prefixes, 3, kept=False)) == [0, 2]
-    assert not shared_image_prefixes(prefixes[:2], 3, kept=False)
-    assert list(shared_image_prefixes(prefixes[:2], 3, kept=True)) == [0, 1]
+    assert len({image_prefix_sample(prefix) for prefix in prefixes}) == 1, "the one that differs is not in the sample"
+    assert list(shared_image_prefixes(prefixes, 3, share_all=False)) == [0, 2]
+    assert not shared_image_prefixes(prefixes[:2], 3, share_all=False)
+    assert list(shared_image_prefixes(prefixes[:2], 3, share_all=True)) == [0, 1]
 
 
 def test_without_an_image_or_with_nothing_after_it_there_is_no_image_prefix(loaded):

@@ -66,9 +66,9 @@ def passes(monkeypatch) -> list[int]:
     """Tokens of each pass that computes something."""
     tokens, compute = [], PackedReader.compute
 
-    def spy(self, calls, laid_out, past):
-        tokens.append(len(laid_out.row.ids))
-        return compute(self, calls, laid_out, past)
+    def spy(self, calls, plan, past):
+        tokens.append(len(plan.row.ids))
+        return compute(self, calls, plan, past)
 
     monkeypatch.setattr(PackedReader, "compute", spy)
     return tokens
@@ -105,10 +105,10 @@ def test_what_is_out_of_memory_is_split_by_questions_and_branches(loaded, make, 
     expected, compute = said(PrefixEngine(loaded), prefixes, branches), PackedReader.compute
     least = max(most, *(len(prefix.ids) for prefix in prefixes))
 
-    def full(self, calls, laid_out, past):
-        if len(laid_out.row.ids) > least:
+    def full(self, calls, plan, past):
+        if len(plan.row.ids) > least:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return compute(self, calls, laid_out, past)
+        return compute(self, calls, plan, past)
 
     monkeypatch.setattr(PackedReader, "compute", full)
     assert_same(said(engine_of(loaded), prefixes, branches), expected)
@@ -124,10 +124,10 @@ def test_rows_that_are_out_of_memory_are_decoded_by_halves(loaded, make, monkeyp
     prefixes, branches = asked(loaded, make)
     expected, load = said(PrefixEngine(loaded), prefixes, branches), DecodeStep.load
 
-    def full(self, spots, context):
-        if len(spots) > most:
+    def full(self, sequences, context):
+        if len(sequences) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        load(self, spots, context)
+        load(self, sequences, context)
 
     monkeypatch.setattr(DecodeStep, "load", full)
     assert_same(said(engine_of(loaded), prefixes, branches), expected)
@@ -213,7 +213,10 @@ def raises(*_, **__):
     ("broken", "problem"),
     [
         (lambda call: raises, "RuntimeError: no C compiler"),
-        (lambda call: lambda *given, **more: call(*given, **more).flip(-1), "they give other numbers"),
+        (
+            lambda call: lambda *given, **more: call(*given, **more).flip(-1),
+            "their results differ from plain layers",
+        ),
     ],
 )
 def test_a_compiler_that_fails_is_named_and_done_without(loaded, make, monkeypatch, printed, broken, problem):
@@ -246,7 +249,7 @@ def test_compiled_layers_are_compared_after_a_first_pass_without_memory(loaded, 
     )
     engine = engine_of(loaded, compile_after=0)
     assert_same(said(engine, prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
-    assert printed[-1] == "layers are not compiled: they give other numbers"
+    assert printed[-1] == "layers are not compiled: their results differ from plain layers"
 
 
 @pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)  # with positions of three dimensions
@@ -318,7 +321,7 @@ def test_keys_of_another_precision_get_memory_of_their_own(loaded, make):
 
 @pytest.mark.parametrize(
     ("refused", "problem"),
-    [(True, "operation not permitted when stream is capturing"), (False, "they give other numbers")],
+    [(True, "operation not permitted when stream is capturing"), (False, "its results differ from eager execution")],
     ids=["refused", "empty"],
 )
 def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monkeypatch, printed, refused, problem):
@@ -343,7 +346,7 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monk
     monkeypatch.setattr(decoding, "can_capture", lambda device: True)
     prefixes, branches = asked(loaded, make)
     assert_same(said(engine_of(loaded), prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
-    assert set(printed) == {f"decoding goes without CUDA graphs, and is slower: {problem}"}
+    assert set(printed) == {f"decoding without CUDA graphs, which is slower: {problem}"}
     assert len(entered) == (len(printed) if refused else 0)
 
 
