@@ -36,7 +36,7 @@ from reflectune.train.data.micro_batches import tokens_of
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import forecast, largest_batch
-from reflectune.train.estimates.memory import Division, total, weights_of
+from reflectune.train.estimates.memory import Division, count_weights, total
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.packing import packs_trees
 from reflectune.train.runs.trainer import ReflectionTrainer
@@ -264,7 +264,7 @@ def forecast_bytes(
         dtype="bfloat16" if arguments.device == "cuda" else "float32",
         gradient_checkpointing=True,
     )
-    weights = weights_of(model)
+    weights = count_weights(model)
     made = forecast(config, config, shapes, weights, batch, Division("", 1), arguments.device, None)
     return total(part for part in made.parts() if part.name != "context")
 

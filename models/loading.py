@@ -48,18 +48,18 @@ from reflectune.models.weights.tokens import add_reflection_tokens, known_tokens
 
 @dataclass(frozen=True)
 class Loaded:
-    """Model that is ready to train or to answer.
+    """A model that is ready to train or to answer, with everything it needs.
 
     Attributes:
-        model: In evaluation mode, with sdpa attention; an adapter is merged into it.
-        processor: Its processor; the tokenizer has the scheme's tokens.
-        scheme: Its scheme, or None for a plain model.
-        renderer: Renders conversations for it.
+        model: The model in evaluation mode, with sdpa attention; an adapter is merged into it.
+        processor: The processor; its tokenizer has the scheme's tokens.
+        scheme: The scheme; None for a plain model.
+        renderer: Renders conversations for the model.
         name: The `model` argument of `load`.
-        fingerprint: Hash of its weights, tokens, template, scheme and image settings.
+        fingerprint: Hash of weights, tokens, chat template, scheme and image settings.
         is_tuned: True for a checkpoint that was fine-tuned with its scheme.
-        quantization: Quantization of its language model; None without.
-        calibration: Scalings by which its gates are read, by their names.
+        quantization: Quantization of the language model; None without.
+        calibration: Calibration of the gates, by their names.
     """
 
     model: PreTrainedModel
@@ -92,19 +92,19 @@ def load(
     Args:
         model: A shipped model, e.g. `miniature/llava`, a hub id, or a folder (a full checkpoint or an adapter).
         scheme: Name of a scheme. A base model gets its tokens, untrained; a checkpoint must have been trained with it.
-            A checkpoint that others released with its tokens (`Scheme.is_released`) counts as fine-tuned. A full
-            checkpoint of a scheme without tokens is a base model for every other scheme. None adds no tokens to a base
-            model, and keeps a checkpoint's own scheme.
+            A third party's checkpoint with its tokens (`Scheme.is_released`) counts as fine-tuned. A full checkpoint of
+            a scheme without tokens is a base model for every other scheme. None adds no tokens to a base model, and
+            keeps a checkpoint's scheme.
         prompts: Variant of the scheme's prompts for a base model (`Scheme.variants`); a checkpoint has its own.
         dtype: `float32`, `bfloat16`, `float16`, or a torch dtype.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
-        seed: Seed of the rows of new tokens.
+        seed: Seed of the new tokens' rows.
         quantization: 4-bit quantization of the language model, to train adapters on it; `quantization.dtype` replaces
             `dtype`. None loads plain weights; an adapter of a 4-bit model is merged into the dequantized weights.
-        images: Fitting of images. A checkpoint has the settings of its training, and accepts no others.
+        images: Image settings. A checkpoint keeps those of its training; others are an error.
         cast: False keeps plain weights on the CPU, memory-mapped, in the dtype of their file. Only the vocabulary's
             matrices are cast to `dtype`; sharding casts the other parts.
-        device_map: Spread its layers over this machine's GPUs, to answer (see `spread`); `device` is ignored.
+        device_map: Spread the layers over this machine's GPUs, for inference (see `spread`); `device` is ignored.
         may_lack: Prefixes of a base model's unused weights that may be missing.
 
     Raises:
@@ -114,36 +114,36 @@ def load(
     """
     if quantization is not None:
         if device_map:
-            raise UserError("layers in 4 bits are not spread over several GPUs: leave out `device_map` or quantization")
+            raise UserError("4-bit layers can't be spread over several GPUs: leave out `device_map` or quantization")
         require_bitsandbytes()
     dtype = as_dtype(quantization.dtype if quantization else dtype)
-    target = torch.device("cpu") if device_map else find_device(device)  # spread at the end
-    wanted = find_scheme(scheme, prompts) if scheme else None
+    target = torch.device("cpu") if device_map else find_device(device)  # `spread` moves the layers at the end
+    requested = find_scheme(scheme, prompts) if scheme else None
     source = resolve(model)
-    tuned_scheme = checkpoint_scheme(source, wanted) if isinstance(source, Path) else None
-    if prompts and wanted and tuned_scheme and tuned_scheme.prompts != wanted.prompts:
+    tuned_scheme = checkpoint_scheme(source, requested) if isinstance(source, Path) else None
+    if prompts and requested and tuned_scheme and tuned_scheme.prompts != requested.prompts:
         raise UserError(f"{model} was trained without `prompts: {prompts}`; leave it out, or start from the base model")
     is_uncast = False
-    with ExitStack() as stack:  # weights are read in a thread while the rest is made ready
+    with ExitStack() as stack:  # weights are checked in a thread while the rest is prepared
         if isinstance(source, Path) and (source / ADAPTER_FILE).is_file():
             if quantization is not None:
                 raise UserError(
-                    f"{source} is an adapter, and 4 bits are for a base model; merge it with train.merge first"
+                    f"{source} is an adapter, and only a base model can be quantized; merge it with train.merge first"
                 )
             network, processor, base = _load_adapter(source, tuned_scheme, dtype, target)
         else:
             # float16 weights are checked for overflow below
-            elsewhere = bool(device_map) or target.type != "cpu"
-            is_uncast = not cast or (elsewhere and dtype != torch.float16)
+            leaves_cpu = bool(device_map) or target.type != "cpu"
+            is_uncast = not cast or (leaves_cpu and dtype != torch.float16)
             network, processor = load_pretrained(
                 str(source), dtype, quantization, target, cast=not is_uncast, may_lack=may_lack
             )
             stack.enter_context(_checking_finite(source, network))
             base = ""
-            if tuned_scheme is None and wanted is not None:
-                tuned_scheme = _released_or_extended(network, processor, wanted, source, seed)
+            if tuned_scheme is None and requested is not None:
+                tuned_scheme = _released_or_extended(network, processor, requested, source, seed)
         set_image_fit(processor, network, images, model, is_tuned=tuned_scheme is not None)
-        used = tuned_scheme or wanted
+        used = tuned_scheme or requested
         renderer = Renderer(used, processor)
         if isinstance(source, Path) and tuned_scheme is not None and (source / SCHEME_FILE).is_file():
             check_tokenizer(source, processor, tuned_scheme)
@@ -159,13 +159,13 @@ def load(
 
 
 def _released_or_extended(
-    network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme, source: Path | str, seed: int
+    network: PreTrainedModel, processor: ProcessorMixin, requested: Scheme, source: Path | str, seed: int
 ) -> Scheme | None:
-    """Return the scheme of a checkpoint that others trained with it; else add its tokens to a base model."""
-    if is_released(network, processor, wanted):
-        return wanted
-    _refuse_orphan(network, processor, wanted, source)
-    add_reflection_tokens(network, processor, wanted, seed=seed)
+    """Return the scheme of a third party's checkpoint; for a base model, add its tokens and return None."""
+    if is_released(network, processor, requested):
+        return requested
+    _refuse_orphan(network, processor, requested, source)
+    add_reflection_tokens(network, processor, requested, seed=seed)
     return None
 
 
@@ -178,14 +178,14 @@ def _placed(
     cast: bool,
     is_uncast: bool,
 ) -> PreTrainedModel:
-    """Return plain weights on their devices in their dtype, except those that sharding casts and moves."""
-    whole: nn.Module = network.requires_grad_(True)
+    """Move and cast plain weights, unless sharding will do it."""
+    module: nn.Module = network.requires_grad_(True)
     if device_map:
         return spread(network, device_map, dtype)
     if is_uncast and cast:
         move_and_cast(network, target)
     elif cast and not any(hasattr(parameter, "ds_id") for parameter in network.parameters()):
-        whole.to(target)  # ZeRO-3 made the model on its device, and would leave buffers where this moves them
+        module.to(target)  # not under ZeRO-3, which has put the weights on their device
     return network
 
 
@@ -204,8 +204,8 @@ def save_checkpoint(
         model: A transformers model, or a PEFT model; only its adapter is written.
         processor: The processor with the scheme's tokens.
         scheme: The scheme that it was trained with.
-        info: Further facts to record, e.g. the data's fingerprint. An adapter needs `base_model` and `seed`.
-        state_dict: Weights of a full checkpoint, if the model holds a part of them.
+        info: Entries of `reflectune.json`, e.g. the data's fingerprint. An adapter needs `base_model` and `seed`.
+        state_dict: Gathered weights of a full checkpoint, if the model is sharded.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def save_checkpoint(
     if is_adapter and missing:
         raise UserError(f"an adapter's checkpoint needs {', '.join(missing)} in its info, to be loaded again")
     if is_adapter:
-        # The new rows are in the adapter; saving the whole matrices as well would be what `auto` guesses.
+        # The new rows are in the adapter. PEFT's default, "auto", would also save the whole embedding matrices.
         model.save_pretrained(folder, save_embedding_layers=False)
     else:
         if state_dict is not None:  # FSDP gathers a tied matrix under both of its names
@@ -227,54 +227,54 @@ def save_checkpoint(
     write_info(folder, {"kind": "adapter" if is_adapter else "full", "scheme": scheme.name, **info})
 
 
-def checkpoint_scheme(folder: Path, wanted: Scheme | None) -> Scheme | None:
-    """Return a checkpoint's scheme, which must be the wanted one; None for a base model."""
+def checkpoint_scheme(folder: Path, requested: Scheme | None) -> Scheme | None:
+    """Return a checkpoint's scheme, which must be the requested one; None for a base model."""
     if not (folder / SCHEME_FILE).is_file():
         if (folder / INFO_FILE).is_file() or (folder / ADAPTER_FILE).is_file():
             raise UserError(f"{folder} is a fine-tuned checkpoint without its {SCHEME_FILE}; copy that file next to it")
         return None
     scheme = load_scheme(folder)
-    if wanted is None or scheme.name == wanted.name:
+    if requested is None or scheme.name == requested.name:
         return scheme
     if scheme.tokens:
         raise UserError(
-            f"{folder} was trained with scheme {scheme.name}, and {wanted.name} is needed; choose a checkpoint of "
-            f"{wanted.name}; sft also starts from a base model"
+            f"{folder} was trained with scheme {scheme.name}, and {requested.name} is needed; choose a checkpoint of "
+            f"{requested.name}; sft also starts from a base model"
         )
     if (folder / ADAPTER_FILE).is_file():
         raise UserError(
-            f"{folder} is an adapter of scheme {scheme.name}, and {wanted.name} is needed: merge it first with "
+            f"{folder} is an adapter of scheme {scheme.name}, and {requested.name} is needed: merge it first with "
             "train.merge, and start from the result"
         )
     return None
 
 
-def is_released(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme) -> bool:
-    """Return True for a checkpoint that others trained: it has all of the scheme's tokens, and no record of ours."""
-    ours = getattr(network.config, "reflection_scheme", None) is not None
-    every = known_tokens(processor.tokenizer, wanted) == set(wanted.tokens.values())
-    return wanted.is_released and every and not ours
+def is_released(network: PreTrainedModel, processor: ProcessorMixin, requested: Scheme) -> bool:
+    """Return True for a third party's checkpoint: it has all of the scheme's tokens, but none of our records."""
+    is_ours = getattr(network.config, "reflection_scheme", None) is not None
+    has_tokens = known_tokens(processor.tokenizer, requested) == set(requested.tokens.values())
+    return requested.is_released and has_tokens and not is_ours
 
 
-def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, wanted: Scheme, source: Path | str) -> None:
+def _refuse_orphan(network: PreTrainedModel, processor: ProcessorMixin, requested: Scheme, source: Path | str) -> None:
     """Refuse a checkpoint that has lost its scheme and its record, but still has reflection tokens."""
-    if getattr(network.config, "reflection_scheme", None) is not None or known_tokens(processor.tokenizer, wanted):
+    if getattr(network.config, "reflection_scheme", None) is not None or known_tokens(processor.tokenizer, requested):
         raise UserError(
-            f"{source} has reflection tokens already but no {SCHEME_FILE} that says how they were trained; restore "
-            "that file, or start from the base model"
+            f"{source} already has reflection tokens, but no {SCHEME_FILE}, which records how they were trained; "
+            "restore that file, or start from the base model"
         )
 
 
 def set_image_fit(
     processor: ProcessorMixin, network: PreTrainedModel, images: ImageSettings, model: str, *, is_tuned: bool
 ) -> None:
-    """Apply image settings; refuse a checkpoint that was trained with others."""
-    trained_on, in_words = images_fingerprint(processor), images_in_words(processor)
+    """Apply image settings; refuse a checkpoint that was trained with different ones."""
+    trained_fit, trained_words = images_fingerprint(processor), images_in_words(processor)
     fit_images(processor, network.config.model_type, images)
-    if is_tuned and images_fingerprint(processor) != trained_on:
+    if is_tuned and images_fingerprint(processor) != trained_fit:
         raise UserError(
-            f"{model} was trained on images that were fitted with {in_words}, but the config says "
-            f"{images_in_words(processor)}; leave these keys out, or train on such images"
+            f"{model} was trained on images that were fitted with {trained_words}, but the config says "
+            f"{images_in_words(processor)}; leave out these keys, or train with them"
         )
 
 
@@ -303,9 +303,9 @@ def _load_adapter(
 
 
 def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractContextManager[None]:
-    """Look for NaN in a thread while the block runs, where `_weights_fingerprint` doesn't look.
+    """Check the weights for NaN in a thread while this block runs, unless `_weights_fingerprint` checks them.
 
-    That one reads the files of folders, not of the Hub; and float16 may overflow where the file's values are finite.
+    That function only reads files of local folders. In float16, weights may overflow that are finite in the file.
     """
     if isinstance(source, Path) and network.dtype != torch.float16:
         return nullcontext()
@@ -313,7 +313,7 @@ def _checking_finite(source: Path | str, network: PreTrainedModel) -> AbstractCo
 
 
 def _weights_fingerprint(source: Path | str, network: PreTrainedModel) -> str:
-    """Return a hash of a folder's finite weights and configs as they were saved, or the hub's commit and the name."""
+    """Return a hash of a folder's weights and configs, after checking them, or of a hub id and its commit."""
     if isinstance(source, str):
         return fingerprint([source, getattr(network.config, "_commit_hash", None)])
     weights = FiniteFiles(f"the model {source}", set(source.glob("model*.safetensors")))

@@ -18,7 +18,7 @@ from reflectune.models.weights.pretrained import as_dtype, dtype_of
 INFO_FILE = "reflectune.json"
 ADAPTER_FILE = "adapter_config.json"
 ADAPTER_KEYS = ("base_model", "seed")
-"""Keys that an adapter's `reflectune.json` must have."""
+"""Required keys of an adapter's `reflectune.json`."""
 SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
 """Keys of `reflectune.json`: hashes of weights and model config, and of the tokenizer's and processor's files.
 
@@ -27,7 +27,7 @@ SAVED, SAVED_PROCESSOR = "saved_files", "saved_processor"
 
 
 def resolve(model: str) -> Path | str:
-    """Return the folder of a name, or the name itself if it can only be a hub id.
+    """Return a model's folder, or the name itself if it must be a hub id.
 
     Raises:
         UserError: The shipped model or the folder is missing, or holds no model.
@@ -36,7 +36,7 @@ def resolve(model: str) -> Path | str:
         return shipped
     if Path(model).is_dir():
         if not any((Path(model) / name).is_file() for name in ("config.json", ADAPTER_FILE)):
-            raise UserError(f"{model} holds no model: neither config.json nor {ADAPTER_FILE} is there")
+            raise UserError(f"{model} holds no model: it has neither config.json nor {ADAPTER_FILE}")
         return Path(model)
     if model.count("/") > 1 or model.startswith((".", "/", "~")):
         raise UserError(f"no model at {model}: the folder does not exist")
@@ -44,12 +44,12 @@ def resolve(model: str) -> Path | str:
 
 
 def is_stored_in(model: str, dtype: str) -> bool:
-    """Return True if a model's weights have this dtype by its config."""
+    """Return True if a model's config gives this dtype for its weights."""
     return stored_dtype(model) == as_dtype(dtype)
 
 
 def stored_dtype(model: str) -> Any:
-    """Return the dtype of a model's weights by its config; None if the config doesn't say it.
+    """Return the dtype of a model's weights by its config; None if the config has none.
 
     Raises:
         UserError: The model is missing, or its config is damaged.
@@ -61,13 +61,13 @@ def stored_dtype(model: str) -> Any:
 
 
 def adapter_folder(model: str) -> Path | None:
-    """Return the folder of a model that is an adapter, else None. A missing model is a `UserError`."""
+    """Return the folder of an adapter, None for another model. A missing model is a `UserError`."""
     source = resolve(model)
     return source if isinstance(source, Path) and (source / ADAPTER_FILE).is_file() else None
 
 
 def shapes_file(model: str) -> Path:
-    """Return the `config.json` of a model, for its shapes; an adapter's is its base model's. No weights are needed.
+    """Return the path of a model's `config.json`, without loading weights; for an adapter its base model's.
 
     Raises:
         UserError: The model is missing.
@@ -83,7 +83,7 @@ def shapes_file(model: str) -> Path:
         return Path(str(cached_file(source, "config.json")))
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:400]
-        raise UserError(f"{model} is not a folder, and could not be read from the Hub: {reason}") from error
+        raise UserError(f"{model} is neither a folder nor a model on the Hub: {reason}") from error
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> None:
@@ -122,7 +122,7 @@ def check_saved(folder: Path, weights: str) -> None:
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """Return a checkpoint's weights, and the configs that say how they are used."""
+    """Return the paths of a checkpoint's weights and configs."""
     configs = (folder / name for name in ("config.json", ADAPTER_FILE))
     return [*sorted(folder.glob("*.safetensors")), *filter(Path.is_file, configs)]
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from reflectune.train.estimates.from_shapes import forecast_from_shapes
 from reflectune.train.estimates.memory import GIB, total
-from reflectune.train.runs.preview import longest_travel
+from reflectune.train.runs.preview import max_row_update
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.parameters import add_adapters, tower_of
@@ -116,7 +116,7 @@ def test_mmkb_rag_has_steps_enough_to_bring_a_new_row_anywhere_in_its_table() ->
     """As many as read a tenth of InfoSeek's 934,048 questions twice; a table spreads by 0.02 (`initializer_range`)."""
     values = settings("recipes/mmkb_lora")
     assert values["max_steps"] == -(-2 * settings("papers/mmkb_rag/probe")["limit"] // 256) == -(-2 * 93_405 // 256)
-    assert longest_travel(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
+    assert max_row_update(SftConfig(**values), values["max_steps"]) > 1.5 * 0.02
 
 
 def test_images_are_fitted_alike_in_training_probing_and_evaluation() -> None:

@@ -3,7 +3,7 @@
     reflectune estimate --config configs/recipes/mr2ag_full.yaml --processes 8 --sharding zero3 --device_gib 80
 
 A model's shapes come from `configs/architectures`, or from the `config.json` in its folder or on the Hub.
-`train/sft.py --dry_run` measures the time of a step.
+`train/sft.py --dry_run` also measures the time of a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train gates by reward: `accelerate launch train/grpo.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-The training questions are answered by the pipeline itself, without and with retrieval. The gate learns from the
-rewards of both; see `reflectune.train.gate_rewards.policy`. The same command resumes a run that was interrupted.
+The pipeline answers the training questions without and with retrieval, and the gate learns from both rewards; see
+`reflectune.train.gate_rewards.policy`. The same command resumes an interrupted run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
     def grpo_problems(self) -> Iterator[str]:
         """Yield the problems of measuring rewards."""
         if GateSettings.of(self) != GateSettings() or not MmkbRagSettings.of(self).ret:
-            yield "`gamma` and `ret` mean nothing here: rewards are of both outcomes of the gate; leave them out"
+            yield "`gamma` and `ret` have no effect: rewards are measured for both outcomes of the gate; leave them out"
         if not RetrieverConfig.of(self).finds_entries:
             yield "`index` is needed, or `ranked_entities`: rewards are measured with retrieval"
         if self.scheme not in reflecting():
@@ -45,7 +45,7 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
             yield "`gates` with relevance needs `srt: true`: it trains SRT's gate"
 
     def models(self) -> ModelSettings:
-        """Return how the models that answer are loaded."""
+        """Return the settings for loading the models that answer."""
         shared = {*BaseModelSettings.model_fields, *EngineSettings.model_fields, *ImageKeys.model_fields}
         return ModelSettings(**self.model_dump(include={*shared, "dtype", "device"}))
 

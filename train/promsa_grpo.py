@@ -1,7 +1,7 @@
 """Train ProMSA's agent by TN-GSPO or GSPO: `accelerate launch train/promsa_grpo.py --config FILE.yaml [--key value …]`.
 
-Trajectories are sampled with the trained model, and their calls search the data set's indexes. Rewards are for the
-official metric and the format, less a cost of calls. The same command resumes the run.
+The model in training samples trajectories, whose tool calls search the data set's indexes. The reward is a weighted sum
+of the official metric and the format, less a cost of calls. The same command resumes an interrupted run.
 """
 
 from __future__ import annotations

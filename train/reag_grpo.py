@@ -1,7 +1,7 @@
 """Train ReAG's answers by GRPO: `accelerate launch train/reag_grpo.py --config configs/….yaml [--key value …]`.
 
-Stage 3 of ReAG's training, on TRL's `GRPOTrainer`. The prompts are the pipeline's own, with the passages that its
-critic keeps. Rewards are for the official metric and the format. The same command resumes the run.
+Stage 3 of ReAG's training, with TRL's `GRPOTrainer`. The prompts are the pipeline's, with the passages that its critic
+keeps. The reward is a weighted sum of the official metric and the format. The same command resumes an interrupted run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fine-tune a model to reflect: `accelerate launch train/sft.py --config configs/….yaml [--key value …] [--dry_run]`.
 
-The same command resumes a run that was interrupted.
+The same command resumes an interrupted run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Features of images on disk: one file each, written atomically."""
+"""Cached image features on disk: one file per image, written atomically."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NAME = "features"
 
 
 class FeatureCache:
-    """Read and write features of images, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
+    """Read and write image features, in `FOLDER/FINGERPRINT/xx/KEY.safetensors`.
 
-    An image's key hashes the processor's output: the same image in two files is stored once, a changed one again.
+    The key is a hash of the processor's output, so equal images in different files are stored once.
 
     Args:
         folder: Root folder; several caches may share it.
-        fingerprint: Hash of the tower and of its settings.
+        fingerprint: Hash of the tower and its settings.
     """
 
     def __init__(self, folder: str | Path, fingerprint: str) -> None:
@@ -36,15 +36,15 @@ class FeatureCache:
         """Return the features of an image.
 
         Raises:
-            UserError: They are missing, or the file is damaged.
+            UserError: The features are missing or damaged.
         """
         path = self._path(key)
         try:
             return safetensors.torch.load_file(path)[_NAME]
         except FileNotFoundError as error:
             raise UserError(
-                f"the features of its image are not in {self.folder}: it changed after the run began, or the file "
-                "was deleted; run the same command again to compute it"
+                f"the image's features are not in {self.folder}: the image changed after the run began, or the file "
+                "was deleted; run the same command again to compute them"
             ) from error
         except (SafetensorError, KeyError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); delete it, and give the same command again") from error
@@ -55,9 +55,9 @@ class FeatureCache:
         Returns:
             Size in bytes.
         """
-        kept = features.detach().cpu().contiguous()
-        write_atomically(self._path(key), safetensors.torch.save({_NAME: kept}))
-        return kept.nbytes
+        stored = features.detach().cpu().contiguous()
+        write_atomically(self._path(key), safetensors.torch.save({_NAME: stored}))
+        return stored.nbytes
 
     def with_features(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the processor's output for an image, with features in place of pixels."""

@@ -1,4 +1,4 @@
-"""Compute missing features with the vision tower, shared among processes, before training or answering."""
+"""Compute missing features with the vision tower before training or answering; processes share the work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Image:
 
     Attributes:
         path: Path as in the data.
-        roots: Folders that it may lie in.
+        roots: Folders that may contain it.
         needed_by: Origin, for messages.
     """
 
@@ -61,7 +61,7 @@ def fill(
 ) -> None:
     """Compute the features that a cache lacks, in all processes.
 
-    Each image is read by itself: its features depend neither on the others nor on the number of processes.
+    Images are read one by one, so features depend neither on other images nor on the number of processes.
 
     Args:
         loaded: The model; its tower is moved to the device.
@@ -72,26 +72,26 @@ def fill(
         say: Prints a progress line in the first process.
 
     Raises:
-        UserError: A process doesn't find what another wrote.
+        UserError: A process doesn't see the files of another one.
     """
     move_tower(loaded.model, device)
-    made: list[int] = []
-
-    mine = images[processes.index :: processes.count]
-    with progress_bar(mine, desc="features", unit="image", disable=processes.index > 0) as bar:
+    sizes: list[int] = []
+    share = images[processes.index :: processes.count]
+    with progress_bar(share, desc="features", unit="image", disable=processes.index > 0) as bar:
         for image in bar:
             vision = _vision(loaded, image)
-            if (key := image_key(vision)) not in cache:
-                made.append(cache.put(key, _read(loaded, vision, device, autocast)))
+            key = image_key(vision)
+            if key not in cache:
+                sizes.append(cache.put(key, _read(loaded, vision, device, autocast)))
     processes.wait()
-    for image in images[: processes.count] if processes.count > 1 else ():  # the first ones of each process
+    for image in images[: processes.count] if processes.count > 1 else ():  # the first image of each process
         if image_key(_vision(loaded, image)) not in cache:
             raise UserError(
                 f"process {processes.index} doesn't find the features of {image.path} in {cache.folder}; "
                 "`cache_features` must lie on a file system that all machines of the launch share"
             )
-    size = f", {sum(made) / len(made) / 2**20:.2f} MiB each" if made else ""
-    read = f"{len(made):,} read now{' by the first process' if processes.count > 1 else ''}{size}"
+    size = f", {sum(sizes) / len(sizes) / 2**20:.2f} MiB each" if sizes else ""
+    read = f"{len(sizes):,} read now{' by the first process' if processes.count > 1 else ''}{size}"
     free = shutil.disk_usage(cache.folder).free / 2**30 if cache.folder.exists() else 0.0
     say(f"features of {len(images):,} images: {read}; in {cache.folder}, {free:,.1f} GiB free")
 
@@ -101,7 +101,7 @@ def _vision(loaded: Loaded, image: Image) -> dict[str, Tensor]:
 
 
 def use_cache(cache: FeatureCache, loaded: Loaded) -> None:
-    """Render features in place of pixels for a model, and let the model read them."""
+    """Let a model's renderer render cached features in place of pixels, and let the model read them."""
     read_features(loaded.model)
     loaded.renderer.features = cache
 

@@ -1,7 +1,7 @@
-"""Vision towers by family: compute the features of an image, and let a model read them in place of pixels.
+"""Vision towers: compute the features of an image, and let a model read them in place of pixels.
 
-LLaVA-1.5: the projector's input, the hidden states of `vision_feature_layer` after the select strategy. Qwen2-VL,
-Qwen2.5-VL and Qwen3.5, whose projector (the merger) is part of the tower: the merger's output.
+LLaVA-1.5's features are the projector's input: hidden states of `vision_feature_layer` after the select strategy. Those
+of Qwen2-VL, Qwen2.5-VL and Qwen3.5 are the output of the merger, a projector inside the tower.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def refuse_features(model: nn.Module, trained_towers: Collection[str]) -> None:
         )
     if kind in _AFTER_PROJECTOR and "projector" in trained_towers:
         raise UserError(
-            f"`cache_features`: the projector of {kind} lies inside of its vision tower, so that what comes out of it "
-            "would be cached, and it trains; leave out `cache_features`, or set `train_towers: [language_model]`"
+            f"`cache_features`: the projector of {kind} is part of its vision tower, so its output would be cached, "
+            "but it trains; leave out `cache_features`, or set `train_towers: [language_model]`"
         )
     if any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
         raise UserError(
-            "`cache_features` under zero3 is not supported: the vision tower is divided among processes. Launch with "
+            "`cache_features` under zero3 is not supported: the vision tower is sharded. Launch with "
             "configs/accelerate/multi_gpu.yaml or zero2.yaml"
         )
 
@@ -52,11 +52,12 @@ def tower_of(model: nn.Module) -> nn.Module:
 
 
 def tower_fingerprint(model: nn.Module) -> str:
-    """Return a hash of the tower's weights, bit by bit, and of the settings that select its output."""
+    """Return a hash of the tower's weights and of the settings that determine its output."""
     config: Any = inner_model(model).config
     vision = {name: value for name, value in config.vision_config.to_dict().items() if name not in _IRRELEVANT}
-    chosen = [getattr(config, name, None) for name in ("vision_feature_layer", "vision_feature_select_strategy")]
-    digest = hashlib.blake2b(fingerprint([config.model_type, vision, chosen]).encode(), digest_size=16)
+    names = ("vision_feature_layer", "vision_feature_select_strategy")
+    selection = [getattr(config, name, None) for name in names]
+    digest = hashlib.blake2b(fingerprint([config.model_type, vision, selection]).encode(), digest_size=16)
     for name, tensor in tower_of(model).state_dict().items():
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -64,7 +65,7 @@ def tower_fingerprint(model: nn.Module) -> str:
 
 
 def move_tower(model: nn.Module, device: torch.device) -> None:
-    """Move tower and projector, which `read_image` computes with, to a device."""
+    """Move the tower and the projector to the device where `read_image` should run."""
     tower_of(model).to(device)
     if projector := getattr(inner_model(model).model, "multi_modal_projector", None):
         projector.to(device)
@@ -83,19 +84,19 @@ def read_image(model: nn.Module, vision: Mapping[str, Tensor]) -> Tensor:
     inputs = {name: value.to(device) for name, value in vision.items()}
     if inner.config.model_type in _AFTER_PROJECTOR:
         return torch.cat(list(inner.get_image_features(**inputs).pooler_output))
-    read: list[Tensor] = []
-    stop = inner.multi_modal_projector.register_forward_pre_hook(lambda _, arguments: read.append(arguments[0]))
+    projector_inputs: list[Tensor] = []
+    hook = inner.multi_modal_projector.register_forward_pre_hook(lambda _, args: projector_inputs.append(args[0]))
     try:
         inner.get_image_features(**inputs)
     finally:
-        stop.remove()
-    return read[0]
+        hook.remove()
+    return projector_inputs[0]
 
 
 def read_features(model: nn.Module) -> None:
     """Let a model accept concatenated `tower_features`, as `read_image` returns them, in place of `pixel_values`.
 
-    Its computation is unchanged without them.
+    Without them the model is unchanged.
     """
     inner: Any = inner_model(model).model
     if _give_features not in inner._forward_pre_hooks.values():
@@ -108,9 +109,9 @@ def _give_features(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     features = kwargs.pop(FEATURES)
     if hasattr(module, "multi_modal_projector"):
         projector = module.multi_modal_projector
-        images = list(projector(features.to(next(projector.parameters()).dtype)))  # of each (tokens, size)
+        images = list(projector(features.to(next(projector.parameters()).dtype)))  # each (tokens, size)
     else:
         merge = module.config.vision_config.spatial_merge_size
         images = list(features.split((kwargs["image_grid_thw"].prod(-1) // merge**2).tolist()))
-    output = BaseModelOutputWithPooling(pooler_output=images)  # type: ignore[arg-type]  # a list of them
+    output = BaseModelOutputWithPooling(pooler_output=images)  # type: ignore[arg-type]  # a list of tensors
     return args, {**kwargs, "mm_encoder_outputs": {"image": output}}

@@ -1,4 +1,4 @@
-"""A checkpoint whose weights a server has: its scheme, tokenizer, chat template and shapes are read here."""
+"""Load a served checkpoint without its weights: scheme, tokenizer, chat template and config."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reflectune.models.weights.pretrained import load_processor
 def load_without_weights(
     model: str, server: str, *, scheme: str | None = None, images: ImageSettings = AS_IN_PROCESSOR
 ) -> Loaded:
-    """Load everything of a checkpoint but its weights.
+    """Load a checkpoint without its weights.
 
     Args:
         model: See `load`.
@@ -35,8 +35,8 @@ def load_without_weights(
     Raises:
         UserError: See `load`.
     """
-    wanted, source = find_scheme(scheme) if scheme else None, resolve(model)
-    tuned = checkpoint_scheme(source, wanted) if isinstance(source, Path) else None
+    requested, source = find_scheme(scheme) if scheme else None, resolve(model)
+    tuned = checkpoint_scheme(source, requested) if isinstance(source, Path) else None
     shapes = shapes_file(model)
     try:
         config: Any = AutoConfig.from_pretrained(shapes, trust_remote_code=False)
@@ -47,8 +47,8 @@ def load_without_weights(
         raise UserError(f"cannot read the model {model}: {' '.join(str(error).split())[:400]}") from error
     if (shapes.parent / "generation_config.json").is_file():
         network.generation_config = GenerationConfig.from_pretrained(shapes.parent)
-    if tuned is None and wanted is not None and is_released(network, processor, wanted):
-        tuned = wanted
+    if tuned is None and requested is not None and is_released(network, processor, requested):
+        tuned = requested
     set_image_fit(processor, network, images, model, is_tuned=tuned is not None)
     renderer = Renderer(tuned, processor)
     is_ours = isinstance(source, Path) and (source / INFO_FILE).is_file()

@@ -30,7 +30,7 @@ MAX_LOG_PROBABILITIES = 20
 """Maximum first tokens that OpenAI's API and vLLM (by default) return."""
 
 _BEFORE_A_WORD = "\N{LOWER ONE EIGHTH BLOCK}\u0120\u010a\u0109"
-"""Markers of vocabularies: a space of SentencePiece; a space, a line break and a tab of byte-level BPE."""
+"""Markers in vocabularies: SentencePiece's space; the space, line break and tab of byte-level BPE."""
 
 _AROUND_A_WORD = "\"'`*_#([{<>}])\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE QUOTATION MARK}" + (
     "\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}.,:;!"
@@ -38,7 +38,7 @@ _AROUND_A_WORD = "\"'`*_#([{<>}])\N{LEFT DOUBLE QUOTATION MARK}\N{RIGHT DOUBLE Q
 
 
 class NoLogProbabilities(UserError):
-    """The server gives no log-probabilities."""
+    """The server returns no log-probabilities."""
 
 
 class AllRefused(UserError):
@@ -54,9 +54,9 @@ class RemoteReply:
         prompt_tokens: Tokens that were sent, as the server counts them.
         completion_tokens: Tokens that were received.
         finish: Finish reason: `stop`, `length` (cut off at `max_tokens`), `content_filter`.
-        first_token: Natural log-probabilities of the most likely first tokens by text, if they were requested; the
-            probabilities of ids with one text are added.
-        refused: Reason of a refusal; "" for an answer. Refusals are not kept in the file.
+        first_token: Natural log-probabilities of the most likely first tokens by text, if requested; ids with the same
+            text are summed.
+        refused: Reason of a refusal; "" for an answer. Refusals are not cached.
     """
 
     text: str
@@ -68,10 +68,10 @@ class RemoteReply:
 
 
 class RemoteModel(Closing):
-    """A model on a server. Threads may share one.
+    """A model on a server; thread-safe.
 
-    Every reply is on the disk before its thread sends the next request, under a hash of the URL and the whole request.
-    After a `kill -9` only requests that were under way are sent again.
+    Every reply is written to the disk before its thread sends the next request, under a hash of the URL and the whole
+    request. After a `kill -9` only pending requests are sent again.
 
     Args:
         endpoint: The server and the model.
@@ -112,10 +112,10 @@ class RemoteModel(Closing):
     def complete_all(
         self, conversations: Sequence[Messages], *, desc: str = "requests", **fields: Any
     ) -> list[RemoteReply]:
-        """Return the replies to conversations, in their order. Equal ones are sent once, by whatever thread.
+        """Return the replies to conversations, in order. Equal ones are sent once, also from different threads.
 
-        Conversations with a common beginning are sent one after the other, so that a server with a prefix cache (vLLM)
-        reads an image and a question once for all their passages.
+        Conversations with a common prefix are sent one after the other, so a server with a prefix cache (vLLM) reads an
+        image and a question once for all their passages.
 
         Args:
             conversations: The conversations.
@@ -123,7 +123,7 @@ class RemoteModel(Closing):
             **fields: Further fields of the requests, e.g. `max_tokens=1`.
 
         Raises:
-            UserError: The server can't be used, or kept failing. Replies that came are kept.
+            UserError: The server can't be used, or kept failing. Received replies are kept.
         """
         bodies = [self.endpoint.request(messages, **fields) for messages in conversations]
         keys = [request_key(self.endpoint, body) for body in bodies]
@@ -144,14 +144,14 @@ class RemoteModel(Closing):
     def log_probabilities(
         self, conversations: Sequence[Messages], words: Iterable[str], *, desc: str = "requests"
     ) -> list[RemoteReply]:
-        """Return replies whose `first_token` has the natural log-probability that they begin with each of these words.
+        """Return replies whose `first_token` holds the natural log-probability of each of these words as first token.
 
-        The probabilities of all first tokens that are the word (`is_word`) are added. The server returns the 20 most
-        likely first tokens; a word that none of them is, is left out. A gate reads its two words from one request.
+        The probabilities of all tokens that spell the word (`is_word`) are summed. The server returns the 20 most
+        likely tokens; a word that isn't among them is left out. A gate reads its two words from one request.
 
         Raises:
-            NoLogProbabilities: The server gives none, or refuses all of the first requests.
-            UserError: It gives NaN, or can't be used.
+            NoLogProbabilities: The server returns none, or refuses all of the first requests.
+            UserError: It returns NaN, or can't be used.
         """
         requested = dict.fromkeys(words)
         replies = self.complete_all(
@@ -203,7 +203,7 @@ class RemoteModel(Closing):
             self._transport.close()
 
     def _send_all(self, bodies: Mapping[str, dict[str, Any]], desc: str) -> dict[str, RemoteReply]:
-        """Send requests, keep the replies and return the refusals."""
+        """Send requests, cache the replies and return the refusals."""
         sent = self._ask_all(bodies, desc) if len(bodies) > 1 else {key: self._ask(key, bodies[key]) for key in bodies}
         refused = {key: reply for key, reply in sent.items() if reply.refused}
         if not self._replies:
@@ -226,7 +226,7 @@ class RemoteModel(Closing):
                     bar.update()
                     bar.set_postfix_str(self._progress(), refresh=False)
             except BaseException:
-                # requests under way are paid for: wait for them and keep their replies
+                # pending requests are paid for: wait for them and cache their replies
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return replies
@@ -284,7 +284,7 @@ class RemoteModel(Closing):
 
 
 def is_many(count: int, total: int) -> bool:
-    """Return True if a run should warn of so large a share of replies: over 5 %."""
+    """Return True if a share of replies is large enough for a warning: over 5 %."""
     return count > _FEW * total
 
 
@@ -294,7 +294,7 @@ def request_key(endpoint: Endpoint, body: Mapping[str, Any]) -> str:
 
 
 def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with hashes of its images: each image is hashed once for all messages about it."""
+    """Return a message with images replaced by hashes; each image is hashed once."""
     content = message["content"]
     if isinstance(content, list):
         content = [
@@ -305,7 +305,7 @@ def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def beginning(messages: Messages) -> list[str]:
-    """Return a sort key for conversations: the parts of their messages, images by a hash."""
+    """Return a sort key that puts conversations with a common prefix next to each other."""
     parts: list[str] = []
     for message in messages:
         content = _without_images(message)["content"]
@@ -339,7 +339,7 @@ def read_completion(value: Any) -> RemoteReply:
 
 
 def is_word(token: str, word: str) -> bool:
-    """Return True if a token is a word, without case, spaces, a vocabulary's markers, quotes, brackets and emphasis.
+    """Return True if a token spells a word, ignoring case, spaces, vocabulary markers, quotes, brackets and emphasis.
 
     Example:
         >>> [is_word(token, "Yes") for token in (" Yes", "\u0120yes", "**Yes", "Yesterday")]
@@ -380,10 +380,10 @@ def _first_token(listed: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _log_sum(values: Sequence[float]) -> float:
     """Return the logarithm of the sum of probabilities, at most 0."""
-    most = max(values)
-    return min(0.0, most + math.log(sum(math.exp(value - most) for value in values)))
+    largest = max(values)
+    return min(0.0, largest + math.log(sum(math.exp(value - largest) for value in values)))
 
 
 def _storable(text: str) -> str:
-    """Replace each half of a surrogate pair: JSON can hold one alone, UTF-8 can't."""
+    """Replace lone surrogates, which JSON can hold but UTF-8 can't."""
     return text.encode("utf-8", errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Context of a server's model: its length, and the tokens of a prompt before it is sent."""
+"""Context length of a server's model, and token counts of prompts before they are sent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from reflectune.models.remote.transport import Refused, Transport
 _BYTES_OF_TOKEN: Final = 3
 _PIXELS_OF_TOKEN: Final = 28 * 28
 _MIN_IMAGE: Final = 576
-_PLACE: Final = 4
-"""Maximum tokens of an image where a server counts its place alone."""
+_PLACEHOLDER: Final = 4
+"""Maximum tokens of an image if a server counts only its placeholder."""
 _TEMPLATE: Final = 64
 """Maximum tokens that a chat template adds."""
 
@@ -28,8 +28,8 @@ _TEMPLATE: Final = 64
 class ServerContext:
     """The context of a server's model.
 
-    Prompts are counted by vLLM's `/tokenize`, or by a rule: a token for three bytes of text and for 28 x 28 pixels, at
-    least 576 for an image.
+    Prompts are counted by vLLM's `/tokenize`. Otherwise they are estimated: a token per three bytes of text and per
+    28 x 28 pixels, at least 576 for an image.
 
     Args:
         endpoint: The server and the model.
@@ -58,12 +58,12 @@ class ServerContext:
         return min(filter(None, (given, self._endpoint.context)), default=0)
 
     def upper_bound(self, messages: Sequence[dict[str, Any]]) -> int:
-        """Return an upper bound of the tokens of a conversation, without sending its texts."""
+        """Return an upper bound of a conversation's tokens, without sending its texts."""
         texts, images = self._parts(messages)
         return _bytes(texts) + _TEMPLATE + images
 
     def count(self, messages: Sequence[dict[str, Any]]) -> int:
-        """Return the tokens of a conversation. Each image is counted alone, once."""
+        """Count the tokens of a conversation. Each image is counted once, separately."""
         texts, images = self._parts(messages)
         return self._count(texts) + images
 
@@ -71,8 +71,9 @@ class ServerContext:
         """Return a conversation without its images, and their tokens."""
         texts, images = [], 0
         for message in messages:
-            if isinstance(content := message["content"], list):
-                images += sum(self._image(it["image_url"]["url"]) for it in content if it["type"] == "image_url")
+            content = message["content"]
+            if isinstance(content, list):
+                images += sum(self._image(part["image_url"]["url"]) for part in content if part["type"] == "image_url")
                 content = [part for part in content if part["type"] != "image_url"]
             texts.append({**message, "content": content})
         return texts, images
@@ -80,12 +81,12 @@ class ServerContext:
     def _image(self, url: str) -> int:
         if (key := url_key(url)) not in self._images:
             text = {"type": "text", "text": "What is it?"}
-            shown = {"type": "image_url", "image_url": {"url": url}}
-            both, alone = ([{"role": "user", "content": content}] for content in ([shown, text], [text]))
-            counted = self._count(both) - self._count(alone) if self._tokenizes else 0
+            image = {"type": "image_url", "image_url": {"url": url}}
+            with_image, without = ([{"role": "user", "content": content}] for content in ([image, text], [text]))
+            counted = self._count(with_image) - self._count(without) if self._tokenizes else 0
             header = read_header(base64.b64decode(url.partition(",")[2]))
-            rule = max(_MIN_IMAGE, header.width * header.height // _PIXELS_OF_TOKEN)
-            self._images[key] = counted if counted > _PLACE else rule
+            estimate = max(_MIN_IMAGE, header.width * header.height // _PIXELS_OF_TOKEN)
+            self._images[key] = counted if counted > _PLACEHOLDER else estimate
         return self._images[key]
 
     def _count(self, messages: Sequence[dict[str, Any]]) -> int:
@@ -111,13 +112,13 @@ class ServerContext:
 
 
 def listed_length(models: Sequence[Mapping[str, Any]], name: str) -> int:
-    """Return the longest sequence of a model of `/v1/models`, or of its base if it is an adapter; 0 if unknown."""
-    lengths = {it["id"]: int(it.get("max_model_len") or 0) for it in models}
-    parents = {it["id"]: it.get("parent") for it in models}  # vLLM gives an adapter no `max_model_len`
+    """Return the context length of a model in `/v1/models`, of its base if it is an adapter; 0 if unknown."""
+    lengths = {model["id"]: int(model.get("max_model_len") or 0) for model in models}
+    parents = {model["id"]: model.get("parent") for model in models}  # vLLM gives an adapter no `max_model_len`
     return lengths.get(name) or lengths.get(parents.get(name), 0)
 
 
 def _bytes(messages: Sequence[dict[str, Any]]) -> int:
     contents = [message["content"] for message in messages]
-    texts = [it if isinstance(it, str) else "".join(part["text"] for part in it) for it in contents]
+    texts = [content if isinstance(content, str) else "".join(part["text"] for part in content) for content in contents]
     return sum(len(text.encode()) for text in texts)

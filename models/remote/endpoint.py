@@ -30,11 +30,11 @@ class Endpoint:
     """An OpenAI-compatible server and one model on it.
 
     Attributes:
-        url: The API's root, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`. A password before its host
-            is sent instead of `key`, its query with every request.
+        url: Base URL of the API, e.g. `https://api.openai.com/v1` or `http://localhost:8000/v1`. A password in it is
+            sent instead of `key`; a query is sent with every request.
         model: The model's name on the server.
-        key: The API key, "" for a server that needs none. It stands in no file, message or fingerprint.
-        concurrency: Requests under way at a time.
+        key: The API key, "" for a server that needs none. It is never in a file, message or fingerprint.
+        concurrency: Maximum concurrent requests.
         max_tokens: Maximum tokens of a reply.
         timeout: Seconds to wait for a connection, for a reply to begin, and for its end after that.
         retries: Maximum retries of a request that failed.
@@ -45,10 +45,10 @@ class Endpoint:
         url_key: Config key of `url`, for messages; "" for that prefix and `_url`.
         max_pixels: Maximum pixels of an image that is sent; 0: any.
         guided: True if the server constrains replies to a JSON schema (`response_format`).
-        context: Maximum tokens of a prompt and its reply, where the server doesn't say; 0: unknown.
+        context: Maximum tokens of a prompt and its reply, if the server doesn't report it; 0: unknown.
 
     Raises:
-        UserError: The URL is not one, or the key can't stand in a request's header.
+        UserError: The URL is malformed, or the key can't be sent in a header.
     """
 
     url: str = field(repr=False)
@@ -103,14 +103,14 @@ class Endpoint:
 
 
 def key_problem(key: str) -> str:
-    """Return why a key can't stand in a request's header, in words that don't show it; "" if it can.
+    """Return why a key can't be sent in a request's header, without quoting it; "" if it can.
 
-    The HTTP client's own error would quote the key.
+    The HTTP client's error would quote the key.
     """
     if "\n" in key or "\r" in key:
-        return "holds a line break"
+        return "contains a line break"
     if not all("!" <= character <= "~" for character in key):
-        return "holds a space, a control character or one that is not ASCII"
+        return "contains a space, a control character or a non-ASCII character"
     return ""
 
 
@@ -133,12 +133,12 @@ def key_problems(setting_name: str, variable: str) -> list[str]:
 
 
 def _shown_variable(setting_name: str, variable: str) -> str:
-    """Name the variable, unless its name may be the key itself, put there by mistake: it isn't in capitals."""
+    """Name the variable if it is in capitals; otherwise the name may be the key itself, given by mistake."""
     return f"the variable ${variable}" if variable == variable.upper() else f"the variable that `{setting_name}` names"
 
 
 def url_problem(url: str) -> str:
-    """Return why this can't be an API's root; "" if it can. The text is not shown: it may hold a password."""
+    """Return why this can't be a base URL; "" if it can. It isn't quoted, since it may contain a password."""
     return "" if is_url(url) else "must look like https://HOST/v1, found another form (not shown: it may be a secret)"
 
 
@@ -160,7 +160,7 @@ class ConnectionKeys(Settings):
     )
 
     def connect(self, url: str, model: str, url_key: str) -> Endpoint:
-        """Return a server that is named by another key than `llm_url`, with the API key read from the environment."""
+        """Return the endpoint for another URL setting than `llm_url`, with the API key from the environment."""
         return Endpoint(
             url=url,
             model=model,
@@ -194,13 +194,13 @@ class RemoteConfig(ConnectionKeys):
     llm_cache: OutputFile = setting("", "file of all replies; default: in the output folder", hashed=False)
 
     def hashed(self) -> dict[str, Any]:
-        """Return the keys that determine the results: of the server its path, and no secret."""
+        """Return the settings that determine the results: of the URL only its path, and no secrets."""
         return super().hashed() | {"llm_url": route_of(self.llm_url), "llm_options": shown_options(self.llm_options)}
 
     def llm_problems(self) -> list[str]:
-        """Return the problems of the values for a run that asks a remote model, one sentence each.
+        """Return the problems of these settings, one sentence each, if a run uses the remote model.
 
-        A dry run sends nothing, and needs no key.
+        A dry run sends nothing and needs no key.
         """
         key = read_key(self.llm_key_variable)
         unusable = key_problems("llm_key_variable", self.llm_key_variable)
@@ -209,23 +209,21 @@ class RemoteConfig(ConnectionKeys):
             problems.append("`llm_model` is needed: the name of the model on the server")
         if not self.llm_url:
             problems.append("`llm_url` is needed, e.g. http://localhost:8000/v1")
-        elif (
-            not getattr(self, "dry_run", False)
-            and is_url(self.llm_url)
-            and not (
-                (urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1"))
-                or unusable
-                or key
-                or secrets_in(self.llm_url)
-            )
-        ):
+        elif self._lacks_key(has_key=bool(key or unusable)):
             shown = _shown_variable("llm_key_variable", self.llm_key_variable)
-            problems.append(f"`llm_url` is another machine's, and {shown} holds no API key")
+            problems.append(f"`llm_url` is on another machine, and {shown} holds no API key")
         try:
             self._options()
         except UserError as error:
             problems.append(str(error))
         return problems
+
+    def _lacks_key(self, *, has_key: bool) -> bool:
+        """Return True if requests will go to another machine without an API key."""
+        if has_key or getattr(self, "dry_run", False) or not is_url(self.llm_url):
+            return False
+        is_local = urlsplit(self.llm_url).hostname in ("localhost", "127.0.0.1", "::1")
+        return not is_local and not secrets_in(self.llm_url)
 
     def endpoint(self) -> Endpoint:
         """Return the server and the model, with the key read from the environment."""

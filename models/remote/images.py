@@ -14,15 +14,15 @@ from PIL import Image
 from reflectune.core.images import encode_image
 
 MAX_ENCODED: Final = 1 << 28
-"""Maximum characters of the images that are kept as they are sent: those of questions under way."""
+"""Maximum characters of cached data URLs; enough for the images of pending questions."""
 
 
 class ImageUrls:
-    """Cache of data URLs by image, which threads may share.
+    """Thread-safe cache of data URLs by image.
 
     Args:
         max_pixels: Maximum pixels of an image that is sent; 0: any.
-        lossless: True to send an image as PNG where its file's own bytes can't be sent, not as JPEG.
+        lossless: Send PNG instead of JPEG if an image's file can't be sent unchanged.
     """
 
     def __init__(self, max_pixels: int = 0, *, lossless: bool = False) -> None:
@@ -31,7 +31,7 @@ class ImageUrls:
         self._encoded: dict[int, str] = {}
 
     def of(self, image: Image.Image) -> str:
-        """Return an image's data URL, which is kept as long as the image."""
+        """Return an image's data URL; it is cached until the image is garbage-collected."""
         with self._lock:
             if (url := self._encoded.get(id(image))) is None:
                 mime, content = encode_image(image, self._max_pixels, lossless=self._lossless)

@@ -1,4 +1,4 @@
-"""Compare a server with the checkpoint that it should serve, before the first question."""
+"""Check, before the first question, that a server serves the expected checkpoint."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from reflectune.models.schemes.base import Scheme
 
 _QUESTION: Final = "What is it made of?"
 LEAST_MASS: Final = 0.1
-"""Probability of a gate's two words below which a fine-tuned checkpoint is not the one that is served."""
+"""Minimum total probability of a gate's two tokens for a fine-tuned checkpoint."""
 _LIKELY: Final = 20
-"""Likeliest tokens to ask for: as many as vLLM gives by default."""
+"""Number of most likely tokens to request: vLLM's default maximum."""
 _BIAS: Final = 20.0
 _TOLERANCE: Final = 1e-3
 
 
 def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
-    """Return the engine of a checkpoint behind a server that reads and answers as the checkpoint does.
+    """Return the engine of a served checkpoint, after checking that the server behaves like the checkpoint.
 
-    The server is asked about a known image: its model's name, the ids of each reflection token and of a rendered
-    question, the image's tokens, and whether log-probabilities are those of the model, before any processing.
+    Checked are the model's name, the ids of the reflection tokens and of a rendered question with an image, and that
+    log-probabilities are the model's own, before any processing.
 
     Raises:
-        UserError: It differs. The message names the difference and the fix.
+        UserError: The server differs. The message names the difference and the fix.
     """
     url = server.endpoint.shown_url
     longest = server.find(loaded.name)
@@ -40,7 +40,7 @@ def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
         token = loaded.scheme.tokens[role] if loaded.scheme else ""
         if (found := server.tokenize(prompt=token, add_special_tokens=False)) != [token_id]:
             raise UserError(
-                f"{url} reads {token} as tokens {found}, and {loaded.name} as {token_id}: it has another tokenizer; "
+                f"{url} reads {token} as tokens {found}, and {loaded.name} as {token_id}: the tokenizers differ; "
                 f"serve the checkpoint's folder, or a copy that `reflectune export` wrote"
             )
     engine = ServedEngine(loaded, server, longest)
@@ -61,16 +61,18 @@ def served_engine(loaded: Loaded, server: TokenServer) -> ServedEngine:
 
 
 def _check_log_probabilities(engine: ServedEngine, prefix: Rendered) -> None:
-    """Raise a UserError if log-probabilities are logits, or change with a bias: they are processed then."""
+    """Raise a UserError if log-probabilities are not normalized, or change with a logit bias."""
     url = engine.server.endpoint.shown_url
     [likely] = engine.ask(prefix, {"max_tokens": 1, "logprobs": _LIKELY})
     ids = [*likely.first]
     mass = sum(math.exp(min(value, 1.0)) for value in likely.first.values())
     listed = {"logprobs": len(ids) + 1, "logprob_token_ids": [*ids, ids[0]]}
     [biased] = engine.ask(prefix, {"max_tokens": 1, **listed, "logit_bias": {str(ids[0]): _BIAS}})
-    moved = max(abs(biased.first.get(i, value) - value) for i, value in likely.first.items())
-    if mass > 1 + _TOLERANCE or moved > _TOLERANCE:
-        reason = f"those of {len(ids)} tokens sum to {mass:.3g}" if moved <= _TOLERANCE else "a bias changes them"
+    change = max(abs(biased.first.get(i, value) - value) for i, value in likely.first.items())
+    if mass > 1 + _TOLERANCE or change > _TOLERANCE:
+        reason = "a bias changes them"
+        if change <= _TOLERANCE:
+            reason = f"the probabilities of {len(ids)} tokens sum to {mass:.3g}"
         raise UserError(
             f"{url} gives log-probabilities that are not the model's own ({reason}); start vLLM with "
             "--logprobs-mode raw_logprobs"
@@ -78,7 +80,7 @@ def _check_log_probabilities(engine: ServedEngine, prefix: Rendered) -> None:
 
 
 def _check_gate(engine: ServedEngine, scheme: Scheme, name: str, image: Image.Image) -> None:
-    """Raise a UserError if the model behind the server hardly answers the first gate by its words."""
+    """Raise a UserError if the served model gives the first gate's tokens a low probability."""
     renderer, gate = engine.renderer, scheme.gates[0]
     state = engine.read([scheme.open(renderer, _QUESTION, image)])
     branch = scheme.retrieval_gate(renderer)[0][:-1]

@@ -1,4 +1,4 @@
-"""A file of a remote model's replies, each written when it arrives, so that none is paid for twice."""
+"""Cache file of a remote model's replies. Each is written on arrival, so that none is paid for twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAYOUT = "remote replies 1"
 
 
 class ReplyFile(Closing):
-    """Replies by key in a JSONL file; memory holds a position per reply. Threads may share one.
+    """Replies by key in a JSONL file, with only their file positions in memory; thread-safe.
 
     Args:
         path: The file, which is created if it doesn't exist.

@@ -1,7 +1,7 @@
-"""Engine of a model behind a server: gates and answers as `PrefixEngine` gives them, by token ids over HTTP.
+"""Engine of a model behind a server: the gates and answers of `PrefixEngine`, by token ids over HTTP.
 
-The server's prefix cache takes the place of shared prefixes. A question's requests are sent one after the other, and
-its first one alone, so that the others find its image and its prefix in the cache.
+The server's prefix cache replaces shared prefixes. The first request of a question is sent before the others, so that
+these find its image and its prefix in the cache.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ RowIndex = tuple[int, int]
 
 @dataclass(frozen=True)
 class ServedPrefixes:
-    """Questions to be read by a server.
+    """Prefixes that a server reads with their first request.
 
     Attributes:
         engine: The engine that opened them.
         prefixes: Their prefixes.
-        sent: Positions of the questions that the server has read.
+        sent: Indices of the questions that the server has read.
     """
 
     engine: ServedEngine
@@ -71,8 +71,8 @@ class ServedEngine:
         max_length: Longest sequence that the server takes; 0: as long as the model's.
 
     Attributes:
-        repeated: Tokens of prefixes that were sent again.
-        cached: Tokens of these that the server's prefix cache had; None if it doesn't say so.
+        repeated: Prefix tokens that were sent again.
+        cached: Those of them that were in the server's prefix cache; None if it doesn't report it.
     """
 
     def __init__(self, loaded: Loaded, server: TokenServer, max_length: int) -> None:
@@ -124,7 +124,7 @@ class ServedEngine:
         self, prefixes: ServedPrefixes, rows: Sequence[tuple[int, Sequence[int]]], token_ids: Sequence[int]
     ) -> Tensor:
         """Return softmax probabilities of tokens after (question, branch) rows: float32 of shape (rows, tokens)."""
-        # vLLM puts the sampled token into the place of the last id, so that one is sent twice
+        # vLLM replaces the last id by the sampled token, so a duplicate is appended
         listed = [*token_ids, token_ids[0]]
         sampling = {"max_tokens": 1, "logprobs": len(listed), "logprob_token_ids": listed}
         replies = self._ask(prefixes, rows, sampling)
@@ -146,7 +146,7 @@ class ServedEngine:
     def _ask(
         self, prefixes: ServedPrefixes, rows: Sequence[tuple[int, Sequence[int]]], sampling: dict[str, Any]
     ) -> list[TokenReply]:
-        """Send rows; of each question whose prefix is not read, one row before the others."""
+        """Send rows. For each question whose prefix has not been read, one row is sent before the others."""
         first = {q: i for i, (q, _) in reversed([*enumerate(rows)]) if q not in prefixes.sent}
         leading = sorted(first.values())
         waves = [leading, sorted({*range(len(rows))} - {*leading})]

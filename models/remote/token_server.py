@@ -1,4 +1,4 @@
-"""A model behind vLLM's endpoint of token ids (`--enable-scale-out`), which no text can forge."""
+"""A model behind vLLM's endpoint for token ids (`--enable-scale-out`): unlike text, ids can't be forged."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from reflectune.models.rendering.renderer import Rendered, Renderer
 
 GENERATE: Final = "/inference/v1/generate"
 _NOT_A_NUMBER: Final = -9000.0
-"""vLLM sends -9999 for NaN, and for a probability of 0. The likeliest token can't have one."""
+"""vLLM sends -9999 for NaN and for probability 0. For the most likely token it must be NaN."""
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """A sequence to continue, greedily unless its sampling says otherwise.
+    """A sequence to continue, greedily unless `sampling` says otherwise.
 
     Attributes:
         ids: Token ids, an image as one image token.
@@ -48,10 +48,10 @@ class TokenReply:
     Attributes:
         ids: Generated ids, the end token included.
         log_probs: Their natural log-probabilities.
-        first: Log-probabilities of the ids that were asked for, in place of the first token.
+        first: Log-probabilities of the requested ids as first token.
         prompt: The prompt's ids as the server read them.
         finished: True if the end token was reached.
-        cached: Tokens of the prompt that the prefix cache had; None without `--enable-prompt-tokens-details`.
+        cached: Prompt tokens that were in the prefix cache; None without `--enable-prompt-tokens-details`.
     """
 
     ids: list[int]
@@ -68,11 +68,11 @@ def request_after(
     """Return the request for a reply after a prefix and token ids that follow it.
 
     Args:
-        prefix: With its images.
+        prefix: The prefix, with its images.
         branch: Token ids.
         sampling: vLLM's `SamplingParams`.
         urls: Cache of the images' data URLs.
-        renderer: Of the model's prompts.
+        renderer: Renderer of the model.
     """
     ids = prefix.ids
     if ranges := [(start, end) for _, start, end in prefix.images]:
@@ -88,7 +88,7 @@ class TokenServer:
         endpoint: The server. Its URL may end with `/v1`; `find` sets its model's name.
 
     Attributes:
-        salt: Keeps the prefixes and images cached under a different one apart; "" for the shared cache.
+        salt: Prefixes and images cached under a different salt are not reused; "" for the shared cache.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -117,16 +117,16 @@ class TokenServer:
         return replies
 
     def tokenize(self, **prompt: Any) -> list[int]:
-        """Return the ids that the server makes of `prompt`, or of `messages`."""
+        """Return the server's token ids of `prompt`, or of `messages`."""
         with closing(Transport(self.endpoint, "/tokenize")) as transport:
             body = {"model": self.endpoint.model, **prompt}
             return transport.post(body, lambda value: [int(token_id) for token_id in value["tokens"]])
 
     def find(self, name: str) -> int:
-        """Choose the server's model of this name or folder, and return its longest sequence; 0 if it isn't said.
+        """Select the server's model of this name or folder, and return its context length; 0 if unknown.
 
         Raises:
-            UserError: The server doesn't list its models, or has no such model.
+            UserError: The server doesn't list models, or doesn't serve this one.
         """
         try:
             listed = json.loads(self._transport.get("/v1/models"))["data"]
@@ -177,7 +177,7 @@ class TokenServer:
         choice = value["choices"][0]
         ids = [int(token_id) for token_id in choice["token_ids"]]
         if choice["finish_reason"] not in ("stop", "length") or not ids:
-            raise ValueError(f"it ended by {choice['finish_reason']}")
+            raise ValueError(f"unexpected finish reason {choice['finish_reason']}")
         content = (choice.get("logprobs") or {}).get("content") or []
         if len(content) != len(ids):
             raise UserError(

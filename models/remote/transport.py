@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Parsed = TypeVar("Parsed")
 
 REFUSED = frozenset({400, 413, 422})
-"""Statuses of a server that won't answer this very request: it is too long, or filtered."""
+"""HTTP statuses for a request that the server won't answer: it is too long, or filtered."""
 
 LARGEST_REPLY = 1 << 24
-"""Bytes of a reply."""
+"""Maximum bytes of a reply."""
 _LONGEST_PAUSE = 8.0
 _LONGEST_WAIT = 120
-"""Seconds of `Retry-After` that the SDK waits; it doesn't retry after more."""
+"""Maximum seconds of `Retry-After` that the SDK waits for; for more it doesn't retry."""
 
 
 class Refused(Exception):
@@ -37,9 +37,9 @@ class NotServed(UserError):
 
 
 class Transport:
-    """Sends requests to an endpoint; several threads may share one.
+    """Sends requests to an endpoint; thread-safe.
 
-    A redirect is an error: it would send the key to another server.
+    A redirect is an error, since it could send the key to another server.
 
     Args:
         endpoint: The server.
@@ -49,7 +49,7 @@ class Transport:
     def __init__(self, endpoint: Endpoint, path: str = "/chat/completions") -> None:
         import openai  # slow to import
 
-        logging.getLogger("httpx2").setLevel(logging.WARNING)  # below, it logs URLs with their secrets
+        logging.getLogger("httpx2").setLevel(logging.WARNING)  # at INFO it logs URLs with their secrets
         self._endpoint = endpoint
         parts = urlsplit(endpoint.url.strip())
         root = parts._replace(query="", fragment="").geturl()
@@ -68,7 +68,7 @@ class Transport:
                     follow_redirects=False, event_hooks={"response": [_bounded(endpoint.timeout)]}
                 ),
             )
-        except Exception as error:  # of a proxy in the environment; its text may hold the proxy's password
+        except Exception as error:  # e.g. a malformed proxy; its text may contain the proxy's password
             raise UserError(
                 f"no connection to {endpoint.shown_url} can be opened ({type(error).__name__}); check "
                 f"`{endpoint.named}` and the environment's proxies, as http://HOST:PORT"
@@ -79,15 +79,15 @@ class Transport:
         self._client.close()
 
     def post(self, body: dict[str, Any], parse: Callable[[Any], Parsed]) -> Parsed:
-        """Send a request, again if need be, until `parse` can read the reply.
+        """Send a request, with retries, until `parse` can read the reply.
 
         Args:
             body: The request, a JSON object.
-            parse: Reads the reply's JSON. A `ValueError`, `KeyError`, `TypeError`, `IndexError` or `AttributeError`
-                says that it is garbage; the request is sent again.
+            parse: Reads the reply's JSON. If it raises a `ValueError`, `KeyError`, `TypeError`, `IndexError` or
+                `AttributeError`, the request is sent again.
 
         Raises:
-            Refused: The server won't answer this one (status 400, 413 or 422).
+            Refused: The server won't answer this request (status 400, 413 or 422).
             NotServed: The address or the model is unknown.
             UserError: No request will be answered (key, quota, URL), or the retries are used up.
         """
@@ -159,7 +159,7 @@ class Transport:
 
 
 def _bounded(seconds: float) -> Callable[[Any], None]:
-    """Return a hook that bounds a reply's size and the seconds of its body; the SDK's timeout is for the next bytes."""
+    """Return a hook that limits a reply's size and total time; the SDK's timeout only covers the next bytes."""
     import httpx2
 
     class Bounded(httpx2.SyncByteStream):

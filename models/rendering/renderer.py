@@ -1,4 +1,4 @@
-"""Renders turns in a family's chat template, as token ids that untrusted text cannot forge."""
+"""Render turns with a model family's chat template, as token ids that untrusted text can't forge."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Rendered:
     """Sequence that a model reads.
 
     Attributes:
-        ids: Token ids, with expanded image placeholders.
+        ids: Token ids, with image placeholders expanded.
         labels: `ids` where supervised, else -100.
         vision: The processor's output for the image (`pixel_values`, `image_grid_thw`, …).
-        images: The images, each with the range of `ids` that its token was expanded to.
-        own_images: True if other prompts don't share the ids up to the last image.
+        images: The images, each with the range of `ids` of its expanded placeholder.
+        own_images: True if no other prompt shares the ids up to the last image.
     """
 
     ids: list[int]
@@ -67,7 +67,7 @@ class Rendered:
 
 
 class Features(Protocol):
-    """Interface of a cache of features, as a renderer uses it."""
+    """Interface of a feature cache, as a renderer uses it."""
 
     def with_features(self, vision: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the processor's output for an image, with features in place of pixels."""
@@ -75,19 +75,18 @@ class Features(Protocol):
 
 
 class Renderer:
-    """Render a scheme's turns with a family's processor: every input of a model in training and inference is made here.
+    """Render a scheme's turns with a model's processor. All model inputs of training and inference are made here.
 
-    The turns are defined by the scheme (`reflectune.models.schemes`). Questions, passages and answers are untrusted:
-    they are tokenized as plain text, whatever characters they hold. Everything else gets the ids of the tokenizer for
-    the whole conversation.
+    The scheme defines the turns (`reflectune.models.schemes`). Questions, passages and answers are untrusted: they are
+    tokenized as plain text, whatever characters they contain. All other ids are those of the whole conversation.
 
     Args:
         scheme: The scheme, or None for a plain model. Its tokens must be in the tokenizer.
         processor: A transformers processor with a chat template, an image processor and a fast tokenizer.
 
     Attributes:
-        image_token_id: Id that stands for an image before it is expanded.
-        features: If set, images are rendered as features, which the model must be able to read.
+        image_token_id: Id of the image placeholder before it is expanded.
+        features: If set, images are rendered as cached features, which the model must be able to read.
         keeps_lines: True if `strip` keeps a reply's line breaks.
 
     Raises:
@@ -110,14 +109,16 @@ class Renderer:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the scheme, the chat template and the tokens: what decides the ids that a text becomes."""
+        """A hash of everything that determines the ids of a text: scheme, chat template and tokenizer."""
         parts = [self.scheme, self.processor.chat_template, self.tokenizer.backend_tokenizer.to_str()]
         return fingerprint(parts)
 
     def token_id(self, role: str) -> int:
         """Return the id of a special token, by role (`retrieve`, `no_retrieve`, `relevant`, `irrelevant`)."""
         if role not in self.token_ids:
-            raise UserError(f"the model has no `{role}` token: it was loaded without a scheme; give one, e.g. mr2ag")
+            raise UserError(
+                f"the model has no `{role}` token, since it was loaded without a scheme; set one, e.g. mr2ag"
+            )
         return self.token_ids[role]
 
     def ids_of(self, *roles: str) -> list[int]:
@@ -125,7 +126,7 @@ class Renderer:
         return [self.token_id(role) for role in roles]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of generated ids, special tokens kept."""
+        """Return the text of generated ids, with special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).strip()
 
     def strip(self, text: str) -> str:
@@ -134,31 +135,31 @@ class Renderer:
         stripped = [self.scheme.strip(line) if self.scheme else " ".join(line.split()) for line in lines]
         return "\n".join(stripped).strip()
 
-    # From the beginning.
+    # Sequences from the beginning.
 
     def prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Return image and question up to the assistant's cue, where the assistant's first token comes next."""
+        """Return image and question, up to the assistant's cue: the assistant's first token comes next."""
         return self.conversation(question_turns(), {"question": question}, image)
 
     def conversation(self, turns: Turns, texts: Texts, image: Images) -> Rendered:
         """Render a whole conversation about an image; the assistant's cue follows the user's turn.
 
         Args:
-            turns: The conversation, from its first turn on.
+            turns: The whole conversation.
             texts: Texts of its slots.
-            image: The image of one of its turns, or several in order; None if no turn has one.
+            image: The image, or several in order; None if no turn has one.
         """
         return self._read(self._chunks(turns, cue=turns[-1].role == "user"), texts, image)
 
     def conversations(self, turns: Turns, texts: Sequence[Texts], image: Images) -> tuple[Rendered, list[list[int]]]:
-        """Return the shared beginning of conversations with different slot texts, and each one's continuation."""
+        """Return the common prefix of conversations that differ in slot texts, and the continuation of each."""
         chunks = self._chunks(turns, cue=turns[-1].role == "user")
-        rows = [self._safe.encode_from_start(fill_slots(chunks, each)) for each in texts]
+        rows = [self._safe.encode_from_start(fill_slots(chunks, row_texts)) for row_texts in texts]
         shared = common_prefix([row[:-1] for row in rows])
-        return self._asked(shared, texts[0], image), [row[len(shared) :] for row in rows]
+        return self._question(shared, texts[0], image), [row[len(shared) :] for row in rows]
 
     def under_system(self, words: str, turn: Turn) -> Turns:
-        """Return a user's turn after a system's; if the chat template has no such turn, its words begin the user's."""
+        """Return a system and a user turn; if the chat template has no system turn, its words begin the user's."""
         if not words:
             return (turn,)
         if self._has_system_turn:
@@ -166,14 +167,14 @@ class Renderer:
         return (dataclasses.replace(turn, parts=(words, "\n\n", *turn.parts)),)
 
     def question_prefix(self, question: str, image: Image.Image) -> Rendered:
-        """Return image and question, inside the user's turn: what all prompts after a question share."""
+        """Return image and question, inside the user's turn: the common prefix of all prompts about the question."""
         chunks = self._chunks(answer_turns(self._prompts, "short", documents=False), cue=True)
         return self._read(chunks[: chunks.index(QUESTION) + 1], {"question": question}, image)
 
     def plain(
         self, question: str, image: Images, passages: Sequence[Passage] = (), style: AnswerStyle = "short"
     ) -> Rendered:
-        """Render one user's turn without reflection: images, question, passages, instruction, the assistant's cue."""
+        """Render one user turn without reflection: images, question, passages, instruction, and the assistant's cue."""
         (turn,) = answer_turns(self._prompts, style, documents=bool(passages))
         turn = dataclasses.replace(turn, parts=(*further_images(len(each_image(image))), *turn.parts))
         return self.conversation((turn,), {"question": question, "passage": documents_text(passages)}, image)
@@ -191,55 +192,57 @@ class Renderer:
         return Rendered(ids, [IGNORE] * len(ids)) if image is None else self._with_images(ids, [image])
 
     def template(self, turns: Turns) -> Chunks:
-        """Return the text of a conversation up to the assistant's cue, special tokens as people write them."""
+        """Return the text of a conversation up to the assistant's cue, with special tokens in their usual form."""
         first, *rest = self._chunks(turns, cue=True)
         assert isinstance(first, str)  # a chat template begins with text or the image
         return (self._safe.from_start(first), *(c if isinstance(c, Slot) else self._safe.show(c) for c in rest))
 
-    # What goes on from there.
+    # Continuations of a prefix.
 
     def after_prefix(self, turns: Turns, texts: Texts) -> list[int]:
-        """Return the ids that continue `prefix` to these turns, up to the assistant's cue.
+        """Return the ids between `prefix` and the assistant's next cue.
 
         Args:
-            turns: The whole conversation, which begins with `question_turns` and ends with the user's turn.
+            turns: The whole conversation, from `question_turns` to a user turn.
             texts: Texts of its slots, without the question.
         """
         return self._safe.encode_continuation(fill_slots(self._after_gate(turns, cue=True), texts))
 
     def after_question(self, turns: Turns, texts: Texts) -> list[int]:
-        """Return the ids that continue `question_prefix` to the one turn of `turns`, up to the assistant's cue.
+        """Return the ids between `question_prefix` and the assistant's cue.
 
-        It is a user's and begins with the question, which `texts` lacks.
+        Args:
+            turns: One user turn, which begins with the question.
+            texts: Texts of its slots, without the question.
         """
         chunks = self._chunks(turns, cue=True)
         return self._safe.encode_continuation(fill_slots(chunks[chunks.index(QUESTION) + 1 :], texts))
 
     def supervised(self, turns: Turns, texts: Texts) -> Supervised:
-        """Return ids and labels that continue `prefix`; each assistant turn is supervised, from its token to its end.
+        """Return the ids after `prefix`, and their labels: every assistant turn is supervised.
 
         Args:
-            turns: The conversation, up to an assistant's turn. Each reply begins with a token of the scheme.
+            turns: The whole conversation, up to an assistant turn. Each reply begins with a token of the scheme.
             texts: Texts of its slots, without the question.
         """
         ids = self._safe.encode_continuation(fill_slots(self._after_gate(turns), texts))
-        labels, speaking, end = [], False, 0
-        for place, token in enumerate(ids):  # no untrusted text can contain either token, so both are found by id
-            speaking = speaking or token in self._reply_ids
-            labels.append(token if speaking else IGNORE)
-            if speaking and token == self.end_token_id:
-                speaking, end = False, place + 1
-        return ids[:end], labels[:end]  # what the template puts after the last end of turn is cut off
+        labels, in_reply, end = [], False, 0
+        for index, token in enumerate(ids):  # untrusted text can't contain these tokens, so ids identify them
+            in_reply = in_reply or token in self._reply_ids
+            labels.append(token if in_reply else IGNORE)
+            if in_reply and token == self.end_token_id:
+                in_reply, end = False, index + 1
+        return ids[:end], labels[:end]  # without the template's text after the last end of turn
 
     def after_reply(self, result: str) -> list[int]:
-        """Return the ids between a reply's end token and the assistant's next cue: a tool's result."""
+        """Return the ids of a tool's result: from after a reply's end token to the assistant's next cue."""
         chunks = self._chunks((*question_turns(), Turn("assistant", (ANSWER,)), result_turn(0)), cue=True)
         ids = self._safe.encode_continuation(fill_slots(chunks[chunks.index(ANSWER) + 1 :], {"result_0": result}))
         return ids[ids.index(self.end_token_id) + 1 :]
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  a renderer lives as long as its model
     def shared_beginning(self, turns: Turns) -> tuple[int, ...]:
-        """Return the ids that every `after_prefix` with these turns begins with."""
+        """Return the common prefix of `after_prefix` with these turns, whatever the texts."""
         chunks = self._after_gate(turns, cue=True)
         slots = [part.name for part in chunks if isinstance(part, Slot)]
         probes = [
@@ -249,15 +252,15 @@ class Renderer:
         return tuple(common_prefix(probes))
 
     def reply_ids(self, text: str) -> list[int]:
-        """Return the ids of a reply after the assistant's cue, and of its end token: those to score and to train on."""
+        """Return the ids of a reply after the assistant's cue, with the end token: those to score and to train on."""
         reply = self._before_reply + SafeTokenizer.clean(text)
         return [*self._safe.encode_continuation(reply, self._cue), self.end_token_id]
 
-    # How it is done.
+    # Implementation.
 
     @functools.cached_property
     def _cue(self) -> str:
-        """Chat template's text after the user's last words, up to the assistant's reply."""
+        """Text of the chat template between the user's last words and the assistant's reply."""
         return str(self._chunks(question_turns(), cue=True)[-1])
 
     @functools.cached_property
@@ -272,13 +275,15 @@ class Renderer:
     def _gap(self) -> str:
         """Separator between a reflection token and the answer, so that the answer is tokenized as after the cue.
 
-        It is the template's text after its cue; nothing if the tokenizer begins a word after each special token by
-        itself, as Llama 2's does: a space there would be one more token.
+        It is the template's text between cue and reply. It is empty if the tokenizer itself begins a new word after
+        special tokens, as Llama 2's does: a space would be an extra token there.
         """
         word = self.reply_ids("a")[:-1]
         for gap in (self._before_reply, ""):
-            behind = [self._safe.encode_continuation(self._safe.trust(t) + gap + "a") for t in self.reflection_tokens]
-            if all(ids[1:] == word for ids in behind):
+            continuations = [
+                self._safe.encode_continuation(self._safe.trust(t) + gap + "a") for t in self.reflection_tokens
+            ]
+            if all(ids[1:] == word for ids in continuations):
                 return gap
         return self._before_reply
 
@@ -288,10 +293,10 @@ class Renderer:
 
     def _read(self, chunks: Chunks, texts: Texts, image: Images) -> Rendered:
         """Encode a conversation from its beginning."""
-        return self._asked(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
+        return self._question(self._safe.encode_from_start(fill_slots(chunks, texts)), texts, image)
 
-    def _asked(self, ids: list[int], texts: Texts, image: Images) -> Rendered:
-        """Return a conversation from its ids: it asks something, and has its image if the ids hold its placeholder."""
+    def _question(self, ids: list[int], texts: Texts, image: Images) -> Rendered:
+        """Check that the question isn't empty and that its images match the placeholders, and expand them."""
         if not texts["question"].strip():
             raise UnusableInput("a question is empty; give it a text, or leave it out")
         if self.image_token_id not in ids:
@@ -299,41 +304,45 @@ class Renderer:
         if image is None:
             raise UnusableInput(f"the question `{texts['question']}` has no image; every question needs one")
         images = each_image(image)
-        if len(images) != (places := ids.count(self.image_token_id)):
-            raise UnusableInput(f"the question `{texts['question']}` has {len(images)} images for {places} places")
+        placeholders = ids.count(self.image_token_id)
+        if len(images) != placeholders:
+            raise UnusableInput(
+                f"the question `{texts['question']}` has {len(images)} images for {placeholders} placeholders"
+            )
         return self._with_images(ids, images)
 
     def _with_images(self, ids: list[int], images: Sequence[Image.Image]) -> Rendered:
         """Return a sequence with the images' placeholders expanded by the processor."""
         from reflectune.models.attention.collation import join_vision  # imports torch
 
-        made = [self._process(image) for image in images]
-        visions = [self.features.with_features(vision) if self.features else vision for _, vision in made]
-        places = [place for place, token in enumerate(ids) if token == self.image_token_id]
-        placed, longer = [], 0
-        for image, place, (expansion, _) in zip(images, places, made, strict=True):
-            before, own, after = self.line_breaks.join(ids[: place + longer], expansion, ids[place + longer + 1 :])
-            longer += len(before) + len(own) + len(after) - len(ids)
-            ids = [*before, *own, *after]
-            placed.append((image, len(before), len(before) + len(own)))
+        processed = [self._process(image) for image in images]
+        visions = [self.features.with_features(vision) if self.features else vision for _, vision in processed]
+        placeholders = [index for index, token in enumerate(ids) if token == self.image_token_id]
+        ranges, offset = [], 0
+        for image, index, (expansion, _) in zip(images, placeholders, processed, strict=True):
+            start = index + offset
+            before, image_ids, after = self.line_breaks.join(ids[:start], expansion, ids[start + 1 :])
+            offset += len(before) + len(image_ids) + len(after) - len(ids)
+            ids = [*before, *image_ids, *after]
+            ranges.append((image, len(before), len(before) + len(image_ids)))
         vision = visions[0] if len(visions) == 1 else join_vision(visions)
-        return Rendered(ids, [IGNORE] * len(ids), vision, tuple(placed))
+        return Rendered(ids, [IGNORE] * len(ids), vision, tuple(ranges))
 
     @functools.cached_property
     def expansion(self) -> Expansion:
-        """The tokens that an image's placeholder becomes."""
+        """The tokens of an expanded image placeholder."""
         return Expansion.of(self._process(Image.new("RGB", (64, 64)))[0])
 
     def preparer(self) -> Callable[[Image.Image], None]:
-        """Return a function that processes an image ahead, in any thread; prompts about this object use the result."""
+        """Return a function that processes an image in advance, in any thread; prompts with it use the result."""
         spare = self._spare
         return lambda image: keep_ready(image, self, _processed(spare, image))
 
     @functools.cached_property
     def _spare(self) -> Any:
-        """A copy of the processor for other threads: a tokenizer whose settings two threads change refuses one."""
+        """A copy of the processor for other threads: a tokenizer fails if two threads change its settings."""
         spare = copy.deepcopy(self.processor)
-        _processed(spare, Image.new("RGB", (64, 64)))  # from here on its settings stay
+        _processed(spare, Image.new("RGB", (64, 64)))  # after the first call its settings don't change
         return spare
 
     def vision(self, image: Image.Image) -> dict[str, Tensor]:
@@ -345,7 +354,7 @@ class Renderer:
         return [*ids], {**vision}
 
     def _after_gate(self, turns: Turns, *, cue: bool = False) -> Chunks:
-        """Return the chunks that the template adds to `prefix` for these turns."""
+        """Return the template's text after `prefix` for these turns, in chunks."""
         return self._difference(question_turns(), turns, cue)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019
@@ -353,8 +362,8 @@ class Renderer:
         start, whole = self._render(before, cue=True), self._render(turns, cue=cue)
         if not whole.startswith(start):
             raise UserError(
-                "this model's chat template changes earlier turns when a conversation goes on, so that a prefix cannot "
-                f"be shared; expected the longer one to begin with {start!r}, found {whole!r}; set another template"
+                "this model's chat template changes earlier turns when a conversation continues, so a prefix can't be "
+                f"shared; expected the conversation to begin with {start!r}, found {whole!r}; set another template"
             )
         return cut_at_slots(whole[len(start) :])
 
@@ -363,11 +372,11 @@ class Renderer:
         return cut_at_slots(self._render(turns, cue=cue))
 
     def _render(self, turns: Turns, *, cue: bool) -> str:
-        """Return the chat template's text, slots marked and our special tokens replaced by their secret names."""
+        """Apply the chat template: slots are marked, and our special tokens have their secret names."""
         messages = [{"role": t.role, "content": content(t, lambda: self._gap, self._closing)} for t in turns]
         try:
             text = self.processor.apply_chat_template(messages, add_generation_prompt=cue, tokenize=False)
-        except (jinja2.TemplateError, TypeError, ValueError) as error:  # ValueError: there is none
+        except (jinja2.TemplateError, TypeError, ValueError) as error:  # ValueError: no template
             raise UserError(f"this model's chat template can't take an image and a text ({error}); {ADVICE}") from error
         marks = [slot_mark(part) for turn in turns for part in turn.parts if isinstance(part, Slot)]
         lost = [mark for mark in marks if text.count(mark) != 1]
@@ -380,7 +389,7 @@ class Renderer:
         return self._safe.trust(text)
 
     def _find_end(self) -> int:
-        """Return the token that ends the assistant's turn; without one (LLaVA-1.5) the tokenizer's."""
+        """Return the id that ends the assistant's turn: the template's, or else (LLaVA-1.5) the tokenizer's."""
         turns = (*question_turns(), Turn("assistant", (ANSWER,)))
         whole = self._render(turns, cue=False)
         ends = self._safe.specials_in(whole[whole.index(slot_mark(ANSWER)) :])
@@ -392,7 +401,7 @@ class Renderer:
         return self.tokenizer.eos_token_id
 
     def _find_tokens(self) -> dict[str, int]:
-        """Return ids by role. Each must be one id; that of a reply directly follows the assistant's cue."""
+        """Return the scheme's token ids by role. A reply's token must follow the assistant's cue directly."""
         ids_by_role: dict[str, int] = {}
         for role, token in self.scheme.tokens.items() if self.scheme else ():
             text = self._safe.trust(token)
@@ -417,9 +426,9 @@ _NOT_VISION = frozenset({"attention_mask", "mm_token_type_ids", "token_type_ids"
 
 
 def _processed(processor: Any, image: Image.Image) -> tuple[list[int], dict[str, Tensor]]:
-    """Return the ids of an image's tokens, and the model's inputs of its pixels."""
+    """Return the ids of an image's tokens, and its vision tensors."""
     from reflectune.models.rendering.image_fitting import call_processor  # imports torch
 
-    made = call_processor(processor, image, text=[processor.image_token], add_special_tokens=False)
-    ids = made.pop("input_ids")[0].tolist()
-    return ids, {name: value for name, value in made.items() if name not in _NOT_VISION}
+    inputs = call_processor(processor, image, text=[processor.image_token], add_special_tokens=False)
+    ids = inputs.pop("input_ids")[0].tolist()
+    return ids, {name: value for name, value in inputs.items() if name not in _NOT_VISION}

@@ -1,4 +1,4 @@
-"""Turns of a conversation, and how an answer is asked for: the same words in every scheme, and of a base model."""
+"""Turns of a conversation, and the instructions for answers, which all schemes and base models share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ImageSlot:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of a conversation. Its text parts are joined without separators; `image`: its first image leads."""
+    """A turn of a conversation. Its parts are joined without separators; with `image` it begins with an image."""
 
     role: Literal["user", "assistant", "system"]
     parts: tuple[str | Slot | Gap | ImageSlot, ...]
@@ -59,7 +59,7 @@ class Vocabulary(Protocol):
 
     @property
     def replies(self) -> Sequence[str]:
-        """The roles whose token the assistant says first in its turn; other tokens stand in prompts."""
+        """The roles whose token begins the assistant's turn; other tokens are used in prompts."""
         ...
 
     @property
@@ -112,7 +112,7 @@ def answer_turns(prompts: Mapping[str, str], style: AnswerStyle, *, documents: b
 
 
 def asking_turns(prompt: str) -> Turns:
-    """Return the user's turn `<image> {question} {prompt}`, without a prompt the question alone."""
+    """Return the user's turn `<image> {question} {prompt}`; without a prompt only the question."""
     return (Turn("user", (QUESTION, " ", *prompt_parts(prompt)), image=True),) if prompt else question_turns()
 
 
@@ -169,10 +169,10 @@ def documents_text(passages: Sequence[Passage], *, numbered: bool = False) -> st
 def fit_leading(
     render: Callable[[int], T], passages: int, room: int, *, least: int = 0, length: Callable[[Any], int] = len
 ) -> tuple[int, T]:
-    """Return the number of leading passages that a prompt has room for, and that prompt.
+    """Return how many leading passages fit into a prompt, and that prompt.
 
     Args:
-        render: Renders the prompt with a number of leading passages; one more makes it no shorter.
+        render: Renders the prompt with a number of leading passages; its length must not decrease with the number.
         passages: Number of passages.
         room: Maximum tokens of the prompt.
         least: Number of passages to keep even if they don't fit.

@@ -1,9 +1,9 @@
-"""Tokenisation in which untrusted text cannot forge a special token.
+"""Tokenization in which untrusted text cannot forge a special token.
 
-The trick: a private copy of the tokenizer in which every special token has a *secret name* (two noncharacters around
-its id, which no text can hold). Trusted text has its special tokens replaced by their secret names, untrusted text has
-not; then the copy reads the whole as the tokenizer itself would, spaces, normalisers and all. `[Relevant]` or `</s>` in
-a passage then names nothing.
+A private copy of the tokenizer gives every special token a *secret name*: its id between two noncharacters, which no
+cleaned text contains. In trusted text, special tokens are replaced by their secret names. The copy then tokenizes
+trusted and untrusted text together, with the original spacing and normalization. `[Relevant]` or `</s>` in a passage is
+plain text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # around a special token's id
 _SLOT_OPEN, _SLOT_CLOSE = "\ufdd2", "\ufdd3"  # around a slot's name
 _SLOT = re.compile(f"{_SLOT_OPEN}(.*?){_SLOT_CLOSE}", re.DOTALL)
 _SECRET = re.compile(f"{_OPEN}([0-9]+){_CLOSE}")
-_UNSAFE = re.compile("[\ufdd0-\ufdef\ud800-\udfff]")  # noncharacters, and halves of a character, which don't encode
+_UNSAFE = re.compile("[\ufdd0-\ufdef\ud800-\udfff]")  # noncharacters, and lone surrogates, which can't be encoded
 _TAG = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 
 
@@ -35,7 +35,7 @@ class SafeTokenizer:
 
     Args:
         tokenizer: A fast (tokenizers-backed) tokenizer.
-        owned: Tokens that text must not forge, in addition to special ones and those that look like a tag.
+        owned: Tokens that text must not forge, besides special ones and those that look like a tag.
 
     Raises:
         UserError: The tokenizer is not a fast one.
@@ -57,45 +57,47 @@ class SafeTokenizer:
 
     @staticmethod
     def clean(text: str) -> str:
-        """Return untrusted text without spaces around it and without characters that are none."""
+        """Strip untrusted text, and replace its noncharacters and lone surrogates."""
         return _UNSAFE.sub("\ufffd", text).strip()
 
     def trust(self, text: str) -> str:
-        """Replace the special tokens of a text of ours by their secret names."""
+        """Replace the special tokens in trusted text by their secret names."""
         return self._names.sub(lambda match: self._secrets[match[0]], text)
 
     def show(self, text: str) -> str:
-        """Return a text that went through `trust` as people write it."""
+        """Undo `trust`: replace secret names by the tokens' usual names."""
         names = {secret: name for name, secret in self._secrets.items()}
         return _SECRET.sub(lambda match: names[match[0]], text)
 
     def specials_in(self, text: str) -> list[int]:
-        """Return the ids of the special tokens in a text that went through `trust`, in order."""
+        """Return the ids of the special tokens in a text after `trust`, in order."""
         return [int(match[1]) for match in _SECRET.finditer(text)]
 
     def encode_from_start(self, text: str) -> list[int]:
-        """Return the ids of a text that begins a sequence; the leading tokens are added, unless the text has them."""
+        """Return the ids of a text that begins a sequence; leading tokens (e.g. BOS) are added if missing."""
         ids = self._encode(text)
         return ids if self._bos and text.startswith(self._bos) else [*self._lead, *ids]
 
     def from_start(self, text: str) -> str:
-        """Return a text that went through `trust` as people write it, with the leading tokens of `encode_from_start`.
+        """Return a text after `trust` in its usual form, with the leading tokens of `encode_from_start`.
 
-        A tokenizer that begins a text with a space, but not what follows a special token, needs one written there.
+        Some tokenizers add a space at the beginning of a text but not after a special token; it is written out then.
         """
         if self._bos and text.startswith(self._bos):
             return self.show(text)
         lead, ids = "".join(f"{_OPEN}{i}{_CLOSE}" for i in self._lead), self.encode_from_start(text)
-        same = [begun for gap in ("", " ") if self._encode(begun := lead + gap + text) == ids]
-        return self.show(same[0] if same else lead + text)
+        for gap in ("", " "):
+            if self._encode(lead + gap + text) == ids:
+                return self.show(lead + gap + text)
+        return self.show(lead + text)
 
     def encode_continuation(self, text: str, after: str = "") -> list[int]:
         """Return the ids of a text that continues earlier text.
 
         Args:
             text: The continuation.
-            after: End of the earlier text, from a space or a special token on. Required if `text` begins with neither:
-                its first letters would be read as the end of a word.
+            after: End of the earlier text, beginning with a space or a special token. Required unless `text` begins
+                with one itself: otherwise its first letters would be tokenized as the end of a word.
 
         Raises:
             UserError: The tokenizer reads the end of `after` and the beginning of `text` as one token.
@@ -103,7 +105,7 @@ class SafeTokenizer:
         before, whole = self._before(after), self._encode(_ANCHOR + after + text)
         if whole[: len(before)] != before:
             raise UserError(
-                f"the tokenizer joins {self.show(text)[:40]!r} to what the chat template writes before it, "
+                f"the tokenizer merges {self.show(text)[:40]!r} with the chat template's text before it, "
                 f"{self.show(after)!r}; set a template that ends its cue with a line break or a special token"
             )
         return whole[len(before) :]
@@ -117,7 +119,7 @@ class SafeTokenizer:
 
 
 _ANCHOR = "a"
-"""Stands for earlier text, so that a tokenizer that marks the beginning of a text doesn't mark a continuation."""
+"""Placeholder for earlier text, so that a tokenizer doesn't mark a continuation as the beginning of a text."""
 
 
 def slot_mark(slot: Slot) -> str:
@@ -132,7 +134,7 @@ def cut_at_slots(text: str) -> tuple[str | Slot, ...]:
 
 
 def fill_slots(pieces: Iterable[str | Slot], texts: Mapping[str, str]) -> str:
-    """Put untrusted texts into their slots, by name, cleaned so that they cannot hold a secret name."""
+    """Insert untrusted texts into their slots, by name, cleaned so that they can't contain a secret name."""
     return "".join(SafeTokenizer.clean(texts[piece.name]) if isinstance(piece, Slot) else piece for piece in pieces)
 
 
@@ -144,7 +146,7 @@ def _leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def _rename(backend: Tokenizer, secrets: dict[str, str]) -> Tokenizer:
-    """Return a copy of the tokenizer in which these tokens have other names, and the same ids."""
+    """Return a copy of the tokenizer in which these tokens have secret names and the same ids."""
     data: dict[str, Any] = json.loads(backend.to_str())
     data.update(post_processor=None, truncation=None, padding=None)
     for token in data["added_tokens"]:
@@ -163,13 +165,13 @@ def _rename(backend: Tokenizer, secrets: dict[str, str]) -> Tokenizer:
 
 
 def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
-    """Return True if a merge of byte-pair encoding uses or makes one of these tokens."""
+    """Return True if a BPE merge uses or produces one of these tokens."""
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names
 
 
 def common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the longest beginning that all rows of token ids have."""
+    """Return the longest common prefix of rows of token ids."""
     length = 0
     for column in zip(*rows, strict=False):
         if len(set(column)) > 1:

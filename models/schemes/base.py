@@ -55,7 +55,7 @@ class AskedAnswer:
     Attributes:
         prefix: Image and question.
         branch: Prompt, with the passage if there is one.
-        role: Reflection token before the answer, or "".
+        role: Role of the reflection token before the answer, or "".
         answer: The answer to train on.
     """
 
@@ -72,7 +72,7 @@ class Scheme(ABC):
     Attributes:
         name: Name of the scheme and of its module.
         tokens: Special token of each role; none for a scheme without reflection.
-        descriptions: Plain words for each role; a new row of a matrix starts as the mean of their rows.
+        descriptions: Description of each role; a new token's row is initialized with the mean of its words' rows.
         prompts: Prompts of the user's turn by name, with `{passage}` and the like for untrusted text.
     """
 
@@ -88,15 +88,15 @@ class Scheme(ABC):
     example_type: ClassVar[type]
     """The dataclass of a training example: a `TrainingExample` whose fields are the columns of its Parquet file."""
     gates: ClassVar[tuple[Gate, ...]] = ()
-    """The gates that validation reads: whether to retrieve comes first, whether a passage is evidence second."""
+    """The gates, in order: whether to retrieve, and whether a passage is evidence."""
     is_released: ClassVar[bool] = False
-    """True if others released checkpoints with these tokens, so that one without `scheme.json` may be fine-tuned."""
+    """True if third parties released checkpoints with these tokens, which lack `scheme.json` but are fine-tuned."""
     learns_from: ClassVar[tuple[str, ...]] = ()
-    """Other schemes whose training data it can be trained on: of the same type, with labels that mean the same."""
+    """Other schemes whose training data it can use: the example type and the meaning of the labels are the same."""
     variants: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    """Other prompts that it can be trained with, by variant; a checkpoint's `scheme.json` has those that it was."""
+    """Alternative prompts to train with, by variant; a checkpoint's `scheme.json` records the prompts used."""
     long_question: ClassVar[int]
-    """Branches of a long question, for forecasts of memory."""
+    """Branches of a long question, for memory forecasts."""
 
     @property
     def replies(self) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ class Scheme(ABC):
         return probability >= gamma
 
     def save(self, folder: str | Path, more: Mapping[str, Any] | None = None) -> None:
-        """Write `scheme.json` into a checkpoint's folder, with what `more` there is to keep in it."""
+        """Write `scheme.json` into a checkpoint's folder, with the additional entries of `more`."""
         content = {**dataclasses.asdict(self), "fingerprint": self.fingerprint, **(more or {})}
         write_json(Path(folder) / SCHEME_FILE, content)
 
@@ -136,7 +136,7 @@ class Scheme(ABC):
         return " ".join(text.split())
 
     def kind(self, example: Any) -> str:
-        """Return the kind of an example: every batch of training has the same mixture of kinds."""
+        """Return the kind of an example; every training batch has the same mixture of kinds."""
         labels = self.gates[0].labels(self.roles(example)) if self.gates else set()
         if not labels:
             return "without a gate"
@@ -169,25 +169,25 @@ class Scheme(ABC):
 
     @abstractmethod
     def texts(self, example: Any) -> Iterator[str]:
-        """Return every text that an example shows or answers, to tell its length without encoding it."""
+        """Return all texts of an example, to estimate its length without encoding it."""
 
     @abstractmethod
     def has_answer(self, example: Any) -> bool:
-        """Return True if an example has an answer in words to compare with."""
+        """Return True if an example has a reference answer in words."""
 
     @abstractmethod
     def ask(self, renderer: Renderer, example: Any, image: Image.Image) -> AskedAnswer:
-        """Return the answer of an example that has one, asked for as in inference."""
+        """Return the prompt and the reference answer of an example that has one, as in inference."""
 
-    # Gates by themselves, as a policy is trained on them.
+    # Single gates, for training by reward.
 
     @abstractmethod
     def open(self, renderer: Renderer, question: str, image: Image.Image) -> Rendered:
-        """Return image and question: the prefix that all gates' branches go on from."""
+        """Return image and question: the common prefix of all gates' branches."""
 
     @abstractmethod
     def gate_turns(self, gate: Gate, style: AnswerStyle) -> Turns:
-        """Return the turns from the question on that one of `gates` is asked by; its token comes next."""
+        """Return the turns of a gate's prompt, beginning with the question; the gate's token comes next."""
 
     @abstractmethod
     def retrieval_gate(self, renderer: Renderer) -> Supervised:
@@ -195,15 +195,15 @@ class Scheme(ABC):
 
     @abstractmethod
     def relevance_gate(self, renderer: Renderer, passage: Passage, style: AnswerStyle) -> Supervised:
-        """Return the same for the gate that decides whether a passage is evidence."""
+        """Return a passage's relevance-gate branch, up to its positive token, which is supervised."""
 
     @abstractmethod
     def anchored_passage(self, renderer: Renderer, anchored: AnchoredPassage, style: AnswerStyle) -> Supervised:
-        """Return a judged passage that the model is held to: its relevance gate, and its answer if it has one."""
+        """Return the branch of a passage whose gate, and answer if it has one, training preserves."""
 
     @abstractmethod
     def anchored_replies(self, renderer: Renderer, anchor: KLAnchor, style: AnswerStyle) -> list[Supervised]:
-        """Return the replies in words that the model is held to."""
+        """Return the branches of the replies in words that training preserves."""
 
 
 def gate_branch(read: Sequence[int], token: int, ignore: int) -> Supervised:

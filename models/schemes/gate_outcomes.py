@@ -1,4 +1,4 @@
-"""Outcomes of a question on either side of its gates: measured by inference, used by training."""
+"""Outcomes of both decisions of a question's gates: measured by inference, used by training."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AnchoredReply:
 
 @dataclass(frozen=True)
 class KLAnchor:
-    """The model's own outputs on either side of its gates, which training preserves.
+    """The model's outputs for both decisions of its gates, which training preserves.
 
     Attributes:
         passages: Some of the judged passages.
@@ -74,7 +74,7 @@ NO_ANCHOR = KLAnchor()
 
 @dataclass(frozen=True)
 class GateOutcome:
-    """Question answered both ways.
+    """Question answered with and without retrieval.
 
     Attributes:
         question_id: Id of the question.
@@ -96,10 +96,10 @@ class GateOutcome:
 
 
 class Measure(Protocol):
-    """Answers the training questions both ways with the weights as they are."""
+    """Answers the training questions with and without retrieval, with the current weights."""
 
     def __call__(self, number: int, *, kept: bool = False) -> Sequence[GateOutcome]:
-        """Return the outcomes of a round, one a question, in the order of the questions.
+        """Return the outcome of each question in a round, in the order of the questions.
 
         Args:
             number: Number of the round, from 0.

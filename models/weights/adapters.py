@@ -1,4 +1,4 @@
-"""Adapters on their base model, loaded whole, and trainable rows of new tokens without PEFT's copy of the matrix."""
+"""Loading and checking of adapters, and trainable rows of new tokens without PEFT's copy of the matrix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
     """
     state = read_adapter(folder)
     try:
-        with warnings.catch_warnings():  # what they are of is raised below
+        with warnings.catch_warnings():  # checked below
             warnings.filterwarnings("ignore", message="Found missing adapter keys|Some weights of")
             adapted = PeftModel.from_pretrained(
                 network, folder, is_trainable=is_trainable, ignore_mismatched_sizes=True
@@ -44,7 +44,7 @@ def load_adapter(network: Any, folder: Path, *, is_trainable: bool = False) -> P
     except KeyError as error:  # a matrix's new rows
         raise UserError(f"the adapter {folder} lacks {error.args[0]}; {_FIX}") from error
     except UNLOADABLE as error:
-        # PEFT looks at few values of adapter_config.json before it computes with them
+        # PEFT uses most values of adapter_config.json without checking them
         raise UserError(f"cannot load the adapter {folder}: {' '.join(str(error).split())[:400]}") from error
     check_adapter(adapted, state, folder)
     use_new_token_rows(adapted)
@@ -71,10 +71,10 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
 
 
 def check_adapter(adapted: PeftModel, state: dict[str, Tensor], folder: Path) -> None:
-    """Refuse an adapter's tensors if they are not just those that the model has places for.
+    """Check that an adapter's tensors are exactly those that the model expects.
 
     Raises:
-        UserError: Names the first of them, and says how many there are.
+        UserError: They differ. The message names the first ones and their number.
     """
     expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     check_shapes(f"the adapter {folder}", state, expected, fix=_FIX)
@@ -99,8 +99,8 @@ class NewTokenRows(TrainableTokensLayer):
             **kwargs: As the layer below takes them.
         """
         layer = self.get_base_layer()
-        beside = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Embedding) and layer.max_norm is None)
-        if self.disable_adapters or self.merged or not active_adapters or not beside:
+        is_supported = isinstance(layer, nn.Linear) or (isinstance(layer, nn.Embedding) and layer.max_norm is None)
+        if self.disable_adapters or self.merged or not active_adapters or not is_supported:
             whole: Tensor = super().forward_adapters(x, active_adapters, *args, **kwargs)
             return whole
         self._check_overlapping_tokens(list(active_adapters))
@@ -122,7 +122,7 @@ class NewTokenRows(TrainableTokensLayer):
 
 
 def use_new_token_rows(model: nn.Module) -> None:
-    """Apply all trainable rows of a model with adapters without copies of their matrices. Changes it in place."""
+    """Replace PEFT's layers of trainable rows in a model with `NewTokenRows`, in place."""
     for layer in model.modules():
         if type(layer) is TrainableTokensLayer:
             layer.__class__ = NewTokenRows

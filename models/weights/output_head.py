@@ -20,9 +20,9 @@ from reflectune.core.devices import copied, on_device
 def exact_logits(
     head: nn.Module, hidden: Tensor, logits: Tensor, token_ids: Sequence[int], *, cached: bool = False
 ) -> Tensor:
-    """Return a head's logits in float32, those of some tokens computed in float32 from the same hidden states.
+    """Return a head's logits in float32; those of some tokens are recomputed in float32 from the hidden states.
 
-    Gradients are those of `logits`. A float32 head, or one with offloaded weights, is not asked again.
+    Gradients are those of `logits`. A float32 head, or one with offloaded weights, is not recomputed.
 
     Args:
         head: The output head, perhaps with trainable rows of new tokens.
@@ -45,7 +45,7 @@ def exact_logits(
 
 
 def read_in_float32(head: nn.Module, token_ids: Sequence[int]) -> None:
-    """Have a head give its logits in float32, those of some tokens computed in float32; see `exact_logits`."""
+    """Let a head return `exact_logits` of some tokens."""
     head.register_forward_hook(functools.partial(_exact, token_ids=token_ids))
 
 
@@ -59,9 +59,9 @@ def _rows(matrix: Tensor, new_rows: Any, ids: Tensor, token_ids: Sequence[int]) 
     if new_rows is None or new_rows.disable_adapters or new_rows.merged:
         return rows
     for name in new_rows.active_adapters:
-        places = {token: place for place, token in enumerate(new_rows.token_indices[name])}
+        index_of = {token: index for index, token in enumerate(new_rows.token_indices[name])}
         trained = new_rows.trainable_tokens_delta[name].to(rows.device)
         for row, token in enumerate(token_ids):
-            if token in places:
-                rows[row] = trained[places[token]].float()
+            if token in index_of:
+                rows[row] = trained[index_of[token]].float()
     return rows

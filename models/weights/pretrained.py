@@ -33,7 +33,7 @@ from reflectune.models.weights.quantization import Quantization, check_quantized
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SMALL = 10**8
-"""Parameters that may be built without asking whether there are weights for them."""
+"""Maximum parameters that are allocated without comparing them with the size of the files."""
 _IMAGE_TOKEN_SETTINGS = {
     "patch_size": "vision_config.patch_size",
     "vision_feature_select_strategy": "vision_feature_select_strategy",
@@ -41,7 +41,7 @@ _IMAGE_TOKEN_SETTINGS = {
     "image_processor.merge_size": "vision_config.spatial_merge_size",
     "image_processor.temporal_patch_size": "vision_config.temporal_patch_size",
 }
-"""Settings that determine an image's number of tokens, by their names in a processor and in its model."""
+"""Settings that determine an image's number of tokens: names in a processor, and in its model's config."""
 
 
 def load_pretrained(
@@ -55,7 +55,7 @@ def load_pretrained(
 ) -> tuple[PreTrainedModel, ProcessorMixin]:
     """Load a model and its processor with transformers.
 
-    Weights that are not cast are memory maps of their file, shared by all processes of a machine.
+    Without a cast, weights are memory-mapped and shared by all processes of a machine.
 
     Args:
         source: A hub id or a folder.
@@ -101,10 +101,10 @@ def load_pretrained(
 
 
 def keep_published_names(network: Any) -> None:
-    """Let `save_pretrained` name weights as the published checkpoints do, which is how servers know them.
+    """Let `save_pretrained` use the weight names of the published checkpoints, which servers expect.
 
-    transformers (5.23) saves by the renamings that matched as the model was loaded. Of a CLIP tower without
-    `vision_model.` in its names none does, so that this prefix would be lost for good. Can go once it is saved anyway.
+    transformers (5.23) saves with the renamings that matched during loading. None matches for a CLIP tower without
+    `vision_model.` in its names, so this prefix would be lost. Can go once transformers saves it in any case.
     """
     network._weight_conversions = get_model_conversion_mapping(network, add_legacy=False)  # type: ignore[assignment]
 
@@ -112,7 +112,7 @@ def keep_published_names(network: Any) -> None:
 def move_and_cast(module: PreTrainedModel, device: torch.device, dtype: torch.dtype | None = None) -> None:
     """Move a model's weights to a device, one by one, and cast them there to a dtype, by default the config's.
 
-    The CPU's memory never holds more than one weight twice, and none of those that are moved to an accelerator.
+    The CPU's memory holds at most one weight twice, and none of those that are moved to an accelerator.
 
     Args:
         module: A model that was loaded without a cast, and not sharded.
@@ -126,9 +126,9 @@ def move_and_cast(module: PreTrainedModel, device: torch.device, dtype: torch.dt
 
 
 def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model with each 4-bit weight dequantised: the same function, by plain layers.
+    """Return the model with plain layers in place of 4-bit ones: the weights are dequantized.
 
-    Weights are cast, and buffers as transformers casts them: the frequencies of rotary positions stay in float32.
+    Weights are cast, and buffers as in transformers: the frequencies of rotary positions stay in float32.
     """
     whole = model.dequantize(dtype=dtype)
     move_and_cast(whole, model.device, dtype)
@@ -136,7 +136,7 @@ def dequantized(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast the buffers that are saved with a model, as loading in this dtype does; the others have their own."""
+    """Cast the buffers that are saved with a model, as loading in this dtype does; others keep their dtype."""
     saved = {id(buffer) for buffer in model.state_dict(keep_vars=True).values()}
     for buffer in model.buffers():
         if id(buffer) in saved and buffer.is_floating_point():
@@ -144,9 +144,9 @@ def cast_buffers(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
-    """Return the processor of a model, whose images are resized by Pillow wherever it runs.
+    """Return the processor of a model, which resizes images with Pillow on every machine.
 
-    Qwen's lacks its video half if torchvision is absent, or was when it was saved.
+    Qwen's has no video processor if torchvision is missing, or was missing when it was saved.
 
     Raises:
         UserError: A file of it is missing or damaged.
@@ -157,7 +157,7 @@ def load_processor(source: str | Path, model_type: str) -> ProcessorMixin:
             processor = ImageOnlyQwen2VLProcessor.from_pretrained(source)
         else:
             processor = AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        if not hasattr(processor, "image_processor"):  # AutoProcessor's answer to a class that it doesn't know
+        if not hasattr(processor, "image_processor"):  # AutoProcessor's fallback for an unknown class
             raise ValueError(f"it is {type(processor).__name__}, which takes no images")
         # the default is torchvision where it is installed, which resizes a little differently
         processor.image_processor = AutoImageProcessor.from_pretrained(source, backend="pil", trust_remote_code=False)
@@ -175,22 +175,22 @@ def try_image_processor(image_processor: Any) -> None:
 
 
 def dtype_of(config: Any) -> torch.dtype | None:
-    """Return the dtype of a model's weights by its config; that of its text part if the config names none.
+    """Return the dtype of a model's weights by its config, or by its text config.
 
-    Published Qwen3-VL names it there alone.
+    Published Qwen3-VL has it only there.
     """
     dtype: torch.dtype | None = config.dtype or config.get_text_config().dtype
     return dtype
 
 
 def set_config_dtype(network: Any, dtype: torch.dtype) -> None:
-    """Have a model's config, and those of its parts, give this dtype."""
+    """Set the dtype of a model's config and its sub-configs."""
     for config in (network.config, *(getattr(network.config, name) for name in network.config.sub_configs)):
         config.dtype = dtype
 
 
 def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Have a model's configs say what its weights are to be, and cast the matrices that new tokens get rows in."""
+    """Set the target dtype in a model's configs, and cast the vocabulary's matrices, which get new rows."""
     set_config_dtype(network, dtype)
     layers: list[Any] = [network.get_input_embeddings(), network.get_output_embeddings()]
     for layer in layers:
@@ -200,9 +200,9 @@ def _plan_cast(network: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _check_size(source: str, config: Any) -> None:
-    """Refuse a config of far more parameters than the folder's files hold: transformers would build them all first.
+    """Refuse a config with far more parameters than the files: transformers would allocate them before failing.
 
-    An empty text config describes 7B. The count is a lower bound.
+    An empty text config describes a 7B model. The count is a lower bound.
     """
     stored = sum(path.stat().st_size for path in Path(source).glob("*.safetensors"))
     text = config.get_text_config()
@@ -268,9 +268,9 @@ def without_load_report() -> Iterator[None]:
 
 
 def _match_image_tokens(source: str, network: PreTrainedModel, processor: Any) -> None:
-    """Make model and processor agree on the number of tokens of an image.
+    """Check that model and processor agree on the number of image tokens.
 
-    Values that an old processor config of LLaVA lacks are taken from the model.
+    Values that an old LLaVA processor config lacks are taken from the model.
 
     Raises:
         UserError: The processor contradicts the model.
@@ -279,16 +279,16 @@ def _match_image_tokens(source: str, network: PreTrainedModel, processor: Any) -
     if network.config.model_type == "llava":
         if network.config.vision_config.model_type == "clip_vision_model":
             wanted["num_additional_image_tokens"] = 1  # the class token
-        is_old = processor.patch_size is None  # then the number of additional tokens is a default, which no one said
+        is_old = processor.patch_size is None  # then its number of additional tokens is only a default
         for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens"):
             if is_old or getattr(processor, name, None) is None:
                 setattr(processor, name, wanted.get(name, 0))
     for name, value in wanted.items():
-        says = _at(processor, name)
-        if says is not None and value is not None and says != value:
+        found = _at(processor, name)
+        if found is not None and value is not None and found != value:
             raise UserError(
-                f"the processor of {source} has {name} = {short(says)}, and its model needs {short(value)}: images "
-                "would become another number of tokens; copy or download its files again"
+                f"the processor of {source} has {name} = {short(found)}, and its model needs {short(value)}: images "
+                "would get a wrong number of tokens; copy or download its files again"
             )
 
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # a config asks for `missing_bitsandbytes` before anything sl
     from torch import nn
     from transformers import PreTrainedModel
 
-# Whole module names or regular expressions that match one from its start, which is how transformers reads them: the
-# plain name `vision_tower` matches neither `model.vision_tower` nor what lies in it, and the tower would be quantised
-# without a word. Embeddings are no linear layers, so they stay as they are anyway.
+# transformers matches these with a module's full name, or as regular expressions from its start: a plain `vision_tower`
+# would match neither `model.vision_tower` nor its submodules, and the tower would be quantized without a warning.
+# Embeddings are not linear layers, so they are never quantized.
 _SKIPPED_MODULES = (r".*\.(vision_tower|visual|vision_model|multi_modal_projector)", "lm_head")
 
 
@@ -50,9 +50,9 @@ class Quantization:
         config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,  # the blocks' scales too: 0.37 bits less a weight
+            bnb_4bit_use_double_quant=True,  # quantizes the scales too: 0.37 bits less per weight
             bnb_4bit_compute_dtype=self.dtype,
-            llm_int8_skip_modules=list(_SKIPPED_MODULES),  # its name notwithstanding, four bits obey it too
+            llm_int8_skip_modules=list(_SKIPPED_MODULES),  # despite its name, also used for 4 bits
         )
         return {"quantization_config": config, "device_map": {"": device}}
 
@@ -71,21 +71,21 @@ def require_bitsandbytes() -> None:
 
 
 def check_quantized(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model if exactly its language model's linear layers are quantised; safe to train after evaluation.
+    """Check that exactly the language model's linear layers are quantized, and disable weight repacking.
 
-    On a CPU with AVX512-BF16, the first forward pass in evaluation mode repacks the weights of bitsandbytes (0.50.2).
-    After it, gradients of what lies below vanish without a word, and layers with a bias (Qwen2-VL's q, k and v) fail.
-    Repacking is turned off here. That can go once `Linear4bit.forward` keeps the gradient of repacked weights.
+    On a CPU with AVX512-BF16, the first forward pass in evaluation mode repacks bitsandbytes' (0.50.2) weights. After
+    it, earlier layers silently get no gradients, and layers with a bias (Qwen2-VL's q, k and v) fail. Can go once
+    `Linear4bit.forward` keeps the gradient of repacked weights.
 
     Raises:
-        UserError: Another part of it is quantised, or nothing is.
+        UserError: Another part of the model is quantized, or nothing is.
     """
     quantized = quantized_layers(model)
     outside = [name for name in quantized if "language_model" not in name]
     if outside or not quantized:
         problem = f"would quantise {', '.join(outside[:3])}" if outside else "finds no linear layer to quantise"
         raise UserError(
-            f"4 bits are for the language model's layers, but transformers {problem} in {type(model).__name__}; train "
+            f"only the language model can be in 4 bits, but transformers {problem} in {type(model).__name__}; train "
             "it with `method: lora`"
         )
     for layer in quantized.values():

@@ -150,7 +150,7 @@ def replace_json(path: Path, **changes: object) -> None:
 def test_a_checkpoint_that_changed_since_it_was_saved_is_refused(tuned, tmp_path, name, change, what):
     copy = copy_without(tuned[0], tmp_path)
     replace_json(Path(copy, name), **change) if change else flip_lowest_bit(Path(copy, name))
-    with pytest.raises(UserError, match=f"the {what} in .* are not those that were saved there"):
+    with pytest.raises(UserError, match=f"the {what} in .* changed after it was saved"):
         load(copy)
     info = {key: value for key, value in read_info(copy).items() if key not in (SAVED, SAVED_PROCESSOR)}
     Path(copy, INFO_FILE).write_text(json.dumps(info))  # as one who meant it does, and as it was in earlier versions
@@ -185,7 +185,7 @@ def test_a_record_that_is_no_object_is_one_error(tuned, tmp_path, record):
     [
         (None, [SCHEME_FILE], r"without its scheme\.json"),
         ("mr2ag", [SCHEME_FILE], r"without its scheme\.json"),
-        ("mr2ag", [SCHEME_FILE, INFO_FILE], "has reflection tokens already"),
+        ("mr2ag", [SCHEME_FILE, INFO_FILE], "already has reflection tokens"),
     ],
 )
 @pytest.mark.parametrize("base", ["llava"], indirect=True)

@@ -432,7 +432,7 @@ def test_an_adapter_is_continued(config, tuned, weights) -> None:
     assert max(moved(settings)) < -1.0
     rank = json.loads(Path(settings.output_dir, "adapter_config.json").read_text())["r"]
     assert recorded_settings(Path(settings.output_dir))["lora_r"] == rank
-    with pytest.raises(UserError, match="continued as it is: `lora_r` is 64, the adapter's"):
+    with pytest.raises(UserError, match="whose settings can't change: `lora_r` is 64, the adapter's"):
         grpo(config("other", model=settings.model, method="lora", lora_r=64))
 
 
@@ -499,7 +499,7 @@ def test_all_problems_of_a_config_are_reported_at_once(tmp_path: Path) -> None:
         assert f"`{name}` is needed" in message, name
 
 
-GATE_KEYS = "`gamma` and `ret` mean nothing here: rewards are of both outcomes"
+GATE_KEYS = "`gamma` and `ret` have no effect: rewards are measured for both outcomes"
 
 
 @pytest.mark.parametrize(

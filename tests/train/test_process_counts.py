@@ -15,7 +15,7 @@ from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, 
 from reflectune.train.data.order import TrainingOrder
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import supervised_weight
-from reflectune.train.weights.checkpoints import mark_whole, recorded_settings
+from reflectune.train.weights.checkpoints import mark_complete, recorded_settings
 
 
 def shares(order: TrainingOrder, batch: GlobalBatch) -> list[list[int]]:
@@ -64,7 +64,7 @@ def test_a_filler_is_read_and_counts_for_nothing(base_model, data_folder, exampl
 
 
 def test_another_global_batch_is_refused_with_the_numbers_that_are_right(tmp_path: Path) -> None:
-    mark_whole(tmp_path, GlobalBatch(4, 1, 1).settings(""), 8)
+    mark_complete(tmp_path, GlobalBatch(4, 1, 1).settings(""), 8)
 
     refuse_other_batch(tmp_path / "new", recorded_settings(tmp_path / "new"), GlobalBatch(4, 1, 2), "")
     refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(1, 2, 2), "")
@@ -73,7 +73,7 @@ def test_another_global_batch_is_refused_with_the_numbers_that_are_right(tmp_pat
 
 
 def test_processes_that_are_fixed_are_refused_with_the_reason(tmp_path: Path) -> None:
-    mark_whole(tmp_path, GlobalBatch(2, 1, 2).settings("dropout"), 8)
+    mark_complete(tmp_path, GlobalBatch(2, 1, 2).settings("dropout"), 8)
 
     with pytest.raises(UserError, match=r"a run of 2 process\(es\), and 1 were started: because\. Start 2"):
         refuse_other_batch(tmp_path, recorded_settings(tmp_path), GlobalBatch(4, 1, 1), "because")

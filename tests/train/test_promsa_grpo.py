@@ -27,9 +27,9 @@ from reflectune.train.answer_rewards.agent import (
     AgentRollout,
     AgentTrainer,
     AgentTraining,
-    calls_of,
+    count_calls,
     reward_functions,
-    with_less_gradient,
+    scale_gradient_by_calls,
 )
 from reflectune.train.answer_rewards.agent_config import AgentGrpoConfig
 from reflectune.train.answer_rewards.prompts import PromptProcessor
@@ -93,13 +93,13 @@ def test_a_trajectory_has_the_ids_that_the_pipeline_reads(family: str, world: Pa
     by_agent = [token for token, mine in zip(row["completion_ids"], row["env_mask"], strict=True) if mine]
     assert by_agent == [*renderer.reply_ids(IMAGE), *renderer.reply_ids(RIGHT)]
     assert (row["answer"], row["formed"], row["calls"]) == ("oak", True, 1)
-    assert calls_of(torch.tensor([row["env_mask"]])).tolist() == [1]
+    assert count_calls(torch.tensor([row["env_mask"]])).tolist() == [1]
 
 
 def test_tn_gspo_divides_a_trajectorys_gradient_by_its_calls() -> None:
     logps = torch.tensor([[-1.0, -2.0, -3.0], [-1.0, -2.0, -3.0]], requires_grad=True)
     mask, scale = torch.tensor([[1, 0, 1], [1, 1, 1]]), torch.tensor([[1.5], [1.0]])  # one call, no call
-    less = with_less_gradient(logps, mask, 0.5)
+    less = scale_gradient_by_calls(logps, mask, 0.5)
     assert torch.equal(less, logps)
     (gradient,) = torch.autograd.grad(less.sum(), logps)
     torch.testing.assert_close(gradient, (1 / scale).expand(2, 3))

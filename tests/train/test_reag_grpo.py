@@ -430,7 +430,7 @@ def test_the_help_leaves_out_the_keys_of_other_trainings(capsys) -> None:
 def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(config, capsys) -> None:
     with pytest.raises(UserError, match="multiple of `generations`, 4"):
         learn(config(per_device_train_batch_size=6))
-    with pytest.raises(UserError, match=r"0 prompts, and a step reads"):
+    with pytest.raises(UserError, match=r"0 prompts, but a step reads"):
         learn(config(max_tokens=60))
     assert f"{len(PROMPTS)} prompts leave no room for a reply" in capsys.readouterr().out
 
@@ -438,7 +438,7 @@ def test_replies_that_are_no_whole_groups_and_long_prompts_are_refused(config, c
 def test_fewer_prompts_than_a_step_reads_are_refused_before_the_model_is_loaded(config) -> None:
     """TRL would drop them, take no step, and call the checkpoint trained."""
     few = config(limit=3, gradient_accumulation_steps=2, model="nowhere")
-    with pytest.raises(UserError, match=r"3 prompts, and a step reads 4: .* 8 x .* 2 x 1 process\(es\) / .* 4\."):
+    with pytest.raises(UserError, match=r"3 prompts, but a step reads 4: .* 8 x .* 2 x 1 process\(es\) / .* 4\."):
         learn(few)
     refuse_too_few(4, grpo_arguments(few, common_arguments(few)))
 

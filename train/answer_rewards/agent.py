@@ -1,7 +1,8 @@
-"""Train an agent's trajectories by TN-GSPO or GSPO: its calls search our indexes, and only its replies are trained.
+"""Train an agent's trajectories by GSPO or TN-GSPO: calls search our indexes, and only replies are trained.
 
-TN-GSPO (ProMSA, arXiv 2606.27974) divides GSPO's mean log-ratio of a sequence by 1 + c · H, H the number of its calls.
-Each set of replies is used for one update, where all ratios are 1. So TN-GSPO only divides their gradient by 1 + c · H.
+TN-GSPO (ProMSA, arXiv 2606.27974) divides GSPO's mean log-ratio of a sequence by 1 + c · H, where H is the number of
+its calls. Each batch of replies is used for one update only, so all ratios are 1, and TN-GSPO amounts to dividing the
+gradient by 1 + c · H.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from reflectune.train.runs.checkpointed_trainer import Run
 
 @dataclass
 class _Sampled:
-    """A sampled trajectory: the ids after its prompt, with 1 for those of the agent and 0 for tools' results."""
+    """A sampled trajectory. `mask` is 1 for ids that the agent generated, 0 for tools' results."""
 
     image: Image.Image
     prompt: Rendered
@@ -68,21 +69,21 @@ class _Sampled:
 
     @property
     def calls(self) -> int:
-        """Number of replies whose tool's result was read."""
+        """Number of tool calls whose result was appended."""
         return max(len(self.replies) - 1, 0)
 
 
 class AgentRollout:
-    """TRL's `rollout_func`: samples trajectories with the trained model and our searches.
+    """TRL's `rollout_func`: samples trajectories with the model in training and our searches.
 
     Args:
         questions: Questions by id.
         roots: Folders of their images.
         pipeline: Starts a question's trajectory.
         search: Runs the searches.
-        renderer: The model's.
+        renderer: Renderer of the model.
         rendered: Returns a prompt by its id.
-        longest: Maximum tokens of a trajectory, its prompt included.
+        longest: Maximum tokens of a trajectory, including its prompt.
         reply_tokens: Maximum tokens of a reply.
     """
 
@@ -103,64 +104,68 @@ class AgentRollout:
         self._longest, self._reply_tokens = longest, reply_tokens
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Return the trajectories, one a prompt: TRL's keys, and the columns that the rewards read."""
+        """Return a trajectory for each prompt: TRL's keys, and the columns that the reward functions read."""
         trainer.begin_rollouts()
-        courses = [self._begin(self._questions[prompt_id(prompt)]) for prompt in prompts]
-        while waiting := [course for course in courses if course.waiting is not None]:
-            searching = [course for course in waiting if isinstance(course.waiting, SearchRequest)]
+        trajectories = [self._begin(self._questions[prompt_id(prompt)]) for prompt in prompts]
+        while waiting := [trajectory for trajectory in trajectories if trajectory.waiting is not None]:
+            searching = [trajectory for trajectory in waiting if isinstance(trajectory.waiting, SearchRequest)]
             if searching:
-                found: Sequence[SearchReply] = self._search([(it.image, it.waiting) for it in searching])
-                for course, reply in zip(searching, found, strict=True):
-                    course.advance(reply)
+                found: Sequence[SearchReply] = self._search(
+                    [(trajectory.image, trajectory.waiting) for trajectory in searching]
+                )
+                for trajectory, reply in zip(searching, found, strict=True):
+                    trajectory.advance(reply)
             else:
-                self._write([course for course in waiting if self._continues(course)], trainer)
+                self._write([trajectory for trajectory in waiting if self._continues(trajectory)], trainer)
         return {
-            "prompt_ids": [course.prompt.ids for course in courses],
-            "completion_ids": [course.ids for course in courses],
+            "prompt_ids": [trajectory.prompt.ids for trajectory in trajectories],
+            "completion_ids": [trajectory.ids for trajectory in trajectories],
             "logprobs": None,
-            "env_mask": [course.mask for course in courses],
-            "answer": [course.answer for course in courses],
-            "formed": [bool(course.answer) and all(map(keeps_format, course.replies)) for course in courses],
-            "calls": [course.calls for course in courses],
+            "env_mask": [trajectory.mask for trajectory in trajectories],
+            "answer": [trajectory.answer for trajectory in trajectories],
+            "formed": [
+                bool(trajectory.answer) and all(map(keeps_format, trajectory.replies)) for trajectory in trajectories
+            ],
+            "calls": [trajectory.calls for trajectory in trajectories],
         }
 
     def _begin(self, question: Question) -> _Sampled:
         image = load_image(question.image, root=self._roots, needed_by=f"question {question.id}")
         steps = self._pipeline(question)
-        course = _Sampled(image, self._rendered(question.id), steps)
-        course.advance(None)
-        return course
+        trajectory = _Sampled(image, self._rendered(question.id), steps)
+        trajectory.advance(None)
+        return trajectory
 
-    def _continues(self, course: _Sampled) -> bool:
-        """Append the result of the last call; return False at the end: without room for a further reply."""
-        request = course.waiting
+    def _continues(self, trajectory: _Sampled) -> bool:
+        """Append the result of the last call. Return False if there is no room for another reply."""
+        request = trajectory.waiting
         assert isinstance(request, WriteRequest)
         if not request.prompt.rounds:
             return True
         result = self._renderer.after_reply(request.prompt.rounds[-1][1])
-        end = [] if course.ids[-1] == self._renderer.end_token_id else [self._renderer.end_token_id]
-        length = len(course.prompt.ids) + len(course.ids) + len(end) + len(result)
+        end = [] if trajectory.ids[-1] == self._renderer.end_token_id else [self._renderer.end_token_id]
+        length = len(trajectory.prompt.ids) + len(trajectory.ids) + len(end) + len(result)
         if length + self._reply_tokens > self._longest:
-            course.waiting = None
+            trajectory.waiting = None
             return False
-        course.extend([*end, *result], by_agent=False)
+        trajectory.extend([*end, *result], by_agent=False)
         return True
 
-    def _write(self, courses: Sequence[_Sampled], trainer: Any) -> None:
-        """Sample a reply of each trajectory."""
-        if not courses:
+    def _write(self, trajectories: Sequence[_Sampled], trainer: Any) -> None:
+        """Sample a reply for each trajectory."""
+        if not trajectories:
             return
-        rows = [[*course.prompt.ids, *course.ids] for course in courses]
-        sampled = trainer.sample(rows, [course.prompt for course in courses])
-        for course, ids in zip(courses, sampled, strict=True):
-            course.extend(ids, by_agent=True)
+        rows = [[*trajectory.prompt.ids, *trajectory.ids] for trajectory in trajectories]
+        sampled = trainer.sample(rows, [trajectory.prompt for trajectory in trajectories])
+        for trajectory, ids in zip(trajectories, sampled, strict=True):
+            trajectory.extend(ids, by_agent=True)
             text = self._renderer.decode([token for token in ids if token != self._renderer.end_token_id])
-            course.replies.append(text)
-            course.advance(WriteReply(text, tokens=len(ids)))
+            trajectory.replies.append(text)
+            trajectory.advance(WriteReply(text, tokens=len(ids)))
 
 
 def reward_functions(questions: Mapping[str, Question], correctness: Worth, max_calls: int) -> list[Reward]:
-    """Return TRL's reward functions: accuracy, format, and the share of the calls that were used, a cost."""
+    """Return TRL's reward functions: accuracy, format, and the share of allowed calls that were used (a cost)."""
 
     def accuracy(answer: Sequence[str], question_id: Sequence[str], **_: Any) -> list[float | None]:
         return [float(correctness(text, questions[key])) for text, key in zip(answer, question_id, strict=True)]
@@ -174,18 +179,18 @@ def reward_functions(questions: Mapping[str, Question], correctness: Worth, max_
     return [accuracy, format_kept, calls_used]
 
 
-def calls_of(mask: Tensor) -> Tensor:
-    """Return the number of tools' results in each row of TRL's `tool_mask`, (rows, tokens): its runs of 0.
+def count_calls(mask: Tensor) -> Tensor:
+    """Count the tool results (runs of 0) in each row of TRL's `tool_mask`, (rows, tokens).
 
     Example:
-        >>> calls_of(torch.tensor([[1, 0, 0, 1, 0, 1], [1, 1, 1, 1, 1, 1]])).tolist()
+        >>> count_calls(torch.tensor([[1, 0, 0, 1, 0, 1], [1, 1, 1, 1, 1, 1]])).tolist()
         [2, 0]
     """
     return ((mask[:, :-1] == 1) & (mask[:, 1:] == 0)).sum(-1)
 
 
-def with_less_gradient(logps: Tensor, mask: Tensor, horizon: float) -> Tensor:
-    """Return log-probabilities, (rows, tokens), of the same values, whose gradient is divided by 1 + c · H.
+def scale_gradient_by_calls(logps: Tensor, mask: Tensor, horizon: float) -> Tensor:
+    """Return the log-probabilities unchanged, (rows, tokens), but with their gradient divided by 1 + c · H.
 
     Args:
         logps: Log-probabilities.
@@ -193,7 +198,7 @@ def with_less_gradient(logps: Tensor, mask: Tensor, horizon: float) -> Tensor:
         horizon: c.
     """
     fixed = logps.detach()
-    return fixed + (logps - fixed) / (1 + horizon * calls_of(mask).unsqueeze(1))
+    return fixed + (logps - fixed) / (1 + horizon * count_calls(mask).unsqueeze(1))
 
 
 class AgentTrainer(AnswerTrainer):
@@ -218,11 +223,11 @@ class AgentTrainer(AnswerTrainer):
         return loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's, inside the loss with less gradient; TRL divides the sum of log-ratios by the length L."""
+        """Call TRL's method; inside the loss, scale the gradients. TRL divides the sum of log-ratios by the length."""
         logps, *others = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         inputs = self._loss_inputs
         if inputs is not None and "tool_mask" in inputs:
-            logps = with_less_gradient(logps, inputs["tool_mask"], self._horizon)
+            logps = scale_gradient_by_calls(logps, inputs["tool_mask"], self._horizon)
         return (logps, *others)
 
 
@@ -231,7 +236,7 @@ class AgentTraining(ReplyTraining):
 
     Args:
         settings: The pipeline's settings.
-        bases: Opens the search, and names the base of text_search.
+        bases: Opens the searches; returns the search function and the name of the text base.
     """
 
     sampled, algorithm = "trajectories", "GSPO"
@@ -268,17 +273,21 @@ class AgentTraining(ReplyTraining):
         return {**super().fingerprints(), "data_fingerprint": self._dataset.fingerprint}
 
     def load_data(self, args: TrainingArguments) -> None:
-        """Read the questions, drawn by seed; their prompts are the pipeline's first ones."""
+        """Draw questions by seed; each prompt is the first turn of the pipeline."""
         assert isinstance(args, GRPOConfig)  # from `arguments`
         config = self._config
-        questions = [it for it in self._dataset.stream(config.split) if it.answers and it.image and not it.more_images]
+        questions = [
+            question
+            for question in self._dataset.stream(config.split)
+            if question.answers and question.image and not question.more_images
+        ]
         if not questions:
             raise UserError(f"`split`: no question of {config.split} has an answer and one image; name another split")
         drawn = random.Random(config.seed).sample(questions, len(questions))[: config.limit]
         self._questions = {question.id: question for question in drawn}
         self._roots = self._dataset.image_roots
-        found = ((question.id, image_problem(question.image, self._roots)) for question in drawn)
-        if problems := [f"question {name}: {problem}" for name, problem in found if problem]:
+        image_problems = ((question.id, image_problem(question.image, self._roots)) for question in drawn)
+        if problems := [f"question {key}: {problem}" for key, problem in image_problems if problem]:
             raise UserError(f"`dataset`: {len(problems)} of {len(drawn)} questions have no image; {problems[0]}")
         self._examples = [
             PromptedExample(

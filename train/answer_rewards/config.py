@@ -14,7 +14,7 @@ from reflectune.train.settings.training import RewardConfig
 
 
 class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
-    """Settings of TRL's GRPO, without a KL term."""
+    """Settings of TRL's GRPO without a KL term."""
 
     model: ModelName = setting(
         "",
@@ -22,7 +22,7 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
         needed="a checkpoint that sft wrote",
         hashed=False,  # its content is, and that of `dataset` and `train_data`
     )
-    scheme: Literal["plain"] = setting("plain", "always plain: replies have no tokens of their own")
+    scheme: Literal["plain"] = setting("plain", "always plain: replies have no reflection tokens")
     limit: int | None = setting(None, "maximum number of prompts, drawn by seed; all if unset", ge=1)
     generations: int = setting(8, "replies per prompt: the group size of GRPO", ge=2)
     per_device_train_batch_size: int = setting(8, "replies, of one or several prompts", ge=1, hashed=False)
@@ -45,7 +45,7 @@ class ReplyGrpoConfig(RewardConfig, ConnectionKeys):
 
     @cross_check
     def method_problems(self) -> Iterator[str]:
-        """Yield the problems of adapters, rates and dropout that TRL can't train."""
+        """Yield the problems of settings that TRL's trainer doesn't support."""
         if self.projector_learning_rate is not None:
             yield "`projector_learning_rate` is for sft and grpo: TRL's optimiser has one rate"
         if self.method == "qlora":

@@ -1,8 +1,8 @@
-"""Prompts for TRL, rendered by our renderer behind the interface of a processor, so that no text forges a token.
+"""A processor for TRL whose prompts are rendered by our renderer, so that no text can forge a token.
 
-TRL's trainer renders each prompt as one text and tokenizes it, so that `<image>` or `<|im_end|>` in a passage would
-become tokens. Here the text of a prompt is its id alone. The processor maps it to the token ids and image tensors of
-the pipeline's prompt.
+TRL's trainer renders each prompt as text and tokenizes it, so `<image>` or `<|im_end|>` in a passage would become
+special tokens. Here TRL only sees a prompt's id as its text, and the processor maps the id to the token ids and image
+tensors of the pipeline's prompt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from reflectune.train.data.examples import LengthBound, blank_image
 
 Conversation = Sequence[Mapping[str, Any]]
 _CACHED = 64
-"""Rendered prompts that are cached: TRL asks for those of a batch twice."""
+"""Rendered prompts to cache: TRL reads each prompt of a batch twice."""
 
 
 class PromptRenderer:
@@ -34,7 +34,7 @@ class PromptRenderer:
 
     Args:
         examples: The lessons.
-        renderer: The model's.
+        renderer: Renderer of the model.
         roots: Folders that image paths may lead into.
         max_tokens: Maximum tokens of a prompt.
     """
@@ -67,15 +67,15 @@ class PromptRenderer:
 
 
 class PromptProcessor(ProcessorMixin):
-    """The processor that TRL is given. It reads a conversation's text as a prompt's id, and returns the prompt.
+    """Processor for TRL. It takes a conversation's text as a prompt's id, and returns that prompt.
 
     Args:
-        renderer: The model's; its tokenizer decodes replies.
+        renderer: Renderer of the model; its tokenizer decodes replies.
         rendered: Returns a prompt by its id.
-        types_key: Argument by which the model learns which tokens are an image's (1, else 0); "" if it has none.
+        types_key: Name of the model's argument that marks image tokens; "" if it has none.
 
     Attributes:
-        rendered: The function.
+        rendered: Returns a prompt by its id.
     """
 
     def __init__(self, renderer: Renderer, rendered: Callable[[str], Rendered], *, types_key: str) -> None:
@@ -90,12 +90,12 @@ class PromptProcessor(ProcessorMixin):
         return prompt_id(conversation)
 
     def fields(self, prompts: Sequence[Rendered], rows: Sequence[Sequence[int]]) -> dict[str, Any]:
-        """Return what a model reads next to token ids that begin with these prompts."""
+        """Return the model's other inputs for token ids that begin with these prompts."""
         types = {self._types_key: [self._types(ids) for ids in rows]} if self._types_key else {}
         return types | join_vision([prompt.vision for prompt in prompts])
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> dict[str, Tensor]:  # type: ignore[override]  # TRL's call
-        """Return prompts by their ids as tensors, padded on the left: shape (prompts, tokens)."""
+        """Return the prompts with these ids as tensors, padded on the left: shape (prompts, tokens)."""
         prompts = [self.rendered(name) for name in text]
         rows = [prompt.ids for prompt in prompts]
         tensors = {
@@ -112,7 +112,7 @@ class PromptProcessor(ProcessorMixin):
         return written
 
     def _tiles(self, images: Sequence[Sequence[str]], **options: Any) -> dict[str, Tensor]:
-        """Return the number of tiles of each prompt's image; TRL (1.16) asks for InternVL's."""
+        """Return the number of tiles of each prompt's image, which TRL (1.16) needs for InternVL."""
         return {"num_patches": torch.tensor([len(self.rendered(name).vision["pixel_values"]) for [name] in images])}
 
     def _types(self, ids: Sequence[int]) -> list[int]:
@@ -120,7 +120,7 @@ class PromptProcessor(ProcessorMixin):
 
 
 def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
-    """Return the rows of TRL's data set. The id stands for the image too: the processor loads it."""
+    """Return the rows of TRL's data set. The id stands for prompt and image; the processor loads both."""
     return [
         {"prompt": [{"role": "user", "content": example.id}], "image": example.id, "question_id": example.id}
         for example in examples
@@ -128,7 +128,7 @@ def rows_of(examples: Sequence[PromptedExample]) -> list[dict[str, Any]]:
 
 
 def prompt_id(conversation: Conversation) -> str:
-    """Return the id of a prompt, which stands in the place of its text."""
+    """Return the id of a prompt, which replaces its text."""
     return next(str(part["text"]) for part in conversation[-1]["content"] if part["type"] == "text")
 
 

@@ -1,4 +1,4 @@
-"""Rewards of a reply: for an answer that is right by the official metric, and for the format."""
+"""Rewards of a reply: the official metric of its answer, and its format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from reflectune.core.types import Question
 from reflectune.metrics.scoring.registry import Worth
 
 Reward = Callable[..., list[float | None]]
-"""A reward function of TRL: keyword arguments, `completions` among them, to a number for each reply."""
+"""TRL's reward function: takes keyword arguments such as `completions`, and returns a number for each reply."""
 
 _FORMAT: Final = re.compile(r"\s*<think>(?P<thoughts>.*)</think>\s*<answer>(?P<answer>.*)</answer>\s*", re.DOTALL)
 _TAGS: Final = re.compile(r"</?(?:think|answer)>")
@@ -39,9 +39,8 @@ def reward_functions(
     """
 
     def accuracy(completions: Sequence[Any], question_id: Sequence[str], **_: Any) -> list[float | None]:
-        asked = [questions[key] for key in question_id]
         answers = [read_answer(text) for text in map(text_of, completions)]
-        return [float(correctness(answer, question)) for answer, question in zip(answers, asked, strict=True)]
+        return [float(correctness(text, questions[key])) for text, key in zip(answers, question_id, strict=True)]
 
     def format_kept(completions: Sequence[Any], **_: Any) -> list[float | None]:
         return [float(keeps_format(text)) for text in map(text_of, completions)]

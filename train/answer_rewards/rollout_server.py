@@ -1,7 +1,7 @@
-"""Replies sampled by a vLLM server, which reads the trained weights from a folder before each batch of rollouts.
+"""Replies sampled by a vLLM server, which reloads the current weights from a folder before each batch of rollouts.
 
-The server runs in an environment of its own, started with `VLLM_SERVER_DEV_MODE=1` so that its weights can be exchanged
-over HTTP. It has to see the folder under the same path.
+The server runs in its own environment with `VLLM_SERVER_DEV_MODE=1`, which lets it reload weights by an HTTP request.
+It must see the folder under the same path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.train.weights.checkpoints import refuse_full_disk
 
 ROLLOUT_WEIGHTS = "rollout_weights"
-"""Folder of the weights that are handed over, in `output_dir`."""
+"""Folder in `output_dir` through which the server gets the weights."""
 _RELOAD = "/collective_rpc"
 _SEEDS = 2**31
 
@@ -37,9 +37,9 @@ class RolloutServer:
     """A vLLM server that samples replies with the weights in training.
 
     Args:
-        server: The server, whose model has been found.
-        folder: Folder of the weights that are handed over; the server sees it under the same path.
-        renderer: Of the prompts.
+        server: The server, after `TokenServer.find`.
+        folder: Folder through which the server gets the weights; it must see it under the same path.
+        renderer: Renderer of the prompts.
         ends: Ids that end a reply.
         temperature: Temperature of sampling.
         reply_tokens: Maximum tokens of a reply.
@@ -63,18 +63,18 @@ class RolloutServer:
             "top_k": 0,
             "max_tokens": reply_tokens,
             "logprobs": 0,
-            "ignore_eos": True,  # of the server's own config
+            "ignore_eos": True,  # from the server's config
             "stop_token_ids": [*ends],
-            # an image's token in a reply would need an image of its own; TRL suppresses it as well
+            # an image token in a reply would need an image; TRL suppresses it too
             "logit_bias": {str(token): -100.0 for token in {renderer.image_token_id, renderer.expansion.token}},
         }
 
     def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Sample a reply after each row of token ids, which begins with its prompt's; seeds are torch's next numbers.
+        """Sample a reply after each row of token ids. Seeds are drawn from torch's generator.
 
         Raises:
             UnusableInput: The server refuses a row.
-            UserError: The server can't be used, or fits images in another way.
+            UserError: The server can't be used, or preprocesses images differently.
         """
         seeds = torch.randint(_SEEDS, (len(rows),)).tolist()
         requests = [
@@ -84,19 +84,19 @@ class RolloutServer:
         return [reply.ids for reply in self._server.generate_all(requests)]
 
     def load(self, model: PreTrainedModel | PeftModel, processes: Processes) -> None:
-        """Let the server read the model's weights, which the first process writes; all processes call this together.
+        """Write the model's weights and let the server reload them. All processes call this together.
 
         Raises:
-            UserError: The server can't exchange its weights.
+            UserError: The server can't reload weights.
         """
-        # nothing cached under earlier weights is read; vLLM (0.32) fails on an image whose states it has dropped
+        # a new salt hides the cache of earlier weights; vLLM (0.32) fails on an image whose states it has dropped
         self._server.salt = uuid.uuid4().hex
         if processes.index == 0:
             self._exchange(*merged_weights(model))
         processes.wait()
 
     def remove_weights(self) -> None:
-        """Delete the weights that were handed over."""
+        """Delete the weights written for the server."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _exchange(self, network: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
@@ -111,7 +111,7 @@ class RolloutServer:
                 transport.post(body, lambda value: value["results"])
         except NotServed:
             raise UserError(
-                f"{endpoint.shown_url} can't exchange its weights: start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
+                f"{endpoint.shown_url} can't reload weights: start vLLM with VLLM_SERVER_DEV_MODE=1 in its "
                 "environment, on this machine or one that sees its folders"
             ) from None
         except Refused as error:
@@ -119,20 +119,20 @@ class RolloutServer:
 
 
 def merged_weights(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Return the model without adapters, and its weights with the adapters added to them, by name.
+    """Return the base model, and its weights by name with the adapters merged into them.
 
-    A sum is computed in float32 and rounded once; the model stays as it is. Tied weights are given by one name.
+    Sums are computed in float32 and rounded once. The model is not changed. A tied weight has one name.
     """
     network: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     layers = {name: layer for name, layer in network.named_modules() if isinstance(layer, LoraLayer)}
     weights: dict[str, Tensor] = {}
     for name, tensor in network.state_dict().items():
-        module, _, own = name.partition(".base_layer.")
+        module, _, weight_name = name.partition(".base_layer.")
         if ".lora_" in name or ".original_module." in name:
             continue
-        if own == "weight" and module in layers:
+        if weight_name == "weight" and module in layers:
             layer: Any = layers[module]
             changes = (layer.get_delta_weight(adapter).float() for adapter in layer.active_adapters)
-            tensor = sum(changes, tensor.float()).to(tensor.dtype).cpu()  # not a second model on the GPU
+            tensor = sum(changes, tensor.float()).to(tensor.dtype).cpu()  # the GPU must not hold a second model
         weights[name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")] = tensor
     return network, {name: tensor for name, tensor in weights.items() if name not in network.all_tied_weights_keys}

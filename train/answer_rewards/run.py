@@ -1,4 +1,4 @@
-"""Train the answers of a checkpoint by GRPO: read its prompts, sample replies, reward the right ones."""
+"""Train the answers of a checkpoint by GRPO: read prompts, sample replies, and reward correct ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReplyTraining(Method):
     sampled, algorithm = "replies", "TRL's GRPO"
     whole_model_for = "replies are sampled"
     quantizes = False
-    fixes_processes = "replies are sampled, and each process draws random numbers of its own"
+    fixes_processes = "each process samples replies with its own random numbers"
     _examples: Sequence[PromptedExample]
     _roots: Roots
     _questions: Mapping[str, Question]
@@ -61,7 +61,7 @@ class ReplyTraining(Method):
         self._config, self._dataset, self._hashes, self._correctness = config, dataset, hashes, correctness
 
     def arguments(self, common: Mapping[str, Any]) -> GRPOConfig:
-        """Make TRL's arguments."""
+        """Return TRL's arguments."""
         return grpo_arguments(self._config, common)
 
     def fingerprints(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class ReplyTraining(Method):
         return f"{config.accuracy_reward:g} x right by {config.metric} + {config.format_reward:g} x in the format"
 
     def server(self, loaded: Loaded) -> RolloutServer | None:
-        """Return the server that samples the replies, None for transformers.
+        """Return the server that samples the replies; None to sample with transformers.
 
         Raises:
             UserError: It doesn't serve the model.
@@ -120,7 +120,7 @@ class ReplyTraining(Method):
         )
 
     def data_summary(self) -> str:
-        """Count the prompts and what was sampled for each."""
+        """Describe the number of prompts and of samples per prompt."""
         config = self._config
         sampled = f"{config.generations} {self.sampled} each, by {self.algorithm}"
         return f"{len(self._examples):,} prompts of {config.split}, {sampled}"
@@ -180,7 +180,7 @@ class AnswerTraining(ReplyTraining):
 def load_prompts(
     config: AnswerGrpoConfig, dataset: Dataset
 ) -> tuple[list[PromptedExample], Roots, dict[str, Question]]:
-    """Read the prompts in an order drawn by seed, the folders of their images, and their questions by id.
+    """Return the prompts in random order, the folders of their images, and their questions by id.
 
     Raises:
         UserError: A row isn't a prompt of a pipeline, or its question isn't in the data set.
@@ -203,7 +203,7 @@ def load_prompts(
 
 
 def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOConfig:
-    """Make TRL's arguments of those that all trainings share.
+    """Return TRL's arguments, given those that all trainings share.
 
     Raises:
         UserError: The replies of an optimiser step are not whole groups.
@@ -212,7 +212,7 @@ def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOCo
         return GRPOConfig(
             **common,
             beta=0.0,  # no KL term, as published
-            activation_checkpointing=False,  # TRL's default recomputes; the run does so where it is asked to
+            activation_checkpointing=False,  # TRL's default is True; `gradient_checkpointing` decides here
             disable_dropout=True,  # so that replies are scored by the model that sampled them
             num_generations=config.generations,
             max_completion_length=config.max_new_tokens,
@@ -222,14 +222,14 @@ def grpo_arguments(config: ReplyGrpoConfig, common: Mapping[str, Any]) -> GRPOCo
         )
     except ValueError as error:
         raise UserError(
-            f"TRL refuses the batch: {error}. The replies of a step, `per_device_train_batch_size` x "
-            f"`gradient_accumulation_steps` x processes, are a multiple of `generations`, {config.generations}"
+            f"TRL refuses the batch: {error}. The replies per step, `per_device_train_batch_size` x "
+            f"`gradient_accumulation_steps` x processes, must be a multiple of `generations`, {config.generations}"
         ) from error
 
 
 def prompts_of_a_step(args: GRPOConfig) -> int:
-    """Return the prompts that an optimiser step reads over all processes, each with all its replies."""
-    # TRL fills in the first, and refuses incomplete groups
+    """Return the number of prompts per optimiser step over all processes; each has all of its replies."""
+    # TRL computes the first, and refuses incomplete groups
     assert args.generation_batch_size is not None
     assert args.num_generations is not None
     return args.generation_batch_size // args.num_generations
@@ -238,11 +238,11 @@ def prompts_of_a_step(args: GRPOConfig) -> int:
 def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
     """Raise a `UserError` if there are fewer prompts than an optimiser step reads.
 
-    TRL's sampler drops an incomplete step at the end of an epoch, so that such a run would take no step at all.
+    TRL's sampler drops an incomplete step at the end of an epoch, so such a run would take no step.
     """
     if prompts < (needed := prompts_of_a_step(args)):
         raise UserError(
-            f"{prompts} prompts, and a step reads {needed}: `per_device_train_batch_size` "
+            f"found {prompts} prompts, but a step reads {needed}: `per_device_train_batch_size` "
             f"{args.per_device_train_batch_size} x `gradient_accumulation_steps` {args.gradient_accumulation_steps} x "
             f"{args.world_size} process(es) / `generations` {args.num_generations}. Lower the batch, or give more "
             "prompts"
@@ -250,7 +250,7 @@ def refuse_too_few(prompts: int, args: GRPOConfig) -> None:
 
 
 def steps_of(config: ReplyGrpoConfig, prompts: int, args: GRPOConfig) -> int:
-    """Return the optimiser steps of the whole run; an epoch drops the prompts at its end that fill no step."""
+    """Return the optimiser steps of the whole run. An epoch drops an incomplete last step."""
     if config.max_steps is not None:
         return config.max_steps
     return math.ceil(config.epochs * (prompts // prompts_of_a_step(args)))

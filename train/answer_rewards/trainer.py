@@ -22,13 +22,13 @@ from reflectune.train.runs.logs import LogFile
 
 
 class PromptOrder(Sampler[int]):
-    """TRL's order of the prompts, each as often as it has replies, as a pure function of its seed and the epoch.
+    """TRL's order of the prompts, as a pure function of the seed and the epoch.
 
-    TRL's sampler (1.16) continues one generator through all epochs, so that a resumed run would begin with the first
-    epoch's order. Here the shuffles of earlier epochs are drawn again. Can go once TRL's sampler follows epochs.
+    TRL's sampler (1.16) continues one generator through all epochs, so a resumed run would begin with the order of the
+    first epoch. Here the shuffles of earlier epochs are replayed. Can go once TRL's sampler follows epochs.
 
     Args:
-        sampler: TRL's, which shuffles.
+        sampler: TRL's sampler, which repeats each prompt for its replies.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -36,7 +36,7 @@ class PromptOrder(Sampler[int]):
         self._sampler, self._epoch = sampler, 0
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order the next iteration gives."""
+        """Set the epoch of the next iteration."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -53,15 +53,15 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
     """Trains answers by GRPO; sampling, advantages, loss and the order of the prompts are TRL's.
 
     Args:
-        run: The model, TRL's arguments, and how checkpoints are written.
+        run: The model, TRL's arguments, and the function that writes checkpoints.
         rows: Rows of TRL's data set; see `rows_of`.
         processor: Renders their prompts.
-        rewards: In the order of `args.reward_weights`.
-        rollout: TRL's `rollout_func`; None for one reply to a prompt.
+        rewards: Reward functions, in the order of `args.reward_weights`.
+        rollout: TRL's `rollout_func`; None for single-turn replies.
         server: Samples the replies; None for transformers.
 
     Attributes:
-        server: The server.
+        server: See the argument.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         self.keep_checkpoints(run)
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """Train; the weights that the server read are deleted at the end."""
+        """Train, and delete the weights written for the server at the end."""
         try:
             return super().train(*arguments, **named)
         finally:
@@ -97,38 +97,39 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
                 self.server.remove_weights()
 
     def begin_rollouts(self) -> None:
-        """Give the server the weights of this step; all processes call this together."""
+        """Let the server load the weights of this step. All processes call this together."""
         if self.server is not None and self._served_step != self.state.global_step:
             self.server.load(self._bare_model, self.processes)
             self._served_step = self.state.global_step
 
     def sample(self, rows: Sequence[Sequence[int]], prompts: Sequence[Rendered]) -> list[list[int]]:
-        """Sample a reply after each row of ids, with its end token unless it is cut off.
+        """Sample a reply after each row of ids; it ends with an end token unless it is truncated.
 
-        Transformers reads no more rows at a time than a step of training: the keys and values of long rows take GBs.
+        transformers generates for one training batch at a time: the keys and values of long rows take gigabytes.
 
         Args:
             rows: Token ids.
-            prompts: The prompt, with its image, that each row begins with.
+            prompts: The prompt at the beginning of each row, with its image.
         """
         if self.server is not None:
             return self.server.sample(rows, prompts)
         sampled: list[list[int]] = []
-        for start in range(0, len(rows), size := self.args.per_device_train_batch_size):
-            some = rows[start : start + size]
-            fields = self._processor.fields(prompts[start : start + size], some)
-            sampled += self._generate_single_turn(some, None, fields, 1)[0]
+        size = self.args.per_device_train_batch_size
+        for start in range(0, len(rows), size):
+            batch = rows[start : start + size]
+            fields = self._processor.fields(prompts[start : start + size], batch)
+            sampled += self._generate_single_turn(batch, None, fields, 1)[0]
         return sampled
 
     def _replies(self, prompts: Sequence[Any], _: Any) -> dict[str, Any]:
-        """Return TRL's keys of one reply to each prompt."""
+        """Sample one reply to each prompt, and return TRL's keys."""
         self.begin_rollouts()
         rendered = [self._processor.rendered(prompt_id(prompt)) for prompt in prompts]
         rows = [prompt.ids for prompt in rendered]
         return {"prompt_ids": rows, "completion_ids": self.sample(rows, rendered), "logprobs": None}
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        """Sample a step's replies if it begins, and add the gradients of a batch. Errors name the questions."""
+        """Sample replies at the beginning of a step, and add a batch's gradients. Errors name the questions."""
         questions = list(dict.fromkeys(str(row["question_id"]) for row in inputs))
         with naming(FailingBatch(self.state.global_step + 1, questions)):
             loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
@@ -147,7 +148,7 @@ class AnswerTrainer(CheckpointedTrainer, GRPOTrainer):
         return loss
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the checkpoint's card is ours, and is written at the end."""
+        """Do nothing: we write our own model card at the end."""
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler[int]:
         return self._order

@@ -1,4 +1,4 @@
-"""Training examples: read and checked as a whole, encoded when they are needed, and packed into batches."""
+"""Training examples: all are read and checked at once, encoded on first use, and packed into batches."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from reflectune.models.schemes.registry import find_scheme
 from reflectune.train.data.mixture import DataSource
 
 _LARGE: Final = 4096
-"""Side of an image that takes as many tokens as any."""
+"""Side of an image with the maximum number of tokens."""
 _INSTRUCTIONS: Final = 512
-"""Bound on the tokens of instructions between texts."""
+"""Upper bound of the tokens of instructions."""
 
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """An example as one token tree, or as one per branch if prefixes are not shared.
+    """An example as one token tree, or as one tree per branch if prefixes are not shared.
 
-    `left_out` counts its branches that were too long.
+    `left_out` is the number of branches that were too long.
     """
 
     id: str
@@ -58,12 +58,12 @@ class EncodedExamples(Dataset[EncodedExample]):
     """Examples that are encoded at their first use.
 
     Args:
-        renderer: Writes them as token trees.
-        roots: Folders that their image paths may lead into; relative ones start at the first.
-        share_prefix: One tree holds all branches, instead of one tree each.
+        renderer: Renders them as token trees.
+        roots: Folders that their image paths may lead into; relative paths start at the first.
+        share_prefix: Encode all branches as one tree, instead of one tree per branch.
         max_tokens: Maximum tokens from the image to the end of a branch.
-        cache_bytes: Memory for encoded examples.
-        answer_weight: α, see `weigh_answers`; None for equal weights of a reply's tokens.
+        cache_bytes: Memory for cached encoded examples.
+        answer_weight: α of `weigh_answers`; None to weight all tokens of a reply equally.
     """
 
     def __init__(
@@ -88,28 +88,29 @@ class EncodedExamples(Dataset[EncodedExample]):
         return len(self.examples)
 
     def __getitem__(self, index: int) -> EncodedExample:
-        """Return an encoded example; a negative index i gives the example ~i with no weight (see `TrainingOrder`).
+        """Return an encoded example. For index i < 0 it is example ~i with zero weight (see `TrainingOrder`).
 
-        Branches that are too long are left out, as in inference. If nothing fits, the next that fits has no weight.
+        Branches that are too long are left out, as in inference. If none fits, the next example that fits is returned
+        with zero weight.
 
         Raises:
-            UserError: Its image is unreadable, the processor refuses it, nothing is supervised, or no example fits.
+            UserError: The image is unreadable or refused by the processor, nothing is supervised, or no example fits.
         """
         if index < 0:
             return replace(_weightless(self[~index]), left_out=0)
         if (encoded := self._encoded(index)) is not None:
             return encoded
         others = (self._encoded((index + step) % len(self)) for step in range(1, len(self)))
-        other = next((other for other in others if other is not None), None)
-        if other is None:
+        substitute = next((other for other in others if other is not None), None)
+        if substitute is None:
             raise UserError(
                 f"no training example fits into {self.max_tokens} tokens from its image to the end of its answer; "
                 "raise `max_tokens` if the model can take more"
             )
-        return replace(_weightless(other), left_out=max(len(self.examples[index].branches), 1))
+        return replace(_weightless(substitute), left_out=max(len(self.examples[index].branches), 1))
 
     def _encoded(self, index: int) -> EncodedExample | None:
-        """Return an encoded example; None if nothing of it fits."""
+        """Return an encoded example; None if no branch fits."""
         if index in self._cache:
             return self._cache[index]
         example = self.examples[index]
@@ -119,11 +120,10 @@ class EncodedExamples(Dataset[EncodedExample]):
             return None
         trees = (tree,) if self._share_prefix else tuple(independent_rows(tree))
         encoded = EncodedExample(example.id, trees, left_out)
-        self._free_bytes -= (size := _memory(encoded))
-        if self._free_bytes >= 0:
+        size = _memory(encoded)
+        if size <= self._free_bytes:
+            self._free_bytes -= size
             self._cache[index] = encoded
-        else:
-            self._free_bytes += size
         return encoded
 
     def fit(self, example: TrainingExample, image: Image.Image) -> tuple[Tree | None, int]:
@@ -176,9 +176,9 @@ class EncodedExamples(Dataset[EncodedExample]):
 
 
 class LengthBound:
-    """Bounds the tokens from an example's image to the end of its longest branch, without tokenizing it.
+    """Upper bound of an example's tokens, from its image to the end of its longest branch, without tokenizing.
 
-    No token of a text is shorter than a byte.
+    A token of a text has at least one byte.
 
     Args:
         renderer: Renderer of the model.
@@ -195,26 +195,26 @@ class LengthBound:
         return self._fixed + max(sum(len(text.encode()) for text in self._texts(part)) for part in parts)
 
     def _texts(self, example: Any) -> Iterator[str]:
-        """Yield all texts, also answers from passages, which the order of the data leaves out."""
+        """Yield all texts, including answers from passages, which `Scheme.texts` leaves out."""
         yield from self._scheme.texts(example)
         yield from (branch.answer for branch in example.branches if isinstance(branch, Branch))
 
 
 def blank_image(example: TrainingExample, roots: Roots) -> Image.Image:
-    """Return a blank image of the size of an example's, which takes as many tokens."""
+    """Return a blank image of the size of an example's image: it has as many tokens."""
     header = read_header(resolve_below(example.image, roots))
     return Image.new("RGB", (header.width, header.height))
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The examples of all data sets, one data set after the other.
+    """The concatenated examples of all data sets.
 
     Attributes:
         scheme: Their scheme.
         examples: The examples.
         image_roots: Folders that their image paths may lead into; relative ones start at the first.
-        parts: For each data set its number of examples, and the reads of each in an epoch.
+        parts: For each data set, its number of examples and how often an epoch reads each.
         lengths: Characters of each example's texts.
         kinds: Kind of each example (`Scheme.kind`).
         branches: Number of all branches.
@@ -232,7 +232,7 @@ class TrainingData:
 def load_training_data(
     sources: Sequence[DataSource], scheme: str, prompts: str = "", processes: Processes = ALONE
 ) -> TrainingData:
-    """Read data sets; the first process checks every row of them, and measures its length.
+    """Read data sets; the first process checks every row and measures its length.
 
     Image paths of several data sets are made absolute, since each has its own folder.
     """
@@ -251,7 +251,7 @@ def load_training_data(
 
 
 class JoinedExamples(Sequence[TrainingExample]):
-    """The examples of several data sets, one after the other, with absolute image paths.
+    """The concatenated examples of several data sets, with absolute image paths.
 
     Args:
         parts: The examples of each data set, and the folder that their image paths start at.
@@ -270,15 +270,15 @@ class JoinedExamples(Sequence[TrainingExample]):
             raise IndexError(index)
         part = bisect.bisect_right(self._ends, index)
         examples, root = self._parts[part]
-        return self._moved(examples[index - self._ends[part] + len(examples)], root)
+        return self._with_absolute_image(examples[index - self._ends[part] + len(examples)], root)
 
     def __iter__(self) -> Iterator[TrainingExample]:
-        return (self._moved(example, root) for examples, root in self._parts for example in examples)
+        return (self._with_absolute_image(example, root) for examples, root in self._parts for example in examples)
 
     @staticmethod
-    def _moved(example: Any, root: Path) -> TrainingExample:
-        moved: TrainingExample = replace(example, image=str(root / example.image))
-        return moved
+    def _with_absolute_image(example: Any, root: Path) -> TrainingExample:
+        changed: TrainingExample = replace(example, image=str(root / example.image))
+        return changed
 
 
 def load_examples(
@@ -328,11 +328,12 @@ def _check(path: Path, scheme: Scheme, roots: tuple[Path, ...]) -> tuple[list[in
         branches += len(example.branches)
     if not images:
         raise UserError(f"{path} holds no example; build it again, with questions of that split")
-    problems = [f"{asker}: {problem}" for image, asker in images.items() if (problem := image_problem(image, roots))]
+    image_problems = ((example_id, image_problem(image, roots)) for image, example_id in images.items())
+    problems = [f"{example_id}: {problem}" for example_id, problem in image_problems if problem]
     if len(problems) == len(images):
         raise UserError(
             f"{path}: none of its {len(images):,} images can be read, the first: {problems[0]}; was the folder moved? "
-            f"By {MANIFEST} or `image_root` they are below {roots[0]}"
+            f"According to {MANIFEST} or `image_root` they are below {roots[0]}"
         )
     if problems:
         raise UserError(bad_rows(path, problems))
@@ -340,7 +341,7 @@ def _check(path: Path, scheme: Scheme, roots: tuple[Path, ...]) -> tuple[list[in
 
 
 def image_problem(image: str, roots: Roots) -> str:
-    """Return the reason that an image can't be opened below these folders; "" for none."""
+    """Return why an image can't be opened below these folders; "" if it can."""
     try:
         path = resolve_below(image, roots)
     except OutsideRoot as error:
@@ -385,7 +386,7 @@ class Collator:
 
 @contextlib.contextmanager
 def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
-    """Name the examples in errors that this block raises; a `UserError` and a lack of memory stay as they are."""
+    """Name the examples in errors that this block raises, except a `UserError` and running out of memory."""
     try:
         yield
     except (UserError, torch.OutOfMemoryError):
@@ -395,14 +396,14 @@ def _naming(sample_ids: Sequence[str]) -> Iterator[None]:
 
 
 ANSWER_MARK: Final = "<answer>"
-"""The tag that begins a reply's answer, after its thoughts. ReAG's prompt asks for it."""
+"""Tag before a reply's answer, after its thoughts, as ReAG's prompt asks for."""
 
 
 def weigh_answers(tree: Tree, replies: Sequence[Sequence[str]], renderer: Renderer, answer_weight: float) -> Tree:
     """Return a tree in which a reply's loss is α · (mean over its answer) + (1 - α) · (mean over its thoughts).
 
-    A reply's weights still add up to the number of its tokens. The answer is everything from `<answer>` on, with the
-    end of the turn. A reply without answer or without thoughts keeps its weights.
+    The weights of a reply still add up to its number of tokens. The answer is everything from `<answer>` to the end of
+    the turn. A reply without an answer or without thoughts keeps its weights.
 
     Args:
         tree: An encoded example, whose branches end with their replies.
@@ -419,14 +420,16 @@ def weigh_answers(tree: Tree, replies: Sequence[Sequence[str]], renderer: Render
 def _weighed(segment: Segment, replies: Sequence[str], renderer: Renderer, answer_weight: float) -> Segment:
     weights, end = list(segment.weights), len(segment.ids)
     for reply in reversed(replies):
-        while end and segment.labels[end - 1] == IGNORE:  # a tool's result after it
+        while end and segment.labels[end - 1] == IGNORE:  # skip the tool's result after the reply
             end -= 1
         ids = renderer.reply_ids(reply)
         start, end = end - len(ids), end - len(ids)
         thoughts = reply.partition(ANSWER_MARK)[0]
         if ANSWER_MARK not in reply or not thoughts.strip():
             continue
-        border = len(common_prefix([ids, renderer.reply_ids(thoughts)]))  # a token across it is the answer's
+        border = len(
+            common_prefix([ids, renderer.reply_ids(thoughts)])
+        )  # a token that spans the border belongs to the answer
         count, answer = len(ids), len(ids) - border
         part = [(1 - answer_weight) * count / border] * border + [answer_weight * count / answer] * answer
         weights[start : start + count] = part

@@ -35,16 +35,16 @@ class GlobalBatch:
 
     @property
     def at_a_time(self) -> int:
-        """Examples that an epoch must be a multiple of: one batch of each process, if there are several."""
+        """Examples that all processes read at a time; an epoch must be a multiple. 1 for a single process."""
         return self.per_device * self.processes if self.processes > 1 else 1
 
     def steps(self, examples: int, epochs: float) -> int:
-        """Return the optimiser steps of a run; the last step of an epoch may be a short one."""
+        """Return the optimiser steps of a run; the last step of an epoch may have fewer examples."""
         batches = math.ceil(examples / (self.per_device * self.processes))
         return math.ceil(epochs * math.ceil(batches / self.accumulation))
 
     def settings(self, why_fixed: str) -> dict[str, int]:
-        """Return the numbers that determine the weights: the product, or all three if they are fixed for a reason."""
+        """Return the settings that determine the weights: the product, and all three factors if they are fixed."""
         factors = {
             "per_device_train_batch_size": self.per_device,
             "gradient_accumulation_steps": self.accumulation,
@@ -54,10 +54,10 @@ class GlobalBatch:
 
 
 def why_fixed(model: PreTrainedModel, lora_dropout: float, sharding: str) -> str:
-    """Return the reason why a run can't continue with another number of processes; "" if it can.
+    """Return why a run can't continue with a different number of processes; "" if it can.
 
-    The global batch must stay as it is in any case. It may be divided differently unless each process has its own
-    state; then only the order in which floats are added changes.
+    The global batch must not change. It may be divided differently unless each process has its own state: then only the
+    order of float additions changes.
 
     Args:
         model: The model to train, before it gets adapters.
@@ -65,21 +65,23 @@ def why_fixed(model: PreTrainedModel, lora_dropout: float, sharding: str) -> str
         sharding: Kind of sharding (see `reflectune.train.runs.launch`).
     """
     if sharding:
-        return f"under {sharding} each process writes and reads a part of a checkpoint of its own"
+        return f"under {sharding} each process writes and reads its own part of a checkpoint"
     if lora_dropout or _has_dropout(model):
-        return "with dropout each process draws random numbers of its own, so that another number of them trains others"
+        return (
+            "with dropout each process draws its own random numbers, so the weights depend on the number of processes"
+        )
     return ""
 
 
 def refuse_other_batch(
     output_dir: str | Path, recorded: Mapping[str, Any] | None, batch: GlobalBatch, why_fixed: str
 ) -> None:
-    """Raise a `UserError` if the run in a folder has another global batch, or other processes than it must have.
+    """Raise a `UserError` if the run in a folder has a different global batch or, if fixed, process count.
 
     Args:
         recorded: Settings of the run in that folder; None if there is none.
         batch: The batch of this launch.
-        why_fixed: From the function of this name.
+        why_fixed: Result of the function `why_fixed`.
     """
     if recorded is None:
         return

@@ -1,4 +1,4 @@
-"""Micro-batches by a budget of tokens, and a step's examples shared among processes by their tokens."""
+"""Micro-batches of a maximum number of tokens, and a balanced division of a step's examples among processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from reflectune.models.rendering.renderer import Renderer
 from reflectune.train.data.examples import EncodedExample, TrainingData
 
 _CHARACTERS = 4
-"""Characters of a token, about, in English."""
+"""Approximate characters per token in English."""
 
 
 def micro_batches(lengths: Sequence[int], budget: int, at_least: int) -> list[list[int]]:
-    """Divide examples into micro-batches of at most `budget` tokens, a longer example alone, the fullest ones first.
+    """Divide examples into micro-batches of at most `budget` tokens, fullest first; a longer example is alone.
 
     Args:
         lengths: Tokens of each example.
@@ -43,17 +43,17 @@ def micro_batches(lengths: Sequence[int], budget: int, at_least: int) -> list[li
             batches[fitting].append(index)
             free[fitting] -= lengths[index]
     while len(batches) < at_least:
-        most = max(batches, key=len)
-        batches.append([most.pop() for _ in range(len(most) // 2)])
+        largest = max(batches, key=len)
+        batches.append([largest.pop() for _ in range(len(largest) // 2)])
     return sorted((sorted(batch) for batch in batches), key=lambda batch: -sum(lengths[index] for index in batch))
 
 
-def equal_shares(tokens: Sequence[int], processes: int) -> list[int]:
-    """Return an order of examples in which each process's part has as many examples, and about as many tokens.
+def balance_by_tokens(tokens: Sequence[int], processes: int) -> list[int]:
+    """Return an order of examples that gives each process the same number of examples, and similar numbers of tokens.
 
     Args:
-        tokens: Tokens of each example, about. Their number is a multiple of `processes`.
-        processes: Number of parts.
+        tokens: Approximate tokens of each example. The number of examples is a multiple of `processes`.
+        processes: Number of equal parts.
     """
     shares: list[list[int]] = [[] for _ in range(processes)]
     sums = [0] * processes
@@ -66,7 +66,7 @@ def equal_shares(tokens: Sequence[int], processes: int) -> list[int]:
 
 
 def token_counter(data: TrainingData, renderer: Renderer, *, share_prefix: bool) -> Callable[[int], int]:
-    """Return a function that estimates the tokens of a training example by its index, its image's included.
+    """Return a function that estimates the tokens of a training example, image included, from its index.
 
     Images are not decoded.
     """
@@ -92,20 +92,22 @@ def tokens_of(example: EncodedExample) -> int:
     return sum(tree.length for tree in example.trees)
 
 
-def uncollated(examples: Sequence[EncodedExample]) -> dict[str, Any]:
-    """Return the examples of a step, to be divided into micro-batches, and the sums that the trainer needs of them.
+def join_step(examples: Sequence[EncodedExample]) -> dict[str, Any]:
+    """Collate the examples of a step, which are divided into micro-batches later; `split_step` is the inverse.
 
-    Their images are joined: a worker hands over each tensor by a file descriptor, and a process may have 1,024.
+    Images are concatenated: a worker needs a file descriptor for each tensor, and a process may open 1,024.
     """
-    bare = [replace(each, trees=tuple(replace(tree, vision={}) for tree in each.trees)) for each in examples]
-    images = [each.trees[0].vision for each in examples]  # an example's trees have one
+    without_images = [
+        replace(example, trees=tuple(replace(tree, vision={}) for tree in example.trees)) for example in examples
+    ]
+    images = [example.trees[0].vision for example in examples]  # all trees of an example share one image
     vision = {}
     for name in dict.fromkeys(name for image in images for name in image):
         parts = [image.get(name) for image in images]
         flat = torch.cat([part.flatten() for part in parts if part is not None])
         vision[name] = (flat, [None if part is None else part.shape for part in parts])
     return {
-        "examples": bare,
+        "examples": without_images,
         "vision": vision,
         "tokens": sum(map(tokens_of, examples)),
         "left_out": sum(example.left_out for example in examples),
@@ -113,8 +115,8 @@ def uncollated(examples: Sequence[EncodedExample]) -> dict[str, Any]:
     }
 
 
-def step_examples(step: Mapping[str, Any]) -> list[EncodedExample]:
-    """Return the examples of a step from `uncollated`."""
+def split_step(step: Mapping[str, Any]) -> list[EncodedExample]:
+    """Return the examples that `join_step` has collated."""
     images: list[dict[str, Tensor]] = [{} for _ in step["examples"]]
     for name, (flat, shapes) in step["vision"].items():
         sizes = [0 if shape is None else shape.numel() for shape in shapes]
@@ -122,8 +124,8 @@ def step_examples(step: Mapping[str, Any]) -> list[EncodedExample]:
             if shape is not None:
                 image[name] = part.view(shape)
     return [
-        replace(each, trees=tuple(replace(tree, vision=image) for tree in each.trees))
-        for each, image in zip(step["examples"], images, strict=True)
+        replace(example, trees=tuple(replace(tree, vision=image) for tree in example.trees))
+        for example, image in zip(step["examples"], images, strict=True)
     ]
 
 
@@ -134,7 +136,7 @@ def _weight(tree: Tree) -> float:
     return sum(weight for label, weight in pairs if label != IGNORE)
 
 
-def questions_within(budget: int, lengths: Sequence[int], size: int) -> int:
-    """Return the number of examples of middling length that a budget takes, at least 1 and at most `size`."""
-    middling = sorted(lengths)[len(lengths) // 2]
-    return min(max(budget // max(middling, 1), 1), size)
+def questions_per_batch(budget: int, lengths: Sequence[int], size: int) -> int:
+    """Return how many examples of median length fit into a budget, at least 1 and at most `size`."""
+    median = sorted(lengths)[len(lengths) // 2]
+    return min(max(budget // max(median, 1), 1), size)

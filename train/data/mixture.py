@@ -27,7 +27,7 @@ class DataSource:
         data: A folder of reflection data, or one Parquet file.
         split: A split of the folder.
         image_root: Folder of its images; "" for the one in its manifest.
-        weight: Reads of each example in an epoch: 2 for two, 0.5 for a half that is drawn again each epoch.
+        weight: How often an epoch reads each example; 0.5 reads a random half, redrawn each epoch.
     """
 
     data: str
@@ -64,7 +64,7 @@ class DataSource:
 
 
 class Mixture(dict[str, Any]):
-    """Data sets, each with its weight, or with `weight`, `split` and `image_root`; a lone path is a data set.
+    """Data sets, each with a weight or with `weight`, `split` and `image_root`. A single path is one data set.
 
     In YAML one data set is `train_data: FOLDER`, and several are
 
@@ -122,7 +122,7 @@ MixtureSetting = Annotated[Mixture, PlainValidator(read_mixture)]
 
 
 def epoch_reads(count: int, weight: float) -> int:
-    """Return the examples that an epoch reads of a data set of `count`; at least one, if there is one."""
+    """Return how many examples an epoch reads from a data set of `count` examples; at least one unless it is empty."""
     return max(round(count * weight), min(count, 1))
 
 

@@ -1,4 +1,4 @@
-"""The order in which training reads its examples: shuffled again each epoch, similar lengths together."""
+"""Order of the training examples: reshuffled each epoch, with similar lengths together."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from reflectune.train.data.examples import TrainingData
 from reflectune.train.data.global_batch import GlobalBatch
-from reflectune.train.data.micro_batches import equal_shares
+from reflectune.train.data.micro_batches import balance_by_tokens
 from reflectune.train.data.mixture import epoch_reads
 
 _POOL_BATCHES = 32
-"""Batches that are sorted by length together: enough to pad little, few enough to stay random."""
+"""Batches that are sorted by length together: enough for little padding, few enough to stay random."""
 
 
 class TrainingOrder(Sampler[int]):
-    """Indices of one epoch, as a pure function of the arguments and the epoch: a resumed run reads the same.
+    """Indices of one epoch, as a pure function of the arguments and the epoch, so a resumed run reads the same.
 
     Every batch has the same mixture of kinds (e.g. knowledge-based and visual questions). A batch of one kind would
     pad less, but its gradient would push the gate one way.
 
-    Processes share an epoch by turns, so its end is filled up until all have equally many examples. A filler is a
-    negative index: `~i` stands for example i with no weight. (accelerate would give it its weight, and two processes
-    would train other weights than one.)
+    Processes take turns, so the end of an epoch is filled up until all have the same number of examples. A filler is a
+    negative index: `~i` is example i with zero weight. (accelerate's fillers have full weight, so the trained weights
+    would depend on the number of processes.)
 
     Args:
         lengths: Length of each example, in any unit.
         kinds: Kind of each example.
         batch_size: Examples of an optimiser step, over all processes.
-        parts: For each data set, in the order of the examples, its number of examples and the reads of each in an
-            epoch: 2 for two, 0.5 for a half of them, drawn again each epoch. None for one data set, read once.
+        parts: For each data set, in the order of the examples, its number of examples and how often an epoch reads
+            each; 0.5 reads a random half, redrawn each epoch. None for one data set that is read once.
         multiple_of: Examples that all processes read at a time; an epoch is filled up to a multiple of it.
-        share: Puts an optimiser step's examples into the order in which processes share them; None leaves it.
+        share: Reorders the examples of an optimiser step to divide them among processes; None keeps their order.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class TrainingOrder(Sampler[int]):
         self.batch_size, self.seed, self.epoch, self._share = batch_size, seed, 0, share
 
     def start_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        # not called `set_epoch`: accelerate calls that on some nestings of its loaders and not on others
+        """Set the epoch of the next iteration."""
+        # not named `set_epoch`, which accelerate calls on some of its nested loaders only
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class TrainingOrder(Sampler[int]):
         return [index for pool in pools for index in self._grouped(pool, generator)]
 
     def _read(self, generator: torch.Generator) -> list[int]:
-        """Return the indices that an epoch reads: `int(weight)` times each, and a random rest of a data set."""
+        """Return the indices that an epoch reads: each `int(weight)` times, and a random sample for the fraction."""
         read: list[int] = []
         start = 0
         for count, weight in self.parts:
@@ -95,14 +95,14 @@ class TrainingOrder(Sampler[int]):
         return read
 
     def _grouped(self, pool: list[int], generator: torch.Generator) -> list[int]:
-        """Return the pool in batches of similar lengths and equal mixture, in random order, a short one last."""
+        """Return the pool in batches of similar length and equal mixture, in random order, an incomplete one last."""
         copies: Counter[int] = Counter()
         groups: dict[tuple[Hashable, int], list[int]] = defaultdict(list)
         for index in sorted(pool, key=lambda index: self.lengths[index]):
             groups[self.kinds[index], copies[index]].append(index)
             copies[index] += 1
-        # Merging by an item's relative position in its group, from 0 to 1, lets all kinds grow from short to long in
-        # step. A second copy of an example is shifted, so that it isn't in the batch of the first.
+        # Sorting by the relative position in the group, from 0 to 1, makes all kinds go from short to long together.
+        # Copies of an example are shifted, so that no batch has two of them.
         positions = []
         for (_, copy), items in groups.items():
             shift = copy / max(copies.values())
@@ -115,14 +115,14 @@ class TrainingOrder(Sampler[int]):
 
 
 class EpochOrder(Protocol):
-    """An order that differs from epoch to epoch."""
+    """An order that depends on the epoch."""
 
     def start_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
 
 
 class FollowEpochs(TrainerCallback):
-    """Starts each epoch of an order, in a resumed run too.
+    """Sets the epoch of an order, also in a resumed run.
 
     Args:
         order: The order of the trainer.
@@ -135,7 +135,7 @@ class FollowEpochs(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the epoch that the trainer's state is in."""
+        """Set the epoch of the trainer's state."""
         self._order.start_epoch(int(state.epoch or 0))
 
 
@@ -146,21 +146,21 @@ def training_order(
     seed: int,
     tokens: Callable[[int], int] | None,
 ) -> TrainingOrder:
-    """Return the order of training data; every batch has the same mixture of data sets, and of the kinds of each.
+    """Return the order of training data. Every batch has the same mixture of data sets and kinds.
 
     Args:
-        tokens: Estimates an example's tokens, to give each process as many in a step; None for shares by turns.
+        tokens: Estimates an example's tokens, to balance processes within a step; None to take turns.
     """
-    numbers = [number for number, (count, _) in enumerate(data.parts) for _ in range(count)]
+    data_sets = [number for number, (count, _) in enumerate(data.parts) for _ in range(count)]
 
     def share(step: list[int]) -> list[int]:
         assert tokens is not None
         counts = [tokens(index if index >= 0 else ~index) for index in step]
-        return [step[place] for place in equal_shares(counts, batch.processes)]
+        return [step[i] for i in balance_by_tokens(counts, batch.processes)]
 
     return TrainingOrder(
         data.lengths,
-        [*zip(numbers, data.kinds, strict=True)],
+        [*zip(data_sets, data.kinds, strict=True)],
         batch_size=batch.size,
         seed=seed,
         parts=data.parts,

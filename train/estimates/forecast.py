@@ -15,7 +15,7 @@ from reflectune.train.data.examples import EncodedExample
 from reflectune.train.data.micro_batches import tokens_of
 from reflectune.train.estimates.activations import BatchSize, ForwardPass, activations
 from reflectune.train.estimates.architecture import Architecture
-from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, in_words, memory, total
+from reflectune.train.estimates.memory import Division, MemoryItem, WeightCounts, format_bytes, memory, total
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
 
@@ -121,11 +121,11 @@ def recomputation_line(predicted: Forecast) -> str:
     """Say which layers are computed again in the backward pass, and why."""
     every = predicted.forward.recomputed
     layers = {0: "no layer is", 1: "every layer is"}.get(every, f"one of {every} layers is")
-    known = f"of {in_words(predicted.available)}" if predicted.available else "of a memory that isn't known"
-    return f"{layers} recomputed: the forecast is {in_words(total(predicted.parts()))}, {known}"
+    known = f"of {format_bytes(predicted.available)}" if predicted.available else "of a memory that isn't known"
+    return f"{layers} recomputed: the forecast is {format_bytes(total(predicted.parts()))}, {known}"
 
 
-def memory_of(device: torch.device) -> int | None:
+def device_memory(device: torch.device) -> int | None:
     """Return the bytes of an accelerator's memory; None for a CPU."""
     if device.type == "cpu":
         return None

@@ -17,7 +17,7 @@ from reflectune.models.weights.pretrained import dtype_of
 from reflectune.train.estimates.activations import BatchSize
 from reflectune.train.estimates.architecture import Architecture, image_patches, image_tokens, is_qwen
 from reflectune.train.estimates.forecast import Forecast, forecast, recomputation_line
-from reflectune.train.estimates.memory import GIB, Division, in_words, planned_weights, table
+from reflectune.train.estimates.memory import GIB, Division, format_bytes, planned_weights, table
 from reflectune.train.settings.estimate import EstimateConfig
 from reflectune.train.settings.model import AdapterConfig
 from reflectune.train.settings.training import ComputeConfig
@@ -100,7 +100,7 @@ def report(config: EstimateConfig, predicted: Forecast) -> str:
         f"a batch of {batch.trees} questions with {branches_of(config)} branches, {batch.tokens:,} tokens"
     )
     again = [recomputation_line(predicted)] if config.gradient_checkpointing == "auto" else []
-    cached = f"features: {in_words(predicted.feature_bytes)} an image on the disk, and the tower isn't run"
+    cached = f"features: {format_bytes(predicted.feature_bytes)} an image on the disk, and the tower isn't run"
     return "\n".join(
         [head, *table(predicted.parts(), predicted.available), *again, *([cached] if predicted.feature_bytes else [])]
     )

@@ -83,7 +83,7 @@ class MemoryItem:
     why: str
 
 
-def four_bits(weights: int) -> int:
+def nf4_bytes(weights: int) -> int:
     """Return bytes of weights in NF4 with their scales (arXiv 2305.14314, §3): 0.5 + 0.0159 a weight."""
     scales = -(-weights // BLOCK)
     return weights // 2 + scales + 4 * -(-scales // SCALES_BLOCK)
@@ -123,12 +123,12 @@ def table(parts: Iterable[MemoryItem], available: int | None) -> list[str]:
     parts = list(parts)
     verdict = "no accelerator here to compare with"
     if available is not None:
-        verdict = f"{'fits' if total(parts) <= available else 'does not fit'} into {in_words(available)}"
+        verdict = f"{'fits' if total(parts) <= available else 'does not fit'} into {format_bytes(available)}"
     rows = [*parts, MemoryItem("sum", total(parts), verdict)]
-    return [f"  {row.name:<12} {in_words(row.bytes):>10}  {row.why}" for row in rows]
+    return [f"  {row.name:<12} {format_bytes(row.bytes):>10}  {row.why}" for row in rows]
 
 
-def in_words(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Format bytes as GiB, or as MiB if there are few."""
     return f"{count / GIB:,.1f} GiB" if count >= GIB else f"{count / 2**20:,.1f} MiB"
 
@@ -136,7 +136,7 @@ def in_words(count: int) -> str:
 def _weights(weights: WeightCounts, division: Division, compute: int) -> list[MemoryItem]:
     if division.offloads_weights:
         return []
-    kept = [MemoryItem("weights", four_bits(weights.quantized), "in 4 bits, with their scales")]
+    kept = [MemoryItem("weights", nf4_bytes(weights.quantized), "in 4 bits, with their scales")]
     if division.kind.startswith("zero"):
         whole = compute * (weights.trained + weights.frozen)
         return [*kept, _divided("weights", whole, f"in {_named(compute)}", division, ("zero3",))]
@@ -189,7 +189,7 @@ def _named(size: int) -> str:
     return "bfloat16" if size == 2 else "float32"
 
 
-def weights_of(model: nn.Module) -> WeightCounts:
+def count_weights(model: nn.Module) -> WeightCounts:
     """Count the weights of a model that is ready to train."""
     trained = frozen = quantized = layer = outside = 0
     frozen_bytes = 4
@@ -218,7 +218,7 @@ def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -
     if config.method == "full":
         freeze_all_but(model, config.trained_towers)
         in_half = bool(config.train_towers) and dtype == "bfloat16" and model.config.dtype == torch.bfloat16
-        return replace(weights_of(model), frozen_bytes=2 if in_half else 4)
+        return replace(count_weights(model), frozen_bytes=2 if in_half else 4)
     linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     adapted = [layer for name, layer in linear.items() if re.fullmatch(config.lora_targets, name)]
     adapters = sum(config.lora_r * (layer.in_features + layer.out_features) for layer in adapted)
@@ -229,7 +229,7 @@ def planned_weights(model: PreTrainedModel, config: AdapterConfig, dtype: str) -
         rows += sum(p.numel() for name in projector_modules(model) for p in model.get_submodule(name).parameters())
     inside = [layer for name, layer in linear.items() if "language_model" in name and layer is not head]
     quantized = sum(layer.weight.numel() for layer in inside) if config.method == "qlora" else 0
-    plain = weights_of(model.requires_grad_(False))
+    plain = count_weights(model.requires_grad_(False))
     return replace(
         plain,
         trained=adapters + rows,

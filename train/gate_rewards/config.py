@@ -1,4 +1,4 @@
-"""Settings of `grpo.py` about training; those of measuring are the pipelines'."""
+"""Training settings of `grpo.py`; the pipelines have those for measuring rewards."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class GateConfig(RewardConfig):
 
     @cross_check
     def gate_problems(self) -> Iterator[str]:
-        """Yield the problems of keys that must fit each other."""
+        """Yield the problems of gates and rewards."""
         if "retrieve" not in self.gates or set(self.gates) - set(GATES):
             yield f"`gates` is [retrieve] or [retrieve, relevance], found {self.gates}"
         if self.rewards and self.refresh_steps:

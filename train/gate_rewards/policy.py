@@ -1,4 +1,4 @@
-"""The objective of gates: their expected reward, exact over both outcomes, and the divergence from their start.
+"""The objective of gates: the expected reward, exact over both outcomes, and the KL divergence from the start.
 
 GRPO (DeepSeekMath, arXiv 2402.03300) draws a group of completions for each question. A completion's advantage is its
 reward less the group's mean, over the group's standard deviation. A gate is one token with two outcomes, so the group
@@ -8,9 +8,10 @@ rewards a question, and its gradient has no variance. The divergence from the re
 A gate is given by its log-odds z, the logit of its positive token less that of its negative one. Its probability in
 the softmax over both is the logistic function of z (equation 1 of mR²AG; equation 4 of MMKB-RAG).
 
-The gradient of the expected reward vanishes where a gate is sure, even if it is wrong. That of Σ R log π, with the
-worse outcome's reward shifted to 0, does not: reward-weighted regression (Peters & Schaal, ICML 2007), here exact over
-both outcomes. Of questions that a gate can't tell apart it prefers the outcome with the higher expected reward, too.
+The gradient of the expected reward vanishes where a gate is confident, even if it is wrong. The gradient of Σ R log π,
+with the worse outcome's reward shifted to 0, does not. This is reward-weighted regression (Peters & Schaal, ICML 2007),
+exact over both outcomes. For questions that a gate can't distinguish, it also prefers the outcome with the higher
+expected reward.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ def gate_losses(
     """Compute the loss of each gate.
 
     - `expected`: -E_π[A] + β KL(π‖π_ref) with A = R - E_π[R]: the gradient of -E_π[R] + β KL. It is proportional to
-      π(1 - π), so that a sure gate hardly moves.
+      π(1 - π), so a confident gate hardly moves.
     - `grpo`: the same with A divided by the standard deviation of R under π, as GRPO does: proportional to √(π(1 - π)),
       and to the sign of the rewards' difference, not to its size.
     - `regression`: -Σ_a (R_a - min R) log π_a + β KL(π‖π_ref): proportional to 1 - π of the better outcome.
 
-    Advantages are constants, so the value of the first two is β KL alone; E_π[R] shows progress.
+    Advantages are constants, so the first two have the value β KL; watch E_π[R] for progress.
 
     Args:
         log_odds: z of each gate, shape (gates,), with a gradient.
         reference: z of the reference, shape (gates,).
-        rewards: Of the positive and of the negative outcome, shape (gates, 2).
+        rewards: Rewards of the positive and the negative outcome, shape (gates, 2).
         beta: Weight of the divergence.
         kind: The objective.
 
@@ -49,21 +50,21 @@ def gate_losses(
         Shape (gates,).
     """
     if kind == "regression":
-        above_worse = rewards - rewards.amin(-1, keepdim=True)
-        gained = (above_worse * F.logsigmoid(torch.stack([log_odds, -log_odds], -1))).sum(-1)
+        shifted = rewards - rewards.amin(-1, keepdim=True)
+        objective = (shifted * F.logsigmoid(torch.stack([log_odds, -log_odds], -1))).sum(-1)
     else:
         probabilities = outcome_probabilities(log_odds)  # (gates, 2)
-        gained = (probabilities * advantages(probabilities.detach(), rewards, scaled=kind == "grpo")).sum(-1)
-    return beta * divergence(log_odds, reference) - gained
+        objective = (probabilities * advantages(probabilities.detach(), rewards, scaled=kind == "grpo")).sum(-1)
+    return beta * divergence(log_odds, reference) - objective
 
 
 def advantages(probabilities: Tensor, rewards: Tensor, *, scaled: bool) -> Tensor:
-    """Compute the reward of each outcome less the policy's expectation; `scaled`: over the standard deviation under π.
+    """Compute the reward of each outcome minus its expectation under π.
 
     Args:
         probabilities: Of both outcomes, shape (gates, 2).
         rewards: Of both outcomes, shape (gates, 2).
-        scaled: Divide by the standard deviation.
+        scaled: Divide by the standard deviation under π.
 
     Returns:
         Shape (gates, 2).
@@ -81,12 +82,13 @@ def expected_rewards(probabilities: Tensor, rewards: Tensor) -> Tensor:
 
 
 def outcome_probabilities(log_odds: Tensor) -> Tensor:
-    """Compute π of the positive and of the negative outcome, shape (gates, 2)."""
+    """Compute π of the positive and the negative outcome, shape (gates, 2)."""
     return torch.stack([log_odds, -log_odds], -1).sigmoid()
 
 
 def divergence(log_odds: Tensor, reference: Tensor) -> Tensor:
     """Compute KL(π‖π_ref) of each gate in nats, exact over its two outcomes: shape (gates,)."""
-    both = torch.stack([log_odds, -log_odds], -1)
-    before = torch.stack([reference, -reference], -1)
-    return (both.sigmoid() * (F.logsigmoid(both) - F.logsigmoid(before))).sum(-1)
+    policy_logits = torch.stack([log_odds, -log_odds], -1)
+    reference_logits = torch.stack([reference, -reference], -1)
+    log_ratio = F.logsigmoid(policy_logits) - F.logsigmoid(reference_logits)
+    return (policy_logits.sigmoid() * log_ratio).sum(-1)

@@ -1,4 +1,4 @@
-"""Train the gates of a checkpoint by reward: measure the rewards, then move the gates towards the better outcome."""
+"""Train the gates of a checkpoint by reward: measure the rewards of both outcomes, then train on them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reflectune.train.runs.skeleton import Method, say
 from reflectune.train.weights.parameters import parameter_table
 
 Measuring = Callable[[Loaded, Dataset, Sequence[Question]], Measure]
-"""Makes the function that answers the questions with a model."""
+"""Returns the function that measures the outcomes of questions with a model."""
 
 
 class GateTraining(Method):
@@ -41,7 +41,7 @@ class GateTraining(Method):
         config: The settings.
         dataset: The data set with the questions.
         hashes: Hashes of the inputs of rewards, next to the settings and the checkpoint.
-        measuring: Has the questions answered without and with retrieval.
+        measuring: Returns the function that answers the questions without and with retrieval.
     """
 
     needs_tuned = True
@@ -67,19 +67,19 @@ class GateTraining(Method):
         """Measure the first round of rewards.
 
         Raises:
-            UserError: Relevance is asked with a passage's place among the results, which no reward is measured with.
+            UserError: The scheme's relevance prompt needs a passage's rank, which is not available here.
         """
         scheme = Scheme.of(loaded.renderer)
         if isinstance(scheme, PromptScheme) and scheme.reads_place("srt"):
             raise UserError(
-                f"`model`: {self._config.model} was trained with `prompts: search_result`, and reads a passage's "
-                "place in the search; gates are trained by reward without it"
+                f"`model`: {self._config.model} was trained with `prompts: search_result`, whose prompt has the "
+                "passage's rank; training by reward doesn't support that: start from a checkpoint without it"
             )
         if self._config.dry_run:
             return
         if self._config.method != "qlora":
-            whole: nn.Module = loaded.model
-            whole.to(args.device)
+            module: nn.Module = loaded.model
+            module.to(args.device)
         self._measure = self._measuring(loaded, self._dataset, self._questions)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=self._config.precision == "bfloat16"):
             self._outcomes = self._measure(0)
@@ -157,13 +157,13 @@ def objective(config: GateConfig, loaded: Loaded) -> Objective:
 
 
 def reward_summary(outcomes: Sequence[GateOutcome], costs: Costs) -> str:
-    """Describe mean rewards before training: of always retrieving, never retrieving, and each question's better way."""
-    both = [rewards_of(outcome, costs).rewards[0] for outcome in outcomes]
-    retrieved, direct = (sum(rewards[side] for rewards in both) / len(both) for side in (0, 1))
-    best = sum(map(max, both)) / len(both)
-    better = sum(yes > no for yes, no in both)
+    """Describe the mean rewards of always retrieving, of never retrieving, and of the better outcome each time."""
+    pairs = [rewards_of(outcome, costs).rewards[0] for outcome in outcomes]
+    retrieved, direct = (sum(rewards[side] for rewards in pairs) / len(pairs) for side in (0, 1))
+    best = sum(map(max, pairs)) / len(pairs)
+    better = sum(yes > no for yes, no in pairs)
     return (
-        f"rewards of {len(both):,} questions at λ = {costs.retrieval:g}: always retrieving {retrieved:.3f}, "
+        f"rewards of {len(pairs):,} questions at λ = {costs.retrieval:g}: always retrieving {retrieved:.3f}, "
         f"never {direct:.3f}, the better each time {best:.3f} (retrieving for {better:,})"
     )
 

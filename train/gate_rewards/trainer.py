@@ -1,4 +1,4 @@
-"""The trainer of gates: that of fine-tuning with another objective, and rewards that are measured again on the way."""
+"""The trainer of gates: the fine-tuning trainer with a reward objective, and rewards that are measured repeatedly."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Objective:
 
     Attributes:
         costs: Costs that reduce rewards.
-        beta: Weight of the divergence from the start.
-        hold: Weight of the outputs that are held; see `gate_tree`.
+        beta: Weight of the divergence from the reference.
+        hold: Weight of preserving other outputs; see `gate_tree`.
         policy_loss: See `reflectune.train.gate_rewards.policy.gate_losses`.
         pairs: The positive and the negative token of the retrieval gate, and of the relevance gate.
     """
@@ -45,11 +45,11 @@ class Objective:
 class GateTrainer(ReflectionTrainer):
     """Trains gates on batches of `GateExamples`.
 
-    The reference is the gates' values in the first round of measuring: no second model is in memory. A later round
-    measures the outcomes again, with the weights of its step.
+    The reference is the gates' log-odds in the first round of measuring, so no second model is in memory. Later rounds
+    measure the outcomes again with the current weights.
 
     Args:
-        run: The model, the arguments, and how checkpoints are written.
+        run: The model, the arguments, and the function that writes checkpoints.
         dataset: The examples.
         collator: Makes a batch of them.
         order: The order in which to read them.
@@ -88,7 +88,7 @@ class GateTrainer(ReflectionTrainer):
         self.add_callback(_Refresh(self, refresh_steps))
 
     def take_round(self, number: int, *, kept: bool = False) -> None:
-        """Continue with the rewards of a later round; `kept` if an earlier run has measured it."""
+        """Continue with the rewards of a later round; `kept` means that an earlier run has measured them."""
         self._bare_model.eval()
         with self.accelerator.autocast(), uncompiled(self._bare_model):
             outcomes = self._measure(number, kept=kept)
@@ -96,37 +96,40 @@ class GateTrainer(ReflectionTrainer):
         self._rewards = self._by_question(outcomes)
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
-        """Return the weighted loss of a batch: of its trained gates, and of the gates and words that are held."""
+        """Return the weighted loss of a batch: of trained gates, and of preserved gates and words."""
         labels, weights = inputs.pop("labels"), inputs.pop("weights")
         supervised = labels[:, 1:] != IGNORE  # position i predicts label i + 1
         logits = model(**inputs, logits_to_keep=F.pad(supervised, (0, 1)), use_cache=False).logits.float()
-        targets, target_weights = (
-            labels[:, 1:][supervised],
-            weights[:, 1:][supervised],
-        )  # (supervised,), as logits' rows
+        targets = labels[:, 1:][supervised]  # (supervised,), the rows of `logits`
+        target_weights = weights[:, 1:][supervised]
         is_gate = sum(targets == yes for yes, _ in self._objective.pairs).bool()
         log_odds = self._log_odds(logits[is_gate], targets[is_gate])
         reference, rewards, is_held = self._known(sample_ids, log_odds)
-        is_refined, retrieval = ~is_held, targets[is_gate] == self._objective.pairs[0][0]
-        goal, gate_weights, word_weights = self._objective, target_weights[is_gate], target_weights[~is_gate]
-        refined = gate_losses(
-            log_odds[is_refined], reference[is_refined], rewards, beta=goal.beta, kind=goal.policy_loss
+        is_trained = ~is_held
+        is_retrieval = targets[is_gate] == self._objective.pairs[0][0]
+        gate_weights, word_weights = target_weights[is_gate], target_weights[~is_gate]
+        trained = gate_losses(
+            log_odds[is_trained],
+            reference[is_trained],
+            rewards,
+            beta=self._objective.beta,
+            kind=self._objective.policy_loss,
         )
         gates = divergence(log_odds[is_held], reference[is_held])
         words = F.cross_entropy(logits[~is_gate], targets[~is_gate], reduction="none")
         held = (gates * gate_weights[is_held]).sum() + (words * word_weights).sum()
         self._count(
-            log_odds[is_refined].detach(),
-            reference[is_refined],
+            log_odds[is_trained].detach(),
+            reference[is_trained],
             rewards,
-            retrieval[is_refined],
-            gate_weights[is_refined],
+            is_retrieval[is_trained],
+            gate_weights[is_trained],
         )
         self._sums[5:] += torch.stack([held.detach(), gate_weights[is_held].sum() + word_weights.sum()]).cpu()
-        return (refined * gate_weights[is_refined]).sum() + held
+        return (trained * gate_weights[is_trained]).sum() + held
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with means since the last row: E_π[R], probability of retrieving, divergence, loss of held outputs."""
+        """Log means since the last row: E_π[R], divergence, probability of retrieving, loss of preserved outputs."""
         if "loss" in logs:
             sums = self.accelerator.reduce(self._sums.to(self.args.device), "sum").tolist()
             self._sums.zero_()
@@ -164,7 +167,7 @@ class GateTrainer(ReflectionTrainer):
             expected_rewards(probabilities, rewards) * weights,
             divergence(log_odds, reference) * weights,
             weights,
-            probabilities[:, 0] * retrieval * weights,  # a retrieval gate weighs 1, a filler's 0
+            probabilities[:, 0] * retrieval * weights,  # a retrieval gate has weight 1, in a filler 0
             retrieval * weights,
         ]
         self._sums[:5] += torch.stack([values.sum() for values in counted]).cpu()
@@ -188,5 +191,5 @@ class _Refresh(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         is_due = self._steps and state.global_step % self._steps == 0 and state.global_step < state.max_steps
-        if is_due and not control.should_training_stop:  # a run that stops here measures when it is resumed
+        if is_due and not control.should_training_stop:  # a run that stops here measures after it is resumed
             self._trainer.take_round(state.global_step // self._steps)

@@ -1,4 +1,4 @@
-"""Examples of the trainer of gates: a branch for each gate, its rewards, and the outputs that are held."""
+"""Examples of the trainer of gates: a branch for each gate, its rewards, and preserved outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GateExample:
         question: The question.
         passages: These passages.
         anchor: The checkpoint's other outputs for this question.
-        hold: Weight of holding them; 0 leaves them out.
+        hold: Weight of preserving these outputs; 0 leaves them out.
     """
 
     question: Question
@@ -59,9 +59,9 @@ class GateExample:
 def gate_tree(example: GateExample, renderer: Renderer, image: Image.Image) -> Tree:
     """Return image and question as the prefix, and a branch for each gate up to its positive token.
 
-    That token is supervised: the gate is read where it is predicted. The retrieval gate comes first and weighs 1. The
-    passages' relevance gates follow and weigh 1 together. The outputs that are held come last: further relevance
-    gates, which weigh `hold` together, and the tokens of replies, which weigh `hold` together.
+    That token is supervised: the gate is read where it is predicted. First comes the retrieval gate, of weight 1, then
+    the passages' relevance gates, of total weight 1. Last come the preserved outputs: further relevance gates, of total
+    weight `hold`, and the tokens of replies, of total weight `hold`.
     """
     anchor = example.anchor if example.hold else NO_ANCHOR
     scheme, style = Scheme.of(renderer), example.question.answer_style
@@ -97,7 +97,7 @@ class GateExamples(EncodedExamples):
         """Encode a question with all of its gates.
 
         Raises:
-            UserError: It is too long: a gate that was measured can't be left out.
+            UserError: The question is too long. A gate that was measured can't be left out.
         """
         tree = gate_tree(example, self._renderer, image)
         if tree.depth > self.max_tokens:
@@ -137,8 +137,8 @@ class Rewards:
 def rewards_of(outcome: GateOutcome, costs: Costs) -> Rewards:
     """Compute the rewards of a question's gates.
 
-    Retrieving: score of the loop's answer, less λ for each passage read; not retrieving: score of the direct answer.
-    Keeping a passage: score of its own answer, less the cost of keeping; not keeping it: 0.
+    Retrieving: the score of the pipeline's answer minus λ for each passage read; not retrieving: the score of the
+    direct answer. Keeping a passage: the score of the answer from it alone minus the cost of keeping; not keeping: 0.
     """
     looked_up = outcome.retrieved - costs.retrieval * outcome.passages_read
     gates = [((looked_up, outcome.direct), outcome.log_odds)]

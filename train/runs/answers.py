@@ -1,4 +1,4 @@
-"""Validation by answers: those of a sample, decoded greedily from the passage that holds them."""
+"""Validation by answers: a sample of questions is answered greedily, each from its gold passage."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from reflectune.models.schemes.examples import TrainingExample
 from reflectune.train.runs.packing import uncompiled
 
 MAX_NEW_TOKENS = 32
-"""Longest answer in tokens."""
+"""Maximum tokens of an answer."""
 
 
 class AnswerReader:
-    """Scores greedy answers of the model in training, sharing the work among processes.
+    """Scores greedy answers of the model in training; processes share the work.
 
-    Every reading takes the same sample. The scheme words the request (`Scheme.ask`). Answers in sentences (style
-    `free`) are not compared.
+    The sample is the same each time. The scheme provides the prompts (`Scheme.ask`). Answers in sentences (style
+    `free`) are not scored.
 
     Args:
         loaded: The model, with or without adapters.
         examples: The validation data.
-        roots: Folders that its image paths may lead into; relative ones start at the first.
-        count: Questions in the sample; fewer if there are fewer with an answer.
-        batch_size: Questions read together.
-        compiling: Allow a compiler, as training does.
+        roots: Folders that its image paths may lead into; relative paths start at the first.
+        count: Maximum questions in the sample.
+        batch_size: Questions answered together.
+        compiling: Allow `torch.compile`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class AnswerReader:
         self.sample = random.Random(seed).sample(answerable, min(count, len(answerable)))
 
     def read(self, rank: int, processes: int) -> list[bool]:
-        """Return for each answer of this process's share (every `processes`-th of the sample) if it is right.
+        """Return for each answer of this process's share (every `processes`-th question) True if it is right.
 
-        An answer whose passage doesn't fit into the context is wrong: it can't be read in inference either.
+        If the passage doesn't fit into the context, the answer is wrong, as in inference.
         """
         self._loaded.model.eval()
         share = self.sample[rank::processes]
@@ -65,12 +65,12 @@ class AnswerReader:
             engine = self._engine
             for start in range(0, len(share), self._batch_size):
                 right += self._read_batch(engine, share[start : start + self._batch_size])
-        engine.reader.free()  # training goes on with its memory
+        engine.reader.free()  # training needs the memory
         return right
 
     @functools.cached_property
     def _engine(self) -> PrefixEngine:
-        """The engine, made at the first reading: a GPU's budget is found by trial when training has its memory."""
+        """The engine, made on first use: it measures the GPU memory that training leaves free."""
         return PrefixEngine(self._loaded, compiling=self._compiling)
 
     def _read_batch(self, engine: PrefixEngine, examples: Sequence[TrainingExample]) -> list[bool]:
@@ -87,7 +87,7 @@ class AnswerReader:
         return right + [False] * (len(examples) - len(prompts))
 
     def _ask(self, example: TrainingExample) -> AskedAnswer | None:
-        """Return the prompt of an answer; None if it doesn't fit even with shortened documents."""
+        """Return the prompt of an answer, with shortened documents if necessary; None if it doesn't fit."""
         image = load_image(example.image, root=self._roots, needed_by=f"validation example {example.id}")
         renderer, room = self._loaded.renderer, self._engine.max_length - MAX_NEW_TOKENS
         prompt = self._scheme.ask(renderer, example, image)
@@ -97,7 +97,7 @@ class AnswerReader:
 
 
 def has_answer(example: TrainingExample, scheme: Scheme) -> bool:
-    """Return True if an example has an answer to compare with; one in sentences can't be compared."""
+    """Return True if an example has an answer to compare with, which is not in sentences."""
     return example.style != "free" and scheme.has_answer(example)
 
 
@@ -111,9 +111,9 @@ def check_answers(examples: Sequence[TrainingExample], scheme: Scheme, path: Pat
 
 
 def is_right(renderer: Renderer, generation: Generation, answer: str) -> bool:
-    """Compare by exact match after InfoSeek's normalisation, or by E-VQA's overlap of lists for answers joined by `&&`.
+    """Compare by InfoSeek's exact match, or by E-VQA's list overlap for answers joined by `&&`.
 
-    An evaluation scores such questions by the same two.
+    `evaluate` scores such questions by the same two metrics.
     """
     text = renderer.strip(generation.text)
     if "&&" in answer and any(map(evqa.preprocess_answer, answer.split("&&"))):

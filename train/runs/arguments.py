@@ -1,4 +1,4 @@
-"""Arguments of the trainers, and the global batch that follows from them."""
+"""Arguments of the trainers, and the resulting global batch."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def common_arguments(config: TrainingConfig) -> dict[str, Any]:
         save_steps=config.save_steps,
         save_total_limit=config.save_total_limit,
         logging_steps=config.logging_steps,
-        logging_nan_inf_filter=False,  # a loss that is not finite is an error, and not to be averaged away
+        logging_nan_inf_filter=False,  # a non-finite loss is an error; don't hide it in the mean
         report_to=config.report_to or "none",
         dataloader_num_workers=config.dataloader_workers,
         dataloader_pin_memory=config.device != "cpu",
         remove_unused_columns=False,
-        # A vision tower that trains has layers that the language model never reads (LLaVA takes the last but one).
+        # A trained vision tower has unused layers: LLaVA reads the last but one.
         ddp_find_unused_parameters="vision_tower" in config.trained_towers,
-        # Buffers are constants. A process that runs out of memory in a forward pass would broadcast them alone.
+        # Buffers are constants. A process that repeats a pass after running out of memory would broadcast alone.
         ddp_broadcast_buffers=False,
     )
 

@@ -1,4 +1,4 @@
-"""A trainer whose checkpoints are whole or absent, and whose weights are loaded bit by bit."""
+"""A trainer whose checkpoints are either complete or ignored, and whose weights are restored bit by bit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from reflectune.core.weights import UNLOADABLE, check_finite, check_names, first
 from reflectune.models.weights.adapters import check_adapter, read_adapter
 from reflectune.train.runs.failures import not_finite
 from reflectune.train.runs.logs import ProgressWithSpeed
-from reflectune.train.weights.checkpoints import keep_newest, mark_whole, refuse_full_disk
+from reflectune.train.weights.checkpoints import keep_newest, mark_complete, refuse_full_disk
 from reflectune.train.weights.parameters import are_finite, parameter_count
 
 STOPS: Final = (signal.SIGTERM, signal.SIGINT)
 """Signals after which a training saves a checkpoint and ends."""
-SAME: Final = 3.0
-"""Seconds in which a further SIGINT counts as the same one: torchrun passes on what the terminal has sent to all."""
+SAME_SIGNAL: Final = 3.0
+"""Seconds in which repeated SIGINTs count as one: torchrun forwards a Ctrl-C that the terminal has already sent."""
 Save = Callable[[Path, nn.Module, Mapping[str, Tensor] | None], None]
 """Writes model, processor and scheme into a folder, from gathered weights if there are any."""
 
@@ -45,7 +45,7 @@ class Run:
 
     Attributes:
         model: The model, with frozen weights frozen.
-        args: Arguments of the trainer. `save_total_limit` is applied only after a checkpoint is whole.
+        args: Arguments of the trainer. `save_total_limit` is applied only after a checkpoint is complete.
         save: Writes a checkpoint.
         settings: Everything that determines the weights, recorded in each checkpoint.
     """
@@ -57,23 +57,23 @@ class Run:
 
 
 class CheckpointedTrainer(Trainer):
-    """A trainer with our checkpoints: their content, their completeness, and how they are loaded.
+    """A trainer with our own content, completion marks and loading of checkpoints.
 
-    The stock trainer resumes a full fine-tune of a vision-language model from nothing, with a warning only:
-    https://github.com/huggingface/transformers/issues/43701; `_load_from_checkpoint` here can go once that is closed.
-    Other trainers come after it in the bases: `class Ours(CheckpointedTrainer, GRPOTrainer)`.
+    The stock trainer resumes a full fine-tuning of a vision-language model without its weights, and only warns:
+    https://github.com/huggingface/transformers/issues/43701. `_load_from_checkpoint` can go once that is closed. List
+    this class before other trainers: `class Ours(CheckpointedTrainer, GRPOTrainer)`.
     """
 
     patience: int | None = None
     """Validations without a better metric before training stops; None for any number."""
     _stopped_by: int | None = None
-    """The signal to stop that this process got first."""
+    """The first stop signal that this process received."""
     _ends_early = False
-    """True once all processes agreed to stop for a signal."""
+    """True once all processes have agreed to stop after a signal."""
 
     def keep_checkpoints(self, run: Run) -> None:
-        """Take over checkpoints and the progress line from the stock trainer, before training begins."""
-        # `save_total_limit` is applied in `_save_checkpoint`, and only after a checkpoint is whole
+        """Replace the stock trainer's checkpoints and progress line; called before training."""
+        # `_save_checkpoint` applies `save_total_limit`, after a checkpoint is complete
         self._checkpoints_to_keep, self.args.save_total_limit = self.args.save_total_limit or 1, None
         self._bare_model, self._save_to, self.settings = run.model, run.save, run.settings
         self._folder = Path(str(self.args.output_dir))
@@ -83,12 +83,12 @@ class CheckpointedTrainer(Trainer):
             self.add_callback(ProgressWithSpeed())
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """Train. After the step in which a process gets SIGTERM or Ctrl-C, save a checkpoint and exit.
+        """Train. If a process gets SIGTERM or Ctrl-C, save a checkpoint after that step and exit.
 
-        The status is 143 or 130. A second Ctrl-C ends the process at once. With transformers' `enable_jit_checkpoint`
-        (5.23) each process saves at a step of its own, and the run seems finished.
+        The exit status is 143 or 130. A second Ctrl-C ends the process at once. transformers' `enable_jit_checkpoint`
+        (5.23) doesn't do this: each process would save at a different step, and the run would look finished.
         """
-        in_main_thread = threading.current_thread() is threading.main_thread()  # Python calls handlers there alone
+        in_main_thread = threading.current_thread() is threading.main_thread()  # signal handlers only work there
         before = {number: signal.signal(number, self._note_signal) for number in STOPS} if in_main_thread else {}
         try:
             output = super().train(*arguments, **named)
@@ -98,7 +98,7 @@ class CheckpointedTrainer(Trainer):
         if self._ends_early and self.state.global_step < self.state.max_steps:
             self.processes.wait()  # the first process has marked the checkpoint
             if self.processes.index == 0:
-                print(f"stopped after step {self.state.global_step}; run the same command again to go on", flush=True)
+                print(f"stopped after step {self.state.global_step}; run the same command again to resume", flush=True)
             sys.exit(128 + (self._stopped_by or signal.SIGTERM))
         return output
 
@@ -107,34 +107,34 @@ class CheckpointedTrainer(Trainer):
             self._stopped_by, self._stopped_at = number, time.monotonic()
             if number == signal.SIGINT and self.processes.index == 0:
                 print("stopping after this step, with a checkpoint; Ctrl-C again stops at once", flush=True)
-        elif number == signal.SIGINT and time.monotonic() > self._stopped_at + SAME:
+        elif number == signal.SIGINT and time.monotonic() > self._stopped_at + SAME_SIGNAL:
             raise KeyboardInterrupt
 
     def get_train_dataloader(self) -> DataLoader:
-        """Make the stock loader, whose workers leave signals to this process: a scheduler sends them to all."""
+        """Make the stock loader with workers that ignore stop signals, which a scheduler sends to all processes."""
         loader: Any = super().get_train_dataloader()
         inner = getattr(loader, "base_dataloader", loader)
         inner.worker_init_fn = functools.partial(_ignore_signals, inner.worker_init_fn)
         return loader
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """Return the norm of a step's gradient; all processes agree here to go on.
+        """Return the norm of a step's gradient, after all processes agree to continue.
 
-        DDP and FSDP have not changed the weights yet. DeepSpeed has, but for a step whose norm is not finite.
+        DDP and FSDP have not changed the weights yet. DeepSpeed has, unless the norm is not finite.
 
         Raises:
             UserError: The norm, or a loss in any process, is not finite.
         """
         norm = super()._get_grad_norm(model, grad_norm)
-        taken, self.step_losses = self.step_losses, []
-        losses = torch.stack([loss for loss, _ in taken]).tolist() if taken else []  # one wait for the device
-        is_sound = all(map(math.isfinite, [*losses, *([] if norm is None else [norm])]))
-        is_unsound, self._ends_early = any_process(not is_sound, self._stopped_by is not None)
-        if is_unsound:
+        step_losses, self.step_losses = self.step_losses, []
+        losses = torch.stack([loss for loss, _ in step_losses]).tolist() if step_losses else []  # one device sync
+        is_finite = all(map(math.isfinite, [*losses, *([] if norm is None else [norm])]))
+        any_not_finite, self._ends_early = any_process(not is_finite, self._stopped_by is not None)
+        if any_not_finite:
             raise not_finite(
                 self.state.global_step + 1,
                 float(norm or 0.0),
-                gather_object([*zip(losses, (ids for _, ids in taken), strict=True)]),
+                gather_object([*zip(losses, (ids for _, ids in step_losses), strict=True)]),
             )
         if self._ends_early:
             self.control.should_save = self.control.should_training_stop = True
@@ -143,7 +143,7 @@ class CheckpointedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the weights. Under ZeRO-1 and ZeRO-2 the first process writes its own tensors.
 
-        The stock trainer (5.23) has each process copy all weights into its memory there.
+        There, the stock trainer (5.23) would make each process copy all weights to its memory.
 
         Raises:
             UserError: Some weights are not finite, in any process. Nothing is written.
@@ -175,23 +175,23 @@ class CheckpointedTrainer(Trainer):
         checkpoint = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         self.processes.wait()
         if self.args.local_process_index == 0:
-            sync(checkpoint)  # each machine has the files of its own processes in its cache
+            sync(checkpoint)  # on each machine, for the files of its processes
         self.processes.wait()
         if self.args.should_save:
-            mark_whole(checkpoint, self.settings, step, sizes=True)
+            mark_complete(checkpoint, self.settings, step, sizes=True)
             keep_newest(self._folder, self._checkpoints_to_keep)
 
     def _init_training_state(self, *arguments: Any, **named: Any) -> tuple[int, int]:
-        """Initialise the state with the run's own `save_steps`, `logging_steps` and `eval_steps`.
+        """Initialise the state with this run's `save_steps`, `logging_steps` and `eval_steps`.
 
-        The stock trainer takes the checkpoint's, and warns.
+        The stock trainer uses those of the checkpoint, and warns.
         """
         trained: tuple[int, int] = super()._init_training_state(*arguments, **named)
         self.state.compute_steps(self.args, self.state.max_steps)
         return trained
 
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
-        """Run an epoch, unless all steps are taken: the stock trainer takes one more if a run ends within its epoch."""
+        """Run an epoch unless all steps are done: the stock trainer takes an extra one if a run ends mid-epoch."""
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*arguments, **named)
         else:
@@ -212,7 +212,7 @@ def _ignore_signals(initialise: Callable[[int], None] | None, worker: int) -> No
 
 
 def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None:
-    """Load a checkpoint's weights into a model of the same architecture, bit by bit.
+    """Load a checkpoint's weights into a model of the same architecture, bit-identical.
 
     Raises:
         UserError: The checkpoint's weights are damaged, or some are missing, unknown, of another shape or not finite.
@@ -222,10 +222,10 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
         check_adapter(model, state, Path(folder))
         set_peft_model_state_dict(model, state)
         return
-    # from_pretrained, and not the raw file: names on the disk differ from names in memory
+    # with from_pretrained, since weight names on the disk differ from those in memory
     dtypes = {parameter.dtype for parameter in model.parameters()}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # a frozen part in half precision is cast exactly
-    kind: Any = type(model)  # its types lack the pair that it returns with its report
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32  # casting a frozen half-precision part is exact
+    kind: Any = type(model)  # its type hints lack the returned loading info
     try:
         loaded, report = kind.from_pretrained(
             folder, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
@@ -236,22 +236,23 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: str | Path) -> None
     check_finite(str(folder), loaded)
     state, expected = loaded.state_dict(), model.state_dict()
     found, needed = ({(name, tensor.shape) for name, tensor in tensors.items()} for tensors in (state, expected))
-    if found != needed:  # its config is of another architecture
+    if found != needed:  # the config has a different architecture
         differing = {name for name, _ in found ^ needed}
         raise UserError(f"{folder} does not hold this model's weights; differing: {first_few(differing)}")
     model.load_state_dict(state)
 
 
 def checkpoint_bytes(model: nn.Module, *, deepspeed: bool, fsdp: bool) -> int:
-    """Estimate the bytes of a checkpoint: the weights (or adapters), and the two moments of trained weights.
+    """Estimate the bytes of a checkpoint: the weights (or adapters), and AdamW's two moments of trained weights.
 
-    DeepSpeed and FSDP write the weights a second time, and DeepSpeed master weights in fp32.
+    DeepSpeed and FSDP write the weights twice, and DeepSpeed also writes fp32 master weights.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     saved = sum(
         parameter_count(p) * p.element_size() for p in (trained if isinstance(model, PeftModel) else model.parameters())
     )
     moments = 2 * sum(parameter_count(p) * 4 for p in trained)
-    again = saved if deepspeed or fsdp else 0
+    second_copy = saved if deepspeed or fsdp else 0
     masters = moments // 2 if deepspeed else 0
-    return saved + moments + again + masters + 2**24  # and the tokenizer
+    tokenizer = 2**24
+    return saved + moments + second_copy + masters + tokenizer

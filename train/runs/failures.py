@@ -1,4 +1,4 @@
-"""Errors of a training step name its examples, and running out of memory says which settings take less."""
+"""Errors of a training step: they name its examples, and for lack of memory, settings that need less."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from reflectune.train.settings.training import ComputeConfig
 
 _FROM_WORKER = re.compile(r"Caught (\w+) in DataLoader worker")
 _MISFITS = "features and image tokens do not match"
-"""Words of transformers' ValueError about a prompt with more or fewer image tokens than the model has features."""
+"""Text of transformers' ValueError if the number of image tokens differs from the number of features."""
 _SHOWN = 8
-"""Examples that a message names."""
+"""Maximum examples named in a message."""
 
 
 @dataclass(frozen=True)
 class FailingBatch:
-    """A batch, at the step that failed on it."""
+    """A batch and the step in which it failed."""
 
     step: int
     sample_ids: Sequence[str]
     tokens: int = 0
-    """Its tokens with padding; 0 if they are not known."""
+    """Tokens of the batch, padding included; 0 if unknown."""
     budget: int | None = None
     """Maximum tokens of a micro-batch; None if batches have a fixed number of questions."""
 
@@ -54,15 +54,15 @@ def not_finite(step: int, norm: float, losses: Sequence[tuple[float, Sequence[st
         norm: The gradient's norm.
         losses: Losses of the step's batches in all processes, each with its examples.
     """
-    unsound = [(loss, examples) for loss, examples in losses if not math.isfinite(loss)]
-    found = f"the loss became {unsound[0][0]}" if unsound else f"the gradient's norm became {norm}"
-    examples = [example for _, batch in unsound or losses for example in batch]
-    look = "lower `learning_rate`, or look into these examples" if examples else "lower `learning_rate`"
-    return UserError(f"{found} at step {step}{_on(examples)}; {look}. The last checkpoint is kept")
+    bad_losses = [(loss, examples) for loss, examples in losses if not math.isfinite(loss)]
+    found = f"the loss became {bad_losses[0][0]}" if bad_losses else f"the gradient's norm became {norm}"
+    examples = [example for _, batch in bad_losses or losses for example in batch]
+    advice = "lower `learning_rate`, or check these examples" if examples else "lower `learning_rate`"
+    return UserError(f"{found} at step {step}{_on(examples)}; {advice}. The last checkpoint is kept")
 
 
 class StepOutOfMemoryError(RuntimeError):
-    """Memory ran out while a batch was read."""
+    """Memory ran out in a batch."""
 
     def __init__(self, batch: FailingBatch) -> None:
         super().__init__(f"out of memory at {batch.words}")
@@ -74,21 +74,21 @@ def naming(batch: FailingBatch) -> Iterator[None]:
     """Name the batch's examples in errors that this block raises.
 
     Raises:
-        UserError: The prompts have other numbers of image tokens than the model has features.
+        UserError: The number of image tokens in a prompt differs from the number of features.
         StepOutOfMemoryError: Memory ran out.
-        RuntimeError: Anything else failed; it is the cause, with its traceback.
+        RuntimeError: Anything else failed; the original error is its cause.
     """
     try:
         yield
-    except (UserError, OSError):  # these name their subject
+    except (UserError, OSError):  # their messages are specific enough
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise StepOutOfMemoryError(batch) from error
         if _MISFITS in str(error):
             raise UserError(
-                f"the model refuses {batch.words}: {error}; look into these examples, and whether the processor is "
-                "this model's own"
+                f"the model refuses {batch.words}: {error}; check these examples, and that the processor belongs to "
+                "this model"
             ) from error
         raise RuntimeError(f"failed at {batch.words}: {error}") from error
 
@@ -106,17 +106,17 @@ def plain_worker_errors() -> Iterator[None]:
 
 
 @contextmanager
-def advising(
-    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, why_fixed: str, less: Collection[str]
+def advising_on_memory(
+    adapters: AdapterConfig, compute: ComputeConfig, args: TrainingArguments, why_fixed: str, options: Collection[str]
 ) -> Iterator[None]:
-    """Turn running out of memory in this block into an error that says which settings to change.
+    """Turn running out of memory in this block into an error that lists settings to change.
 
     Args:
         adapters: The weights that train.
         compute: Precision and checkpointing.
         args: Arguments of the trainer.
-        why_fixed: The reason why the global batch can't be divided differently; "" if it can.
-        less: What the training can do to take less: `qlora`, `zero3`.
+        why_fixed: Reason why the global batch can't be divided differently; "" if it can.
+        options: Options of this training that need less memory: `qlora`, `zero3`.
 
     Raises:
         UserError: Memory ran out.
@@ -128,16 +128,18 @@ def advising(
             raise
         batch = error.batch if isinstance(error, StepOutOfMemoryError) else None
         where = f"at {batch.words}" if batch else "between batches (moving the model, or stepping its weights)"
-        changes = "\n  ".join(_changes(adapters, compute, args, batch, less)) or "none: use a device with more memory"
-        resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
-        alone = (
-            "`tokens_per_device` or `gradient_checkpointing`" if batch and batch.budget else "`gradient_checkpointing`"
+        changes = (
+            "\n  ".join(_changes(adapters, compute, args, batch, options)) or "none: use a device with more memory"
         )
+        resumable = "" if why_fixed else ", or with a smaller batch and more accumulation"
+        resumable_keys = "`gradient_checkpointing`"
+        if batch and batch.budget:
+            resumable_keys = "`tokens_per_device` or `gradient_checkpointing`"
         raise UserError(
             f"out of memory {where}. These settings need less memory (`reflectune estimate` prints how much):\n"
             f"  {changes}\n"
-            f"The last checkpoint is kept: with {alone} alone changed{resumable}, the run resumes "
-            "from it; other changes need another `output_dir`"
+            f"The last checkpoint is kept: if only {resumable_keys} is changed{resumable}, the run resumes from it; "
+            "other changes need another `output_dir`"
         ) from error
 
 
@@ -146,9 +148,9 @@ def _changes(
     compute: ComputeConfig,
     args: TrainingArguments,
     batch: FailingBatch | None,
-    less: Collection[str],
+    options: Collection[str],
 ) -> Iterator[str]:
-    """Yield the changes of settings that need less memory."""
+    """Yield changes of settings that reduce memory."""
     size, steps = args.train_batch_size, args.gradient_accumulation_steps
     if batch and batch.budget and len(batch.sample_ids) > 1:
         yield f"`tokens_per_device` {max(batch.tokens // 2, 1)}, which trains the same"
@@ -164,7 +166,7 @@ def _changes(
         yield "`dtype: bfloat16`"
     if adapters.method == "full":
         yield "`method: lora`"
-        if "zero3" in less and sharding(os.environ) not in ("zero3", "fsdp"):
+        if "zero3" in options and sharding(os.environ) not in ("zero3", "fsdp"):
             yield "a launch with configs/accelerate/zero3.yaml on several GPUs"
-    elif adapters.method == "lora" and "qlora" in less:
+    elif adapters.method == "lora" and "qlora" in options:
         yield "`method: qlora`"

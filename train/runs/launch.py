@@ -30,7 +30,7 @@ def refuse_bad_launch(config: TrainingConfig, environment: Mapping[str, str]) ->
 
 
 def _problems(config: TrainingConfig, environment: Mapping[str, str]) -> Iterator[str]:
-    if _is_lonely(environment):
+    if _starts_one_process(environment):
         yield (
             "`accelerate launch --cpu --num_processes N` starts one process, not N; launch with `--config_file "
             "configs/accelerate/cpu_2_processes.yaml`, or with `torchrun --nproc_per_node N train/sft.py`"
@@ -150,7 +150,7 @@ def placement(device: str, environment: Mapping[str, str], timeout: int) -> dict
     return {"use_cpu": False, "accelerator_config": {**config, "use_configured_state": True}}
 
 
-def keep_to_one_gpu(args: TrainingArguments) -> None:
+def use_one_gpu(args: TrainingArguments) -> None:
     """Let a process use one GPU, however many it sees. Changes the arguments in place.
 
     The stock trainer takes all GPUs that a lone process sees: it multiplies the batch by their number, and wraps the
@@ -171,7 +171,7 @@ def idle_gpus(args: TrainingArguments) -> str:
     )
 
 
-def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
+def check_launch_took_effect(trainer: Any, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if fewer processes train together than were started, or sharding isn't on that should be."""
     started, joined = launched(environment), trainer.args.world_size
     if joined != started:
@@ -184,7 +184,7 @@ def check_engaged(trainer: Any, environment: Mapping[str, str]) -> None:
         raise UserError(f"the launch asks for {kind}, but accelerate did not turn it on; see configs/accelerate")
 
 
-def _is_lonely(environment: Mapping[str, str]) -> bool:
+def _starts_one_process(environment: Mapping[str, str]) -> bool:
     """Return True after `accelerate launch --cpu --num_processes 2`, which starts one process (1.15)."""
     mpi = any(name in environment for name in MPI_SIZES)
     return on_cpu(environment) and "MASTER_PORT" in environment and "WORLD_SIZE" not in environment and not mpi

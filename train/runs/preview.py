@@ -23,16 +23,16 @@ from reflectune.models.rendering.image_fitting import images_in_words
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.weights.tokens import gathered
 from reflectune.train.data.examples import Collator, EncodedExample, EncodedExamples
-from reflectune.train.data.micro_batches import questions_within, tokens_of
+from reflectune.train.data.micro_batches import questions_per_batch, tokens_of
 from reflectune.train.estimates.architecture import Architecture
 from reflectune.train.estimates.forecast import (
     Forecast,
+    device_memory,
     forecast,
     largest_batch,
-    memory_of,
     recomputation_line,
 )
-from reflectune.train.estimates.memory import table, weights_of
+from reflectune.train.estimates.memory import count_weights, table
 from reflectune.train.runs.arguments import global_batch
 from reflectune.train.runs.launch import division, sharding
 from reflectune.train.runs.packing import packs_trees
@@ -81,7 +81,7 @@ def describe(
             f"steps: {steps:,} ({epochs:,.3g} epochs), a checkpoint every {config.save_steps:,}, into "
             f"{config.output_dir}",
             *(
-                [travel_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full")[0]]
+                [row_update_line(OptimisationConfig.of(config), model, steps, adapters=config.method != "full")[0]]
                 if dataset.scheme.tokens
                 else []
             ),
@@ -109,15 +109,15 @@ def forecast_of(
         AdapterConfig.of(config),
         ComputeConfig.of(config),
         architecture,
-        weights_of(model),
+        count_weights(model),
         batch.within(config.tokens_per_device, config.gradient_accumulation_steps),
         division(os.environ, args.world_size),
         args.device.type,
-        memory_of(args.device),
+        device_memory(args.device),
     )
 
 
-def marked(tree: Tree, renderer: Renderer) -> str:
+def mark_supervised(tree: Tree, renderer: Renderer) -> str:
     """Return a tree as text: each branch on its own line, supervised tokens in double brackets."""
     lines = [_marked_segment(tree.prefix, renderer)]
     lines += [f"  ├ {_marked_segment(branch, renderer)}" for branch in tree.branches]
@@ -168,7 +168,7 @@ def seconds_of_batch(
         return None
 
 
-def longest_travel(optimisation: OptimisationConfig, steps: int) -> float:
+def max_row_update(optimisation: OptimisationConfig, steps: int) -> float:
     """Sum the learning rates of all steps: about the farthest that AdamW moves a number, if always one way.
 
     Args:
@@ -181,13 +181,15 @@ def longest_travel(optimisation: OptimisationConfig, steps: int) -> float:
     return optimisation.learning_rate * (first / 2 + (steps - first) * share)
 
 
-def travel_line(optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool) -> tuple[str, bool]:
+def row_update_line(
+    optimisation: OptimisationConfig, model: nn.Module, steps: int, *, adapters: bool
+) -> tuple[str, bool]:
     """Compare the farthest that new rows can move with the spread of the embedding table.
 
     Returns:
         A sentence, and True if it is a warning: next to adapters the rows can't move as far as the table spreads.
     """
-    table, travel = inner_model(model).get_input_embeddings().weight, longest_travel(optimisation, steps)
+    table, travel = inner_model(model).get_input_embeddings().weight, max_row_update(optimisation, steps)
     with gathered(table):
         spread = float(table[:_SAMPLE_ROWS].detach().to(torch.float32).std())
     far = (
@@ -252,7 +254,7 @@ def _time_line(
     kind, questions = sharding(os.environ), config.per_device_train_batch_size * config.gradient_accumulation_steps
     size = config.per_device_train_batch_size
     if config.tokens_per_device:
-        size = questions_within(config.tokens_per_device, [tokens_of(example) for example in sample], questions)
+        size = questions_per_batch(config.tokens_per_device, [tokens_of(example) for example in sample], questions)
     size = min(size, len(sample))  # as many are timed
     if kind in ("zero3", "fsdp"):
         return f"time: not measured, since {kind} divides the model only when training begins"
@@ -286,7 +288,7 @@ def _example_lines(dataset: EncodedExamples, renderer: Renderer) -> list[str]:
         first.setdefault(dataset.scheme.kind(example), i)
     for kind, index in sorted(first.items()):
         encoded = dataset[index]
-        lines += [f"example {kind}, {encoded.id}, ⟦supervised⟧:", marked(encoded.trees[0], renderer)]
+        lines += [f"example {kind}, {encoded.id}, ⟦supervised⟧:", mark_supervised(encoded.trees[0], renderer)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The skeleton of every training: launch → model → data → train → save."""
+"""The common structure of every training: launch → model → data → train → save."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from reflectune.models.weights.pretrained import cast_buffers
 from reflectune.train.data.global_batch import GlobalBatch, refuse_other_batch, why_fixed
 from reflectune.train.runs.arguments import common_arguments, global_batch
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run
-from reflectune.train.runs.failures import advising
+from reflectune.train.runs.failures import advising_on_memory
 from reflectune.train.runs.launch import (
-    check_engaged,
+    check_launch_took_effect,
     idle_gpus,
-    keep_to_one_gpu,
     refuse_bad_launch,
     refuse_sharded_weights,
     sharding,
+    use_one_gpu,
 )
 from reflectune.train.runs.logs import track_as_one_run, write_log
 from reflectune.train.settings.model import AdapterConfig
@@ -44,16 +44,23 @@ from reflectune.train.settings.saving import PublishingConfig
 from reflectune.train.settings.training import ComputeConfig, TrainingConfig
 from reflectune.train.weights.checkpoints import (
     STARTED_FROM,
-    end_with_best,
     final_record,
+    finish_with_best,
     has_stopped_early,
     is_finished,
-    last_whole_checkpoint,
-    mark_whole,
+    last_complete_checkpoint,
+    mark_complete,
     recorded_settings,
     refuse_occupied,
 )
-from reflectune.train.weights.loading import Sharding, adapter_settings, files_of, load_base, load_tuned, prepare_model
+from reflectune.train.weights.loading import (
+    Sharding,
+    adapter_settings,
+    load_base,
+    load_tuned,
+    model_files,
+    prepare_model,
+)
 from reflectune.train.weights.model_card import publish, write_card
 from reflectune.train.weights.parameters import parameter_table, recompute_layers
 
@@ -61,40 +68,40 @@ _DONE: Final = "nothing to do: {} holds this run's final checkpoint"
 
 
 class Method(ABC):
-    """The parts in which trainings differ. `run` calls the functions in the order in which they stand here."""
+    """The parts in which trainings differ. `run` calls the methods in the order of their definition."""
 
     needs_tuned = False
     """True if training continues a fine-tuned checkpoint."""
     whole_model_for = ""
-    """The work that needs the whole weights in each process, for an error under ZeRO-3 and FSDP; "" if none does."""
+    """Work that needs unsharded weights in each process, for the error under ZeRO-3 and FSDP; "" if there is none."""
     quantizes = True
-    """False if it can't train the adapters of a 4-bit model."""
+    """False if it can't train adapters on a 4-bit model."""
     reads_whole_model = False
-    """True if a part of the model is run before training begins, so that FSDP can't shard it from its file."""
+    """True if part of the model runs before training, so that FSDP can't load its shards directly from the file."""
     fixes_processes = ""
-    """The reason why a run can't continue with another number of processes; "" if that depends on the model."""
+    """Reason why a run can't continue with a different number of processes; "" if it depends on the model."""
 
     @abstractmethod
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
-        """Make the trainer's arguments of those that all trainings share; this joins the processes of the launch."""
+        """Return the trainer's arguments, given the common ones; this joins the processes of the launch."""
 
     @abstractmethod
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of the inputs that determine the weights, next to the settings and the model."""
+        """Return hashes of the inputs, besides settings and model, that determine the weights."""
 
     @abstractmethod
     def load_data(self, args: TrainingArguments) -> None:
         """Read and check the data. No model is loaded yet."""
 
     def before_training(self, loaded: Loaded, args: TrainingArguments) -> None:  # noqa: B027  most do nothing
-        """Do the work that needs the model before it gets adapters. A dry run does it too."""
+        """Do work that needs the model without adapters, also in a dry run."""
 
     @abstractmethod
     def preview(self, model: nn.Module, loaded: Loaded, args: TrainingArguments, batch: GlobalBatch) -> str:
         """Describe the run, for a dry run."""
 
     def recomputed(self, model: nn.Module, loaded: Loaded, args: TrainingArguments) -> int:
-        """Return n, where every n-th layer is computed again in the backward pass, as the config says; 0 for none."""
+        """Return n if every n-th layer is recomputed in the backward pass, as the config says; 0 for none."""
         return 1
 
     @abstractmethod
@@ -112,9 +119,9 @@ def run(config: TrainingConfig, method: Method) -> None:
     refuse_bad_launch(config, os.environ)
     refuse_sharded_weights(method.whole_model_for, kind)
     torch.set_float32_matmul_precision(config.matmul_precision)
-    logging.disable_progress_bar()  # of loading and saving; the trainer's own is shown
+    logging.disable_progress_bar()  # of loading and saving; the trainer has its own
     args = method.arguments(common_arguments(config))
-    keep_to_one_gpu(args)
+    use_one_gpu(args)
     launch_processes("" if config.dry_run else config.output_dir)
     say(args, idle_gpus(args))
     with ending_together():
@@ -141,21 +148,21 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
         }
 
     if not config.dry_run:
-        (is_unknown,) = any_process(not is_known_to_be_trained(config, all_settings))
+        (is_unknown,) = any_process(not is_recorded_as_finished(config, all_settings))
         if not is_unknown:
             say(args, _DONE.format(config.output_dir))
             return
     method.load_data(args)
-    divided = Sharding(kind, from_file=kind == "fsdp" and not (config.dry_run or method.reads_whole_model))
-    loaded, adapted = _load(config, method, args, divided)
+    sharded = Sharding(kind, from_file=kind == "fsdp" and not (config.dry_run or method.reads_whole_model))
+    loaded, adapted = _load(config, method, args, sharded)
     fixed = method.fixes_processes or why_fixed(loaded.model, config.adapters_dropout, kind)
     settings = all_settings(loaded.fingerprint, fixed)
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
-    started_from = files_of(config)
+    started_from = model_files(config)
     method.before_training(loaded, args)
     adapters = AdapterConfig.of(config)
-    model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=divided)
+    model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=sharded)
     replies = [loaded.renderer.token_id(role) for role in Scheme.of(loaded.renderer).replies]
     if replies:
         read_in_float32(model.get_output_embeddings(), replies)
@@ -166,8 +173,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     if config.gradient_checkpointing and (every := method.recomputed(model, loaded, args)):
         recompute_layers(model, every)
     save = functools.partial(save_model, loaded=loaded, settings=settings)
-    less = [*(["qlora"] if method.quantizes else []), *([] if method.whole_model_for else ["zero3"])]
-    with advising(adapters, ComputeConfig.of(config), args, fixed, less):
+    memory_options = [*(["qlora"] if method.quantizes else []), *([] if method.whole_model_for else ["zero3"])]
+    with advising_on_memory(adapters, ComputeConfig.of(config), args, fixed, memory_options):
         trainer = method.trainer(Run(model, args, save, settings), loaded, batch)
         card = functools.partial(
             write_card,
@@ -180,21 +187,21 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
 
 
 def _load(
-    config: TrainingConfig, method: Method, args: TrainingArguments, divided: Sharding
+    config: TrainingConfig, method: Method, args: TrainingArguments, sharded: Sharding
 ) -> tuple[Loaded, PeftModel | None]:
     if method.needs_tuned:
-        return load_tuned(config, args.device, divided)
-    return load_base(config, args.device, divided), None
+        return load_tuned(config, args.device, sharded)
+    return load_base(config, args.device, sharded), None
 
 
-def is_known_to_be_trained(config: TrainingConfig, all_settings: Callable[[str, str], Mapping[str, Any]]) -> bool:
-    """Return True if `output_dir` holds the final checkpoint of this run, as far as is seen without loading anything.
+def is_recorded_as_finished(config: TrainingConfig, all_settings: Callable[[str, str], Mapping[str, Any]]) -> bool:
+    """Return True if the records in `output_dir` show that this run is finished, without loading anything.
 
-    The model's files must be those that the run started from, by their sizes and times.
+    The model's files must have the sizes and times that they had when the run started.
 
     Args:
         config: The settings.
-        all_settings: Returns the run's settings, given the model's fingerprint, and why its processes are fixed.
+        all_settings: Returns the run's settings, given the model's fingerprint and the reason for fixed processes.
 
     Raises:
         UserError: The folder holds a run, and `resume` is off.
@@ -202,7 +209,7 @@ def is_known_to_be_trained(config: TrainingConfig, all_settings: Callable[[str, 
     if not config.resume:
         refuse_occupied(config.output_dir)
     record = final_record(config.output_dir)
-    if not record or record.get(STARTED_FROM) != files_of(config):
+    if not record or record.get(STARTED_FROM) != model_files(config):
         return False
     recorded = record["settings"]
     fixed = "it was when the run ended" if "processes" in recorded else ""
@@ -226,20 +233,20 @@ def is_trained_already(
 
 
 def train(trainer: CheckpointedTrainer, write_card: Callable[..., None], started_from: Any) -> None:
-    """Take the remaining steps, then write the final checkpoint with the last weights or the best, and its card.
+    """Train the remaining steps, then write the final checkpoint (the last or the best weights) and its card.
 
     Args:
         trainer: The trainer.
         write_card: Writes the card into a folder.
-        started_from: The files of the model (`files_of`), for the record.
+        started_from: The files of the model (`model_files`), for the record.
     """
     args, settings = trainer.args, trainer.settings
     output_dir, best_metric = Path(str(args.output_dir)), args.metric_for_best_model
-    check_engaged(trainer, os.environ)
+    check_launch_took_effect(trainer, os.environ)
     reduce_in_float32(trainer)
     shard(trainer)
-    checkpoints = [last_whole_checkpoint(output_dir, settings) if args.process_index == 0 else None]
-    (checkpoint,) = broadcast_object_list(checkpoints)  # archives are read whole, once
+    checkpoints = [last_complete_checkpoint(output_dir, settings) if args.process_index == 0 else None]
+    (checkpoint,) = broadcast_object_list(checkpoints)  # one process reads the archives
     if checkpoint and has_stopped_early(checkpoint, best_metric or "", trainer.patience):
         trainer.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
     else:
@@ -250,14 +257,14 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None], started
     if not best_metric:
         trainer.save_model(str(output_dir))
     elif args.should_save:
-        end_with_best(output_dir)
+        finish_with_best(output_dir)
         say(args, f"best {best_metric}: {trainer.state.best_metric:.4f}, at step {trainer.state.best_global_step}")
     trainer.save_state()
     if args.should_save:
         write_log(output_dir, trainer.state.log_history)
         last = trainer.state.best_global_step if best_metric else None
         write_card(output_dir, history=trainer.state.log_history, step=last or trainer.state.global_step)
-        mark_whole(output_dir, settings, trainer.state.global_step, started_from=started_from)
+        mark_complete(output_dir, settings, trainer.state.global_step, started_from=started_from)
         say(args, f"{output_dir}: the checkpoint of step {last or trainer.state.global_step}")
 
 
@@ -277,7 +284,7 @@ def save_model(
         loaded: Its processor and scheme, and its base.
         settings: Everything that determines the weights.
     """
-    # A folder's whole path: an adapter is loaded onto its base from any working directory.
+    # An absolute path, so that an adapter finds its base model from any working directory.
     base = str(Path(loaded.name).resolve()) if Path(loaded.name).is_dir() else loaded.name
     quantization = asdict(loaded.quantization) if loaded.quantization else None
     info = {"base_model": base, "seed": settings["seed"], "quantization": quantization, "training": dict(settings)}
@@ -286,36 +293,36 @@ def save_model(
 
 
 def say(args: TrainingArguments, text: str) -> None:
-    """Print a text in the first process, unless it is empty."""
+    """Print a text in the first process; nothing if it is empty."""
     if text and args.process_index == 0:
         print(text, flush=True)
 
 
 def reduce_in_float32(trainer: Any) -> None:
-    """Let gradients be accumulated and averaged in float32, as under DDP. A launch's own DeepSpeed file wins.
+    """Accumulate and average gradients in float32, as DDP does, unless the launch's DeepSpeed file says otherwise.
 
-    By default DeepSpeed (0.19) and accelerate's FSDP (1.15) do both in the precision of the forward pass.
+    By default DeepSpeed (0.19) and accelerate's FSDP (1.15) use the precision of the forward pass.
     """
     state = trainer.accelerator.state
     if trainer.is_deepspeed_enabled:
-        own = state.deepspeed_plugin.deepspeed_config
-        own.setdefault("communication_data_type", "fp32")
-        own.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+        config = state.deepspeed_plugin.deepspeed_config
+        config.setdefault("communication_data_type", "fp32")
+        config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     elif trainer.is_fsdp_enabled and (policy := state.fsdp_plugin.mixed_precision_policy):
-        # outputs as the modules give them: FSDP would round the gates' float32 logits
+        # don't cast outputs: FSDP would round the gates' float32 logits
         state.fsdp_plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
 
 def shard(trainer: Any) -> None:
     """Under FSDP, shard the layers of the decoder and of the vision tower among the processes, one at a time.
 
-    accelerate (1.15) casts the whole model on each process before it shards it, or has the first process hold it all
-    (`cpu_ram_efficient_loading`). Here a layer's weights are views of their file until its turn; then the layer is cast
-    and sharded. accelerate shards the rest. The shards and the optimiser's groups are those that it would make itself.
-    Can go once `fsdp2_prepare_model` casts each module in its turn.
+    accelerate (1.15) casts the whole model in each process before sharding it, or holds it all in the first process
+    (`cpu_ram_efficient_loading`). Here a layer's weights are memory-mapped until the layer is cast and sharded, one by
+    one. accelerate shards the rest. The shards and the optimiser's groups are equal to accelerate's. Can go once
+    `fsdp2_prepare_model` casts modules one by one.
 
     Args:
-        trainer: A trainer whose model is as it was loaded, but for frozen weights.
+        trainer: A trainer whose model has been loaded, and whose weights are frozen as needed.
     """
     if not trainer.is_fsdp_enabled:
         return
@@ -332,7 +339,7 @@ def shard(trainer: Any) -> None:
                 offload_policy=plugin.cpu_offload,
                 mp_policy=plugin.mixed_precision_policy or MixedPrecisionPolicy(),
             )
-        plugin.transformer_cls_names_to_wrap = []  # all are sharded, and their classes have other names now
+        plugin.transformer_cls_names_to_wrap = []  # they are sharded, which has renamed their classes
     _cast(model, model.config.dtype)
     cast_buffers(model, model.config.dtype)
     fsdp2_prepare_model(trainer.accelerator, model)
@@ -347,9 +354,9 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _name_layers(model: Any, plugin: Any) -> None:
-    """Name the classes of layers that FSDP gathers one at a time: those that the model has.
+    """Set the layer classes that FSDP gathers one at a time, limited to those in the model.
 
-    transformers names CLIP's text embeddings too, which LLaVA lacks, and accelerate (1.15) fails over a missing class.
+    transformers also lists CLIP's text embeddings, which LLaVA lacks, and accelerate (1.15) fails on a missing class.
     """
     if plugin.transformer_cls_names_to_wrap is None:
         present = {type(module).__name__ for module in model.modules()}

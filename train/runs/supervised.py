@@ -27,7 +27,7 @@ from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.arguments import validation_arguments
 from reflectune.train.runs.checkpointed_trainer import Run
 from reflectune.train.runs.packing import packs_trees
-from reflectune.train.runs.preview import describe, forecast_of, sample_of, travel_line
+from reflectune.train.runs.preview import describe, forecast_of, row_update_line, sample_of
 from reflectune.train.runs.skeleton import Method, run, say
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.runs.validation import GateReader, load_validation
@@ -51,15 +51,14 @@ class SupervisedFineTuning(Method):
         self.reads_whole_model = bool(config.cache_features)
 
     def arguments(self, common: Mapping[str, Any]) -> TrainingArguments:
-        """Make transformers' arguments. With a budget of tokens a process reads a step's questions at once."""
+        """Return transformers' arguments. With `tokens_per_device`, a batch holds all questions of a step."""
         if self._config.tokens_per_device:
             questions = common["per_device_train_batch_size"] * common["gradient_accumulation_steps"]
-            whole = {"per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
-            common = {**common, **whole}
+            common = {**common, "per_device_train_batch_size": questions, "gradient_accumulation_steps": 1}
         return TrainingArguments(**common, **validation_arguments(ValidationConfig.of(self._config)))
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return hashes of the training data, and of the validation data if it chooses the weights."""
+        """Return hashes of the training data, and of the validation data if it selects the weights."""
         config = self._config
         return {
             "data_fingerprint": [[file_fingerprint(source.file), source.weight] for source in config.sources()],
@@ -100,7 +99,7 @@ class SupervisedFineTuning(Method):
         return "\n".join([*mixture, describe(config, model, dataset, loaded.renderer, steps, epochs, args)])
 
     def recomputed(self, model: nn.Module, loaded: Loaded, args: TrainingArguments) -> int:
-        """See `Method.recomputed`. Examples are read for the forecast if it decides."""
+        """See `Method.recomputed`. With `auto`, a memory forecast from a sample of examples decides."""
         config, data = self._config, self._data
         if config.gradient_checkpointing != "auto":
             return 1
@@ -110,13 +109,13 @@ class SupervisedFineTuning(Method):
         return memory.forward.recomputed
 
     def trainer(self, run: Run, loaded: Loaded, batch: GlobalBatch) -> ReflectionTrainer:
-        """Make the trainer, with readers of the validation data."""
+        """Make the trainer, with validation."""
         config, data = self._config, self._data
         collator, batch_size = Collator(loaded.model), config.per_device_train_batch_size
         gates = answers = None
         if self._validation:
             held_out = encoded_examples(*self._validation, loaded, config, CACHE_BYTES)
-            at_once = 1 if config.tokens_per_device else batch_size  # a pass of several may be beyond the budget
+            at_once = 1 if config.tokens_per_device else batch_size  # several might exceed the budget
             gates = GateReader(held_out, collator, loaded.renderer, at_once)
         if self._validation and config.eval_answers:
             answers = AnswerReader(
@@ -132,7 +131,7 @@ class SupervisedFineTuning(Method):
         order = self._order(batch, loaded)
         if config.method != "full" and Scheme.of(loaded.renderer).tokens:
             steps = config.max_steps or batch.steps(order.examples, config.epochs)
-            line, is_warning = travel_line(OptimisationConfig.of(config), run.model, steps, adapters=True)
+            line, is_warning = row_update_line(OptimisationConfig.of(config), run.model, steps, adapters=True)
             if is_warning:
                 say(run.args, line)
         cache_bytes = config.cache_bytes(read_again=any(weight > 1 for _, weight in data.parts))
@@ -161,7 +160,7 @@ class SupervisedFineTuning(Method):
 
 
 def _evidence(sources: Sequence[DataSource]) -> dict[str, list[str]]:
-    """Return the contexts that a baseline is tuned on, as build_plain recorded them; {} for other data."""
+    """Return the evidence that a baseline is tuned on, as recorded by build_plain; {} for other data."""
     forms: dict[str, None] = {}
     for source in sources:
         recorded = read_statistics(source.folder).get(source.file.stem, {})
@@ -172,7 +171,7 @@ def _evidence(sources: Sequence[DataSource]) -> dict[str, list[str]]:
 def encoded_examples(
     examples: Sequence[TrainingExample], roots: Roots, loaded: Loaded, config: SftConfig, cache_bytes: int = 0
 ) -> EncodedExamples:
-    """Return the examples as token trees, encoded when they are asked for."""
+    """Return the examples as token trees, encoded on first use."""
     return EncodedExamples(
         examples,
         loaded.renderer,

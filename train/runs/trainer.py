@@ -1,4 +1,4 @@
-"""The trainer of fine-tuning: transformers' own with the reflection loss and a reproducible order."""
+"""The fine-tuning trainer: transformers' Trainer with the reflection loss and a reproducible data order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reflectune.models.attention.collation import GateBrier, loss_terms
 from reflectune.models.attention.packed import pad_to_bucket, to_device
 from reflectune.models.attention.tree import IGNORE
 from reflectune.train.data.examples import EncodedExample
-from reflectune.train.data.micro_batches import micro_batches, step_examples, tokens_of, uncollated
+from reflectune.train.data.micro_batches import join_step, micro_batches, split_step, tokens_of
 from reflectune.train.data.order import FollowEpochs, TrainingOrder
 from reflectune.train.runs.answers import AnswerReader
 from reflectune.train.runs.checkpointed_trainer import CheckpointedTrainer, Run, checkpoint_bytes
@@ -28,13 +28,13 @@ from reflectune.train.runs.logs import LogFile
 from reflectune.train.runs.utilization import needed_operations, product_rate
 from reflectune.train.runs.validation import GateReader, WeightedLoss, gate_metrics
 from reflectune.train.settings.validation import ANSWERS
-from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, put_in_place, refuse_full_disk
-from reflectune.train.weights.parameters import adapters_of, give_projector_a_rate, under_autocast
+from reflectune.train.weights.checkpoints import BEST, is_patience_exhausted, refuse_full_disk, replace_best
+from reflectune.train.weights.parameters import adapters_of, set_projector_learning_rate, without_input_cast
 
 _MIN_WEIGHT = 1e-6
-"""Divisor of a batch without a supervised token, in which no example fits: its loss is 0."""
+"""Minimum divisor of the loss, for a batch without supervised tokens, whose loss is 0."""
 FIRST_STEPS = 3
-"""Steps in which several processes agree to go on, since memory mostly runs out in them."""
+"""First steps in which several processes may retry together, since memory usually runs out there if at all."""
 
 
 class ReflectionTrainer(CheckpointedTrainer):
@@ -45,18 +45,18 @@ class ReflectionTrainer(CheckpointedTrainer):
     checkpoints (`CheckpointedTrainer`).
 
     Args:
-        run: The model, the arguments, and how checkpoints are written.
+        run: The model, the arguments, and the function that writes checkpoints.
         dataset: Examples for the collator.
         collator: Makes a batch of them.
         order: The order in which to read them.
         projector_learning_rate: Peak learning rate of the projector; None for that of all other weights.
-        gates: Reads gates for validation, if there is any.
-        answers: Reads answers for validation, if any are asked for.
-        brier: Brier term of the loss at gates; None for none.
+        gates: Reads gates for validation; None without validation.
+        answers: Scores answers for validation; None to score gates only.
+        brier: Brier term of the loss at gates, or None.
         packs: Read trees by FlexAttention (`packs_trees`).
         patience: Validations without a better `args.metric_for_best_model` before training stops; None for any number.
-        tokens_per_device: Maximum tokens of a micro-batch; the loader's batches are whole steps then. None: they are
-            micro-batches.
+        tokens_per_device: Maximum tokens of a micro-batch, with batches of the loader that are whole steps. With None
+            the loader's batches are the micro-batches.
     """
 
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the weight of the whole accumulated batch
@@ -76,11 +76,12 @@ class ReflectionTrainer(CheckpointedTrainer):
         patience: int | None = None,
         tokens_per_device: int | None = None,
     ) -> None:
-        validated, callbacks = gates.dataset if gates else None, [FollowEpochs(order), LogFile()]
-        read = uncollated if tokens_per_device else collator
-        super().__init__(run.model, run.args, read, dataset, validated, callbacks=callbacks)
+        eval_dataset = gates.dataset if gates else None
+        callbacks = [FollowEpochs(order), LogFile()]
+        collate = join_step if tokens_per_device else collator
+        super().__init__(run.model, run.args, collate, dataset, eval_dataset, callbacks=callbacks)
         self._collate, self.budget = collator, tokens_per_device
-        self._has_halved = self._has_said = False
+        self._has_halved = self._has_warned = False
         self._first_step: int | None = None
         self.keep_checkpoints(run)
         self._order, self._gates, self._answers, self.patience = order, gates, answers, patience
@@ -92,15 +93,15 @@ class ReflectionTrainer(CheckpointedTrainer):
         self._tokens, self._tokens_since, self._left_out = 0, time.monotonic(), 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the stock optimiser, with the projector's own learning rate if there is one."""
+        """Make the stock optimiser, with a separate learning rate for the projector if there is one."""
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new and self._projector_rate is not None:
-            give_projector_a_rate(optimizer, model or self._bare_model, self._projector_rate)
+            set_projector_learning_rate(optimizer, model or self._bare_model, self._projector_rate)
         return optimizer
 
     def get_train_dataloader(self) -> DataLoader:
-        """Make the stock loader, but keep batches on the CPU: all of an optimiser step are taken at its beginning."""
+        """Make the stock loader, but keep batches on the CPU: those of a step are all loaded at its beginning."""
         loader: Any = super().get_train_dataloader()
         loader.device = None  # `_prepare_inputs` moves a batch when its turn comes
         return loader
@@ -115,24 +116,26 @@ class ReflectionTrainer(CheckpointedTrainer):
         tokens = sum(batch.pop("tokens") for batch in batches)
         self._tokens += tokens
         if self.budget is not None:
-            batches = [{"examples": step_examples(batch), "weight": batch["weight"]} for batch in batches]
+            batches = [{"examples": split_step(batch), "weight": batch["weight"]} for batch in batches]
         counts = [tokens] if self.budget is None else [tokens, len(self._divided(batches[0]["examples"]))]
         gathered = self.accelerator.gather(torch.tensor([counts], device=device))
-        self.state.num_input_tokens_seen += int(gathered[:, 0].sum())  # in trainer_state.json, for a resumed run
+        self.state.num_input_tokens_seen += int(gathered[:, 0].sum())  # saved in trainer_state.json
         if self.budget is None:
             weight = torch.stack([supervised_weight(batch) for batch in batches]).sum()
         else:
             weight = torch.tensor(batches[0].pop("weight"), dtype=torch.float32)
-            batches[0]["at_least"] = int(gathered[:, 1].max())  # passes of sharded weights take all processes
+            batches[0]["at_least"] = int(
+                gathered[:, 1].max()
+            )  # all processes need the same number of passes if weights are sharded
         return batches, self.accelerator.gather(weight.to(device)).sum()
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
-        """Add the gradients of a batch, or of a step's micro-batches, and return the loss. Errors name the examples."""
+        """Add the gradients of a batch or of a step's micro-batches, and return the loss. Errors name the examples."""
         if "examples" in inputs:
             return self._whole_step(model, inputs["examples"], inputs["at_least"], num_items_in_batch)
-        casting = under_autocast(self._adapters) if self.accelerator.native_amp else nullcontext()
+        casting = without_input_cast(self._adapters) if self.accelerator.native_amp else nullcontext()
         step, tokens = self.state.global_step + 1, inputs["input_ids"].numel()
         with naming(FailingBatch(step, inputs["sample_ids"], tokens, self.budget)), casting:
             return super().training_step(model, inputs, num_items_in_batch)
@@ -142,8 +145,8 @@ class ReflectionTrainer(CheckpointedTrainer):
     ) -> Tensor:
         """Add the gradients of a step's micro-batches, and return its loss. If memory runs out, halve the budget once.
 
-        Several processes agree to do so before the last micro-batch, the smallest, with which they average gradients;
-        a step of one micro-batch is not tried again there.
+        Several processes decide together before the last (smallest) micro-batch, which averages their gradients. So
+        they can't retry if memory runs out in the last micro-batch.
         """
         batches, losses = self._divided(examples, at_least), list[Tensor]()
         may_halve, alone = self._may_halve(len(examples)), self.args.world_size == 1
@@ -168,17 +171,17 @@ class ReflectionTrainer(CheckpointedTrainer):
     def _micro_batch(
         self, model: nn.Module, examples: list[EncodedExample], weight: Tensor | int | None, is_last: bool
     ) -> Tensor:
-        """Add the gradients of a micro-batch; processes average them with the last."""
+        """Add the gradients of a micro-batch; the last one averages gradients over processes."""
         state = self.accelerator.gradient_state
         state._set_sync_gradients(is_last)  # as transformers' own loop does
-        waits = is_last or self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch", False)
+        synchronizes = is_last or self.is_deepspeed_enabled or state.plugin_kwargs.get("sync_each_batch", False)
         inputs = self._collate(examples)
         del inputs["tokens"], inputs["left_out"]
-        with nullcontext() if waits else self.accelerator.no_sync(model):
+        with nullcontext() if synchronizes else self.accelerator.no_sync(model):
             return self.training_step(model, inputs, weight)
 
     def _may_halve(self, questions: int) -> bool:
-        """Return True if a step may be tried again, which no pass of sharded weights may: it takes all processes."""
+        """Return True if a step may be retried. With sharded weights it can't: a pass takes all processes."""
         if self._has_halved or questions < 2 or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return False
         if self._first_step is None:
@@ -200,24 +203,24 @@ class ReflectionTrainer(CheckpointedTrainer):
             torch.accelerator.empty_cache()
 
     def _divided(self, examples: Sequence[EncodedExample], at_least: int = 1) -> list[list[int]]:
-        """Divide a step's examples by the budget; say so of the first that is longer than it."""
+        """Divide a step's examples by the budget; print the first example that is longer."""
         assert self.budget is not None
         lengths = [tokens_of(example) for example in examples]
-        if max(lengths) > self.budget and not self._has_said:
+        if max(lengths) > self.budget and not self._has_warned:
             longest = examples[lengths.index(max(lengths))]
             print(
                 f"example {longest.id} has {max(lengths):,} tokens, and `tokens_per_device` is {self.budget:,}: such "
                 "an example is read alone",
                 flush=True,
             )
-            self._has_said = True
+            self._has_warned = True
         return micro_batches(lengths, self.budget, at_least)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Move a batch to the device, with its weights in float32. A GPU's queue is not waited for.
+        """Copy a batch to the device without synchronizing, and keep loss weights in float32.
 
-        Under DeepSpeed the stock trainer casts all floats, which is meant for a model's inputs: a weight of a third
-        would be off by 0.2 % in bfloat16.
+        Under DeepSpeed the stock trainer casts all floats of a batch: a weight of 1/3 would be off by 0.2 % in
+        bfloat16.
         """
         if self.packs:
             inputs = pad_to_bucket(inputs, self.args.device, backward=self._bare_model.training)
@@ -234,9 +237,8 @@ class ReflectionTrainer(CheckpointedTrainer):
     ) -> Tensor:
         """Compute equations 8 and 9 of mR²AG: the weighted mean of -log p over the global batch's supervised tokens.
 
-        A Brier term of the gates, if there is one, is part of their tokens' losses.
-
-        Only the positions that predict a supervised token are projected to the vocabulary.
+        The loss of a gate token includes its Brier term, if there is one. Only positions that predict a supervised
+        token are projected to the vocabulary.
 
         Args:
             model: The model, perhaps wrapped.
@@ -248,7 +250,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         sample_ids = inputs.pop("sample_ids")
         summed = self.summed_loss(model, inputs, sample_ids)
         weight = torch.as_tensor(num_items_in_batch).clamp(min=_MIN_WEIGHT)
-        # gradients are averaged over the processes, so that their number cancels
+        # DDP averages gradients over processes; multiply by their number to get the sum
         loss = summed / weight * self.accelerator.num_processes
         self.step_losses.append((loss.detach(), sample_ids))
         return loss
@@ -260,14 +262,14 @@ class ReflectionTrainer(CheckpointedTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Read the gates of the validation data, and answers of a sample, over all processes; log `eval_<metric>`.
+        """Score the gates of the validation data and a sample of answers over all processes; log `eval_<metric>`.
 
-        Training isn't affected: no random number is drawn. See `gate_metrics` for the metrics.
+        No random number is drawn, so training is not affected. See `gate_metrics` for the metrics.
         """
-        assert self._gates is not None  # validation is only on if there is one
+        assert self._gates is not None  # set if there is validation
         began = time.monotonic()
         model = self.model_wrapped
-        model.eval()  # DeepSpeed's returns nothing
+        model.eval()  # returns None under DeepSpeed
         gate_results = self._gates.read(model, self._prepare_inputs, self.args.process_index, self.args.world_size)
         right: list[bool] = []
         if self._answers is not None:
@@ -300,7 +302,7 @@ class ReflectionTrainer(CheckpointedTrainer):
                 refuse_full_disk(self._folder, checkpoint_bytes(self._bare_model, deepspeed=False, fsdp=False))
             self.save_model(str(partial), _internal_call=True)
             if self.args.should_save:
-                put_in_place(partial, self._folder, self.settings, step)
+                replace_best(partial, self._folder, self.settings, step)
             self.processes.wait()
         elif name and is_patience_exhausted(
             self.state.log_history, name, self.state.best_global_step or 0, self.patience
@@ -309,7 +311,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         return is_better
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with tokens/s and branches left out since the last row, MFU, and the fullest device's peak memory."""
+        """Log with tokens/s and left-out branches since the last row, MFU, and the highest peak memory."""
         if "loss" in logs:
             now, device = time.monotonic(), self.args.device
             peak = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated(device)
@@ -327,7 +329,7 @@ class ReflectionTrainer(CheckpointedTrainer):
         super().log(logs, start_time)
 
     def operations_per_second(self) -> float:
-        """Return the rate of a large product on this device, measured once; 0 on a CPU."""
+        """Return the FLOP/s of a large matrix product on this device, measured once; 0 on a CPU."""
         if self._rate is None:
             dtype = torch.bfloat16 if self.args.bf16 else torch.float32
             self._rate = product_rate(self.args.device, dtype) if self.args.device.type == "cuda" else 0.0

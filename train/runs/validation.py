@@ -1,4 +1,4 @@
-"""Validation while training: gates are read where they are supervised, and nothing is decoded."""
+"""Validation during training: gates are read at their supervised tokens, without decoding."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from reflectune.train.settings.validation import ANSWERS, ValidationConfig
 
 @dataclass(frozen=True)
 class GateReading:
-    """The value of one gate.
+    """Probability and label of one gate.
 
     Attributes:
         gate: Its name in the scheme.
-        probability: Of the positive token, in the softmax over the gate's two tokens.
+        probability: Probability of the positive token, in the softmax over the gate's two tokens.
         positive: True if the positive token is the label.
     """
 
@@ -53,10 +53,10 @@ class WeightedLoss:
 def load_validation(
     validation: ValidationConfig, source: DataSource, scheme: str, prompts: str, processes: Processes
 ) -> tuple[Sequence[TrainingExample], Roots] | None:
-    """Read the validation data and check it as training data is checked; None if there is none.
+    """Read the validation data, with the checks of training data; None if there is none.
 
     Args:
-        validation: The metric that chooses the weights, and the number of answers to read.
+        validation: The metric that selects the weights, and the number of answers to score.
         source: The data.
         scheme: Name of the scheme.
         prompts: Variant of its prompts.
@@ -82,7 +82,7 @@ def gate_truths(examples: Iterable[TrainingExample], scheme: Scheme) -> dict[str
 
 
 def check_metric(metric: str, examples: Sequence[TrainingExample], scheme: Scheme, path: Path) -> None:
-    """Raise a `UserError` if validation data can't give the metric that chooses the weights."""
+    """Raise a `UserError` if the metric that selects the weights can't be computed from the validation data."""
     gate = metric.split("_")[0]
     labels = gate_truths(examples, scheme).get(gate, set())
     needed = 2 if metric.endswith("_auroc") else 1
@@ -120,13 +120,13 @@ class GateReader:
     ) -> tuple[list[GateReading], WeightedLoss]:
         """Read this process's share of the data: every `processes`-th example.
 
-        Each process makes the same number of forward passes, as sharded weights need. One without a batch left reads
-        its first batch again and doesn't count it.
+        Each process makes the same number of forward passes, as sharded weights require. A process without a batch left
+        reads its first example again and ignores the result.
 
         Args:
             model: The model, perhaps wrapped, in evaluation mode.
             prepare: Moves a batch to the model's device.
-            rank: Number of this process.
+            rank: Index of this process.
             processes: Number of processes.
         """
         readings: list[GateReading] = []
@@ -147,17 +147,16 @@ class GateReader:
     @torch.no_grad()
     def _read_batch(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[GateReading], float, float]:
         labels, weights = batch.pop("labels"), batch.pop("weights")
-        first = first_gates(
-            batch["input_ids"], labels, self._image_token, [i for _, *ids in self._gates[:1] for i in ids]
-        )
+        first_gate_ids = [token_id for _, *ids in self._gates[:1] for token_id in ids]
+        first = first_gates(batch["input_ids"], labels, self._image_token, first_gate_ids)
         targets = labels[:, 1:] != IGNORE  # position i predicts label i + 1
         logits = model(**batch, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
         tokens, token_weights = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
         losses = F.cross_entropy(logits, tokens, reduction="none") * token_weights
-        readings, is_own = [], token_weights > 0  # not of an example in place of one that doesn't fit
+        readings, is_counted = [], token_weights > 0  # a substitute for an example that doesn't fit has weight 0
         for name, positive, negative in self._gates:
-            rows = ((tokens == positive) | (tokens == negative)) & is_own
-            if name == self._gates[0][0]:  # one gate a question, in a conversation of any length
+            rows = ((tokens == positive) | (tokens == negative)) & is_counted
+            if name == self._gates[0][0]:  # only the first one of a conversation
                 rows &= first[:, 1:][targets]
             probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]
             truths = tokens[rows] == positive
@@ -180,13 +179,13 @@ def first_gates(ids: Tensor, labels: Tensor, image_token: int, gate_tokens: Sequ
     before = torch.cat([torch.zeros_like(is_image[:, :1]), is_image[:, :-1]], dim=1)
     question = (is_image & ~before).cumsum(1) + ids.shape[1] * torch.arange(len(ids), device=ids.device)[:, None]
     first = torch.isin(labels, torch.tensor(gate_tokens, device=ids.device, dtype=labels.dtype))
-    numbers = question[first]  # of each gate's question, ascending
+    numbers = question[first]  # question of each gate, ascending
     first[first.clone()] = torch.cat([torch.ones_like(numbers[:1]), numbers[1:] - numbers[:-1]]).bool()
     return first
 
 
 def gate_metrics(readings: Iterable[GateReading], total: WeightedLoss) -> dict[str, float]:
-    """Compute `loss`, and of each gate accuracy, AUROC (if both labels occur) and calibration error."""
+    """Compute `loss`, and for each gate accuracy, AUROC (if both labels occur) and calibration error."""
     metrics: dict[str, float] = {"loss": total.loss / total.weight}
     by_gate: dict[str, list[GateReading]] = defaultdict(list)
     for reading in readings:

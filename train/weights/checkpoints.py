@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the one to resume from, damage to their files, and the best one."""
+"""Checkpoints of a run: which is complete, which is damaged, and which is the best."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from reflectune.core.durable import read_json, sync, write_json
 from reflectune.core.errors import UserError
 
 RECORD = "run.json"
-"""The file that is written last into a folder; a folder without it is incomplete."""
+"""File written last into a checkpoint; a folder without it is incomplete."""
 BEST = "best"
-"""The folder in `output_dir` that holds the best weights so far."""
+"""Folder in `output_dir` with the best weights so far."""
 STARTED_FROM = "started_from"
-"""In the final checkpoint's record: the files of the model that the run started from."""
+"""Key of the final checkpoint's record: the files of the initial model."""
 _FILES = "files"
-"""In a checkpoint's record: the bytes of each file."""
+"""Key of a checkpoint's record: the size of each file."""
 _PICKLED: Final = (".bin", ".pt", ".pth")
 _READ_WHOLE: Final = 1 << 30
-"""Bytes. Of larger archives only the directory is read, which a cut one lacks."""
+"""Bytes. For larger archives only the directory is read, which a truncated archive lacks."""
 
 
-def mark_whole(
+def mark_complete(
     folder: str | Path, settings: Mapping[str, Any], step: int, *, sizes: bool = False, started_from: Any = None
 ) -> None:
-    """Write a checkpoint's files to the disk, then record that it is complete, with the run that it belongs to.
+    """Flush a checkpoint's files to the disk, then write its record, which marks it as complete.
 
-    With `sizes`, the size of each file is recorded, to detect files that are cut or lost later.
+    With `sizes`, the record has the size of each file, to detect files that are truncated or lost later.
     """
     folder = Path(folder)
     record = {"step": step, "settings": dict(settings), **({_FILES: file_sizes(folder)} if sizes else {})}
@@ -45,19 +45,19 @@ def mark_whole(
     sync(folder)
 
 
-def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -> Path | None:
-    """Find the newest whole checkpoint of a run; None if there is none yet. Newer damaged ones are marked incomplete.
+def last_complete_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -> Path | None:
+    """Find the newest complete and undamaged checkpoint of a run; None if there is none yet.
 
-    One process of a launch calls it.
+    Newer damaged ones are marked as incomplete. Only one process of a launch may call this.
 
     Args:
         settings: Everything that determines the weights.
 
     Raises:
-        UserError: It belongs to a run with other settings, or all whole checkpoints have damaged files.
+        UserError: It belongs to a run with other settings, or all complete checkpoints have damaged files.
     """
     problems = []
-    for folder in reversed(_whole_checkpoints(output_dir)):
+    for folder in reversed(_complete_checkpoints(output_dir)):
         if problem := _unreadable_record(folder):
             problems.append(f"{folder}: {problem}")
             continue
@@ -66,14 +66,14 @@ def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -
         problem = damage_of(folder, record[_FILES])
         if not problem:
             if problems:
-                print(f"{'; '.join(problems)}: resuming from the checkpoint before, {folder}", flush=True)
-                for damaged in _whole_checkpoints(output_dir)[-len(problems) :]:
+                print(f"{'; '.join(problems)}: resuming from the previous checkpoint, {folder}", flush=True)
+                for damaged in _complete_checkpoints(output_dir)[-len(problems) :]:
                     (damaged / RECORD).unlink(missing_ok=True)
             return folder
         problems.append(f"{folder}: {problem}")
     if problems:
         raise UserError(
-            f"{'; '.join(problems)}; no whole checkpoint is left to resume from: restore the file, or "
+            f"{'; '.join(problems)}; no undamaged checkpoint is left to resume from: restore the file, or "
             f"delete {output_dir} to train from the beginning"
         )
     return None
@@ -81,8 +81,8 @@ def last_whole_checkpoint(output_dir: str | Path, settings: Mapping[str, Any]) -
 
 def recorded_settings(output_dir: str | Path) -> dict[str, Any] | None:
     """Read the settings of the run in a folder, finished or not; None if there is none yet."""
-    whole = [folder for folder in _whole_checkpoints(output_dir) if not _unreadable_record(folder)]
-    folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else next(reversed(whole), None)
+    complete = [folder for folder in _complete_checkpoints(output_dir) if not _unreadable_record(folder)]
+    folder = Path(output_dir) if Path(output_dir, RECORD).is_file() else next(reversed(complete), None)
     return read_json(folder / RECORD, "the record of the run")["settings"] if folder else None
 
 
@@ -96,7 +96,7 @@ def is_finished(output_dir: str | Path, settings: Mapping[str, Any]) -> bool:
     """Return True if the run with these settings has written its final weights.
 
     Raises:
-        UserError: A run with other settings has.
+        UserError: The folder holds the final weights of a run with other settings.
     """
     if not Path(output_dir, RECORD).is_file():
         return False
@@ -124,11 +124,13 @@ def refuse_full_disk(folder: str | Path, needed: int) -> None:
 
 
 def keep_newest(output_dir: str | Path, count: int) -> None:
-    """Delete all but the newest `count` whole checkpoints, and older incomplete ones."""
+    """Delete all folders that are older than the newest `count` complete checkpoints."""
     folders = checkpoint_folders(output_dir)
-    whole = [folder for folder in folders if (folder / RECORD).is_file()]
-    for folder in folders[: folders.index(whole[-count])] if len(whole) >= count else []:
-        # The record goes first, so that a half-deleted folder is never taken for a whole checkpoint.
+    complete = _complete_checkpoints(output_dir)
+    if len(complete) < count:
+        return
+    for folder in folders[: folders.index(complete[-count])]:
+        # The record is deleted first, so that a half-deleted folder never counts as complete.
         (folder / RECORD).unlink(missing_ok=True)
         shutil.rmtree(folder)
 
@@ -143,7 +145,7 @@ def checkpoint_folders(output_dir: str | Path) -> list[Path]:
     return [folder_by_step[step] for step in sorted(folder_by_step)]
 
 
-def _whole_checkpoints(output_dir: str | Path) -> list[Path]:
+def _complete_checkpoints(output_dir: str | Path) -> list[Path]:
     """Return complete checkpoints in order of step."""
     return [folder for folder in checkpoint_folders(output_dir) if (folder / RECORD).is_file()]
 
@@ -160,10 +162,11 @@ def _unreadable_record(folder: Path) -> str:
 
 
 def _check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    there = read_json(folder / RECORD, "the record of the run")["settings"]
-    differing = [name for name in (*settings, *(set(there) - set(settings))) if there.get(name) != settings.get(name)]
+    recorded = read_json(folder / RECORD, "the record of the run")["settings"]
+    names = (*settings, *(set(recorded) - set(settings)))
+    differing = [name for name in names if recorded.get(name) != settings.get(name)]
     if differing:
-        values = "; ".join(f"`{name}` is {settings.get(name)!r}, was {there.get(name)!r}" for name in differing)
+        values = "; ".join(f"`{name}` is {settings.get(name)!r}, was {recorded.get(name)!r}" for name in differing)
         raise UserError(
             f"{folder} belongs to a run with other settings: {values}. Restore them, or choose another `output_dir`"
         )
@@ -182,13 +185,13 @@ def damage_of(folder: Path, written: Mapping[str, int]) -> str:
         folder: The checkpoint.
         written: Size of each file when it was written, in bytes.
     """
-    there = file_sizes(folder)
+    sizes = file_sizes(folder)
     for name, size in written.items():
-        if name not in there:
+        if name not in sizes:
             return f"{name} is missing"
-        if there[name] != size:
-            return f"{name} has {there[name]:,} bytes, and {size:,} were written"
-    for name in there:
+        if sizes[name] != size:
+            return f"{name} has {sizes[name]:,} bytes, and {size:,} were written"
+    for name in sizes:
         if problem := _problem_of(folder / name):
             return f"{name} {problem}"
     return ""
@@ -198,15 +201,15 @@ def _problem_of(path: Path) -> str:
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="numpy"):
-                return ""  # its header fits the file's length
+                return ""  # opening checks the header and the file's length
         if path.suffix in _PICKLED:
             with zipfile.ZipFile(path) as archive:
                 changed = archive.testzip() if path.stat().st_size <= _READ_WHOLE else None
-                return f"was changed: {changed} has another checksum" if changed else ""
+                return f"was changed: the checksum of {changed} differs" if changed else ""
         if path.name == TRAINER_STATE_NAME:
             state = json.loads(path.read_text(encoding="utf-8"))
-            is_whole = isinstance(state, dict) and isinstance(state.get("global_step"), int)
-            return "" if is_whole else "has no `global_step`"
+            is_valid = isinstance(state, dict) and isinstance(state.get("global_step"), int)
+            return "" if is_valid else "has no `global_step`"
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile, NotImplementedError) as error:
         return f"is damaged ({error})"
     return ""
@@ -217,11 +220,11 @@ def is_patience_exhausted(
 ) -> bool:
     """Return True if `patience` validations have passed since the best one.
 
-    A checkpoint holds all arguments, so a resumed run stops where the straight one does.
+    All arguments are saved in checkpoints, so a resumed run stops at the same step as an uninterrupted one.
 
     Args:
-        history: Rows of the log, each with its `step`; those of a validation hold `eval_<metric>`.
-        metric: The metric that chooses the weights.
+        history: Rows of the log, each with its `step`; those of a validation have `eval_<metric>`.
+        metric: The metric that selects the weights.
         best_step: Step of the best validation.
         patience: Validations without a better one before training stops; None for any number.
     """
@@ -230,16 +233,16 @@ def is_patience_exhausted(
 
 
 def has_stopped_early(checkpoint: Path, metric: str, patience: int | None) -> bool:
-    """Return True if the run that wrote a checkpoint ran out of patience there: nothing is left to train."""
+    """Return True if early stopping ended the run at this checkpoint: nothing is left to train."""
     if patience is None:
         return False
     state = read_json(checkpoint / TRAINER_STATE_NAME, "the trainer's state")
     return is_patience_exhausted(state["log_history"], metric, state["best_global_step"] or 0, patience)
 
 
-def put_in_place(partial: Path, output_dir: Path, settings: Mapping[str, Any], step: int) -> None:
-    """Make the checkpoint in `partial` the best one. A run that is killed here writes it again when it is resumed."""
-    mark_whole(partial, settings, step)
+def replace_best(partial: Path, output_dir: Path, settings: Mapping[str, Any], step: int) -> None:
+    """Replace the best checkpoint with the one in `partial`. A run killed here writes it again after it is resumed."""
+    mark_complete(partial, settings, step)
     best = output_dir / BEST
     if best.exists():
         (best / RECORD).unlink(missing_ok=True)
@@ -247,8 +250,8 @@ def put_in_place(partial: Path, output_dir: Path, settings: Mapping[str, Any], s
     os.replace(partial, best)
 
 
-def end_with_best(output_dir: Path) -> None:
-    """Put the best checkpoint's files into `output_dir`, as hard links where the disk can."""
+def finish_with_best(output_dir: Path) -> None:
+    """Put the best checkpoint's files into `output_dir`, as hard links if the file system supports them."""
     best = output_dir / BEST
     for path in best.iterdir():
         if path.name != RECORD:

@@ -1,4 +1,4 @@
-"""Write a checkpoint as vLLM and SGLang load it: merged, or a base model with the new rows, and LoRA without them."""
+"""Export a checkpoint for vLLM and SGLang: merged, or as a base model with the new tokens' rows and a plain LoRA."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _WITH_VIDEO: Final = {
     "qwen3_vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
     "qwen3_5": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
 }
-"""Classes of processors and video processors of Qwen's published models."""
+"""Processor and video processor classes of Qwen's published models."""
 
 
 def export_checkpoint(config: ExportConfig) -> str:
-    """Write a checkpoint for a server, load it as the server's transformers does, and compare logits.
+    """Export a checkpoint for a server, load the export, and compare logits.
 
     Returns:
         Lines about the export, with the command that serves it.
@@ -90,7 +90,7 @@ def _own_dtype(folder: Path, *, is_adapter: bool) -> str:
 def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Renderer, str, int]:
     """Write one model, with the checkpoint's scheme and calibration, and check it."""
     is_adapter = (folder / ADAPTER_FILE).is_file()
-    loaded = load(str(folder), dtype=torch.float32 if is_adapter else dtype)  # sums are rounded once
+    loaded = load(str(folder), dtype=torch.float32 if is_adapter else dtype)  # so that sums are rounded once
     model: Any = _plain_generation(loaded.model)
     set_config_dtype(model, dtype)
     move_and_cast(model, torch.device("cpu"))
@@ -102,14 +102,14 @@ def _write_merged(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Rende
     write_info(output, read_info(output))
     copy_calibration(folder, output, loaded.scheme)
     expected = _logits(model, loaded.renderer)
-    del model, loaded  # memory holds one model at a time
-    again = load(str(output), dtype=dtype)
-    _compare(folder, _logits(again.model, again.renderer), expected)
-    return again.renderer, again.model.config.model_type, 0
+    del model, loaded  # only one model in memory at a time
+    exported = load(str(output), dtype=dtype)
+    _compare(folder, _logits(exported.model, exported.renderer), expected)
+    return exported.renderer, exported.model.config.model_type, 0
 
 
 def _write_split(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Renderer, str, int]:
-    """Write a base model with the new tokens' rows, and LoRA without them, and check both together."""
+    """Write a base model with the new tokens' rows, and a LoRA without them, and check both together."""
     adapted, processor = _load_adapted(folder, dtype)
     renderer = Renderer(load_scheme(folder), processor)
     expected = _logits(adapted, renderer)
@@ -117,7 +117,7 @@ def _write_split(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Render
     with torch.no_grad():
         for layer in adapters_of(adapted):
             for factor in layer.lora_B.values():
-                factor.weight.zero_()  # merging then adds the rows, whole modules, and nothing else
+                factor.weight.zero_()  # so that merging applies only the rows and whole modules
     base: Any = _plain_generation(adapted.merge_and_unload())
     set_config_dtype(base, dtype)
     _refuse_full_disk(output, base)
@@ -125,16 +125,17 @@ def _write_split(folder: Path, output: Path, dtype: torch.dtype) -> tuple[Render
     processor.save_pretrained(output / BASE)
     _complete_processor(output / BASE, base.config.model_type)
     del adapted, base
-    network, read = load_pretrained(str(output / BASE), dtype, None, torch.device("cpu"))
-    _compare(folder, _logits(load_adapter(network, output / ADAPTER), Renderer(renderer.scheme, read)), expected)
+    network, exported_processor = load_pretrained(str(output / BASE), dtype, None, torch.device("cpu"))
+    exported = load_adapter(network, output / ADAPTER)
+    _compare(folder, _logits(exported, Renderer(renderer.scheme, exported_processor)), expected)
     return renderer, network.config.model_type, rank
 
 
 def _write_lora(folder: Path, output: Path) -> int:
-    """Write an adapter's low-rank matrices alone, and return the rank; vLLM refuses rows and whole modules."""
+    """Write only an adapter's low-rank matrices, and return the rank: vLLM refuses token rows and whole modules."""
     state = {name: tensor for name, tensor in read_adapter(folder).items() if ".lora_" in name}
     config = read_json(folder / ADAPTER_FILE, "the adapter's config")
-    # named one by one: the vision tower has modules of the same last names, and SGLang takes no regular expression
+    # full names: the vision tower has modules of the same last names, and SGLang takes no regular expression
     targets = sorted({name.removeprefix("base_model.model.").partition(".lora_")[0] for name in state})
     without = {"trainable_token_indices": None, "modules_to_save": None, "base_model_name_or_path": None}
     output.mkdir()
@@ -144,20 +145,20 @@ def _write_lora(folder: Path, output: Path) -> int:
 
 
 def _load_adapted(folder: Path, dtype: torch.dtype) -> tuple[PeftModel, ProcessorMixin]:
-    """Load an adapter onto its base model with the scheme's tokens, and don't merge it."""
+    """Load an adapter onto its base model with the scheme's tokens, without merging it."""
     info, scheme = read_info(folder), load_scheme(folder)
-    four_bits = Quantization.recorded(info, folder / INFO_FILE)
+    quantization = Quantization.recorded(info, folder / INFO_FILE)
     base = load(
-        str(info["base_model"]), scheme=scheme.name, seed=int(info["seed"]), dtype=dtype, quantization=four_bits
+        str(info["base_model"]), scheme=scheme.name, seed=int(info["seed"]), dtype=dtype, quantization=quantization
     )
-    network = dequantized(base.model, dtype) if four_bits else base.model
+    network = dequantized(base.model, dtype) if quantization else base.model
     processor = load_processor(folder, network.config.model_type)
     check_tokenizer(folder, processor, scheme)
     return load_adapter(network, folder), processor
 
 
 def _plain_generation(model: Any) -> Any:
-    """Leave the end tokens alone in `generation_config.json`: servers apply its penalties and temperatures."""
+    """Reduce `generation_config.json` to its special tokens: servers would apply its penalties and temperatures."""
     config = model.generation_config
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in names})
@@ -165,9 +166,9 @@ def _plain_generation(model: Any) -> Any:
 
 
 def _complete_processor(folder: Path, model_type: str) -> None:
-    """Name the published processor, and a video processor, in a folder of a Qwen that was saved without one.
+    """Add the published processor classes to the config of a Qwen that was saved without a video processor.
 
-    Servers load the family's own class, and that one needs both. Here torchvision may be absent, which they need.
+    Servers load these classes, which need torchvision; it may be missing here.
     """
     path = folder / "processor_config.json"
     config = read_json(path, "the processor's config")
@@ -186,7 +187,7 @@ def _refuse_full_disk(folder: Path, model: nn.Module) -> None:
 
 @torch.no_grad()
 def _logits(model: Any, renderer: Renderer) -> Tensor:
-    """Compute a model's logits of an image, a question and the scheme's tokens, without our engine."""
+    """Compute a model's logits for an image, a question and the scheme's tokens, without our engine."""
     rendered = renderer.prefix("What is shown here?", Image.radial_gradient("L").convert("RGB"))
     ids = torch.tensor([[*rendered.ids, *renderer.token_ids.values()]])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **rendered.vision}
@@ -194,9 +195,9 @@ def _logits(model: Any, renderer: Renderer) -> Tensor:
     return logits
 
 
-def _compare(folder: Path, found: Tensor, expected: Tensor) -> None:
+def _compare(folder: Path, actual: Tensor, expected: Tensor) -> None:
     """Raise a `UserError` if the export's logits are not the checkpoint's."""
-    difference, largest = float((found - expected).abs().max()), float(expected.abs().max())
+    difference, largest = float((actual - expected).abs().max()), float(expected.abs().max())
     if not difference <= _TOLERANCE * largest:
         raise UserError(
             f"the export of {folder} differs from the checkpoint: logits by up to {difference:.3g} of {largest:.3g}; "

@@ -27,13 +27,13 @@ def cache_features(
     autocast: str,
     dry_run: bool = False,
 ) -> None:
-    """Fill the cache with the data's images, and let the model read from it. A dry run fills nothing.
+    """Compute the missing features of the data's images, and let the model read them. A dry run computes nothing.
 
     Args:
         folder: Folder of the cache.
         loaded: The model, before it gets adapters.
         data: Training and validation data.
-        args: The trainer's.
+        args: Arguments of the trainer.
         trained_towers: Parts of the model that train.
         autocast: Precision of the forward pass.
         dry_run: Only print the number of images.
@@ -46,7 +46,7 @@ def cache_features(
     is_first = args.process_index == 0
     if dry_run:
         if is_first:
-            print(f"features: those of {len(needed):,} images would be kept in {folder}", flush=True)
+            print(f"features: those of {len(needed):,} images would be cached in {folder}", flush=True)
         return
     cache = open_cache(folder, loaded, autocast=autocast)
     fill(

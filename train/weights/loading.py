@@ -31,7 +31,7 @@ from reflectune.train.settings.training import TrainingConfig
 from reflectune.train.weights.parameters import (
     add_adapters,
     freeze_all_but,
-    freeze_unread,
+    freeze_unused_vision_layers,
     keep_trained_weights_in_fp32,
     projector_modules,
 )
@@ -54,12 +54,12 @@ UNSHARDED = Sharding()
 
 
 def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding = UNSHARDED) -> Loaded:
-    """Load the model to train. Trained weights are kept in fp32, frozen ones in half precision or in four bits.
+    """Load the model to train. Trained weights are kept in fp32, frozen ones in half precision or in 4 bits.
 
-    A full checkpoint holds all weights, so its frozen ones keep the precision of their file, or fp32.
+    In a full fine-tuning, frozen weights are saved too, so they keep the precision of their file, or fp32.
 
     Raises:
-        UserError: New adapters would stand on an adapter: an adapter's base model is a whole one.
+        UserError: `method: lora` would put new adapters on an adapter.
     """
     if config.method == "lora" and adapter_folder(config.model) is not None:
         raise UserError(
@@ -89,20 +89,20 @@ def load_base(config: TrainingConfig, device: torch.device, sharding: Sharding =
     )
 
 
-def files_of(config: TrainingConfig) -> list[Any]:
+def model_files(config: TrainingConfig) -> list[Any]:
     """Return the scheme's hash, and names, sizes and times of the model's files, or its commit on the Hub.
 
-    While they stay, the fingerprint of the loaded model does.
+    If these are unchanged, so is the fingerprint of the loaded model.
     """
-    return [find_scheme(config.scheme, config.prompts).fingerprint, *_files_of(config.model)]
+    return [find_scheme(config.scheme, config.prompts).fingerprint, *_source_files(config.model)]
 
 
-def _files_of(model: str) -> list[Any]:
+def _source_files(model: str) -> list[Any]:
     source = resolve(model)
     if isinstance(source, str):
         return [source, shapes_file(source).parent.name]  # a snapshot in the cache, named by its commit
     files = [(path.name, path.stat()) for path in sorted(source.iterdir()) if path.is_file()]
-    base = _files_of(str(read_info(source)["base_model"])) if adapter_folder(model) else []
+    base = _source_files(str(read_info(source)["base_model"])) if adapter_folder(model) else []
     return [*([name, found.st_size, found.st_mtime_ns] for name, found in files), *base]
 
 
@@ -124,9 +124,9 @@ def load_tuned(
             raise UserError(f"`model`: {config.model} is not fine-tuned; give a checkpoint that train/sft.py wrote")
         return loaded, None
     info = read_info(folder)
-    own_method = "qlora" if info.get("quantization") else "lora"
-    if own_method != config.method:
-        raise UserError(f"{folder} was trained with `method: {own_method}`; use that, or `method: full`")
+    adapter_method = "qlora" if info.get("quantization") else "lora"
+    if adapter_method != config.method:
+        raise UserError(f"{folder} was trained with `method: {adapter_method}`; use that, or `method: full`")
     scheme = load_scheme(folder)
     if scheme.name != config.scheme:
         raise UserError(f"{folder} was trained with scheme {scheme.name}, and `scheme` is {config.scheme}")
@@ -144,7 +144,7 @@ def load_tuned(
 
 
 def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
-    """Raise a `UserError` if settings ask for a different adapter, or base, than those that training continues."""
+    """Raise a `UserError` if settings contradict the adapter that training continues."""
     has_projector = bool(read_json(folder / ADAPTER_FILE, "the adapter's config").get("modules_to_save"))
     differing = [
         f"`{name}` is {getattr(config, name)!r}, the adapter's {value!r}"
@@ -155,7 +155,7 @@ def refuse_other_adapter(config: TrainingConfig, folder: Path) -> None:
         found = "a" if has_projector else "no"
         differing.append(f"`train_towers` is {', '.join(config.train_towers)}, the adapter has {found} projector")
     if differing:
-        raise UserError(f"{folder} is an adapter, which is continued as it is: {'; '.join(differing)}; leave these out")
+        raise UserError(f"{folder} is an adapter, whose settings can't change: {'; '.join(differing)}; leave these out")
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
 def prepare_model(
     loaded: Loaded, adapters: AdapterConfig, *, seed: int = 0, sharding: Sharding = UNSHARDED
 ) -> PreTrainedModel | PeftModel:
-    """Return the model in training mode, with everything frozen that the settings leave out, or with new adapters.
+    """Return the model in training mode, with untrained parts frozen, or with new adapters.
 
     Args:
         loaded: From `load_base`.
@@ -191,7 +191,7 @@ def prepare_model(
             whole=projector_modules(loaded.model) if "projector" in adapters.trained_towers else (),
         )
     if sharding.kind == "fsdp":
-        freeze_unread(model)
+        freeze_unused_vision_layers(model)
     if not sharding.from_file:
         keep_trained_weights_in_fp32(model)
     return model.train()

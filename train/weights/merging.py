@@ -29,7 +29,7 @@ from reflectune.train.weights.checkpoints import refuse_full_disk
 
 @dataclass(frozen=True)
 class Merge:
-    """A merge of an adapter: its base model, and the precision of the result."""
+    """Plan of a merge: base model, precision of the result, and a remark for the message."""
 
     base_model: str
     dtype: str
@@ -71,7 +71,7 @@ def _record(checkpoint: str | Path, planned: Merge) -> dict[str, str]:
 
 
 def merge_adapter(checkpoint: str | Path, output: str | Path, planned: Merge) -> None:
-    """Add an adapter to its base model and write the result. The folder appears at once, or not at all.
+    """Merge an adapter into its base model and write the result. The folder is written atomically.
 
     Sums are computed in fp32 and rounded once.
 
@@ -95,9 +95,9 @@ def merge_adapter(checkpoint: str | Path, output: str | Path, planned: Merge) ->
 
 
 def copy_calibration(folder: Path, output: Path, scheme: Scheme) -> None:
-    """Copy a checkpoint's calibration and temperatures, if it has any, to the same weights in another form.
+    """Copy a checkpoint's calibration and temperatures, if it has any, to an export of its weights.
 
-    The calibration's record of the weights becomes that of the copy.
+    The calibration's hash of the weights is updated.
     """
     if (folder / CALIBRATION_FILE).is_file():
         calibration = load_calibration(folder, str(read_info(folder).get(SAVED, "")))
@@ -107,7 +107,7 @@ def copy_calibration(folder: Path, output: Path, scheme: Scheme) -> None:
 
 
 def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
-    """Write the checkpoint, and return a line about it. A checkpoint of the same parts is kept.
+    """Write a checkpoint assembled from parts, and return a line about it. An equal one is kept.
 
     Args:
         settings: The parts.
@@ -133,10 +133,10 @@ def assemble(settings: PartsSettings, output: str, dtype: str = "auto") -> str:
 
 
 def convert_original(settings: MergeConfig) -> str:
-    """Write a checkpoint in the layout of LLaVA's own code as one of transformers' classes, and return a line about it.
+    """Convert a checkpoint from LLaVA's original layout to transformers', and return a line about it.
 
     Raises:
-        UserError: As `read_original`, or the folder holds a different checkpoint.
+        UserError: See `read_original`; or the folder holds a different checkpoint.
     """
     from reflectune.models.weights.original_llava import read_original
 
@@ -154,7 +154,7 @@ def _is_written(output: str, record: Mapping[str, Any]) -> bool:
     """Return True if a folder holds the checkpoint of a record.
 
     Raises:
-        UserError: It holds one of another record.
+        UserError: It holds the checkpoint of a different record.
     """
     recorded = Path(output, ASSEMBLED)
     if not recorded.is_file():
@@ -165,7 +165,7 @@ def _is_written(output: str, record: Mapping[str, Any]) -> bool:
 
 
 def _write(model: Any, processor: Any, output: str, record: Mapping[str, Any]) -> str:
-    """Write a checkpoint at once, and return a line about it."""
+    """Write a checkpoint atomically, and return a line about it."""
     with writing(output) as partial:
         model.save_pretrained(partial)
         processor.save_pretrained(partial)
@@ -185,7 +185,7 @@ def _assembly_record(settings: PartsSettings, dtype: str) -> dict[str, Any]:
 
 
 def _source(key: str, name: str) -> str:
-    """Return the folder of a shipped part, fetched if it isn't there; other names stay."""
+    """Return the folder of a shipped part, downloaded if necessary; other names are returned unchanged."""
     try:
         return str(shipped_folder(name) or name)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The parameters that train: frozen towers, LoRA with the new tokens' rows, and counts by tower."""
+"""Trained parameters: freezing towers, LoRA with the new tokens' rows, and counts by tower."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOWERS = (
 
 
 _NARROW = r".*language_model.*_proj"
-"""The matrices of all layers that adapters are added to in Llama and Qwen."""
+"""Regular expression of `lora_targets` for the linear layers of Llama and Qwen."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def freeze_tower(model: nn.Module, tower: str) -> None:
 
 
 def freeze_all_but(model: nn.Module, towers: Collection[str]) -> None:
-    """Freeze all towers but these, by their names in `train_towers`."""
+    """Freeze all towers except these, named as in `train_towers`."""
     for tower, _ in _TOWERS:
         if tower.replace(" ", "_") not in towers:
             freeze_tower(model, tower)
 
 
 def projector_modules(model: nn.Module) -> list[str]:
-    """Return the names of the projector's modules: one, or one for each layer that it reads (Qwen3-VL)."""
+    """Return the names of the projector's modules: one, or one per vision layer that it reads (Qwen3-VL)."""
     modules: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in modules)
@@ -70,10 +70,10 @@ def projector_modules(model: nn.Module) -> list[str]:
     return modules
 
 
-def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
-    """Give the projector its own peak learning rate, in an optimiser that has not stepped yet.
+def set_projector_learning_rate(optimizer: torch.optim.Optimizer, model: nn.Module, rate: float) -> None:
+    """Set the projector's peak learning rate, in an optimiser that has not stepped yet.
 
-    Each group is split in two. The projector's part comes after all others and keeps the group's other settings.
+    Each parameter group is split in two. The projector's part is appended and keeps the group's other settings.
     """
     projector = {parameter for name, parameter in model.named_parameters() if tower_of(name) == "projector"}
     for group in list(optimizer.param_groups):
@@ -83,10 +83,11 @@ def give_projector_a_rate(optimizer: torch.optim.Optimizer, model: nn.Module, ra
             optimizer.add_param_group({**group, "params": moved, "lr": rate})
 
 
-def freeze_unread(model: nn.Module) -> None:
-    """Freeze the layers of LLaVA's vision tower after `vision_feature_layer`, which the language model never reads.
+def freeze_unused_vision_layers(model: nn.Module) -> None:
+    """Freeze the layers of LLaVA's vision tower after `vision_feature_layer`, which are unused.
 
-    They get no gradient anyway. FSDP can't resume such a trained weight (torch 2.13, "Missing optimizer state").
+    They get no gradient anyway, and FSDP can't resume a trained weight without one ("Missing optimizer state", torch
+    2.13).
     """
     config: Any = model.config
     feature_layer = getattr(config, "vision_feature_layer", None)
@@ -108,7 +109,7 @@ def count_by_tower(model: nn.Module) -> dict[str, ParameterCount]:
     trainable: dict[str, int] = {}
     total: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        if ".original_module." in name:  # of a projector that trains next to adapters: its copy is read
+        if ".original_module." in name:  # PEFT's unused original of a trained projector
             continue
         tower = tower_of(name)
         count = parameter_count(parameter)
@@ -126,7 +127,7 @@ def parameter_table(model: nn.Module) -> str:
 
 
 def parameter_count(parameter: nn.Parameter) -> int:
-    """Count the weights of a parameter: two share a byte in four bits, and under ZeRO-3 a process holds a shard."""
+    """Count the weights of a parameter, also if it is stored in 4 bits or sharded by ZeRO-3."""
     if (state := getattr(parameter, "quant_state", None)) is not None:
         return math.prod(state.shape)
     return getattr(parameter, "ds_numel", parameter.numel())
@@ -135,8 +136,8 @@ def parameter_count(parameter: nn.Parameter) -> int:
 def keep_trained_weights_in_fp32(model: nn.Module) -> None:
     """Cast trained weights to fp32: in bf16 most small updates would be rounded away.
 
-    Those of ZeRO-3 stay: DeepSpeed keeps fp32 masters itself. So does a matrix that grew and is not sharded yet:
-    DeepSpeed needs one dtype.
+    Under ZeRO-3 nothing is cast: DeepSpeed keeps fp32 master weights, and needs one dtype, also for a resized matrix
+    that is not sharded yet.
     """
     parameters = list(model.parameters())
     if any(hasattr(parameter, "ds_numel") for parameter in parameters):
@@ -147,18 +148,18 @@ def keep_trained_weights_in_fp32(model: nn.Module) -> None:
 
 
 def recompute_layers(model: nn.Module, every: int = 1) -> None:
-    """Keep the inputs of every n-th layer alone, and compute these layers again in the backward pass.
+    """Keep only the inputs of every n-th layer, and recompute these layers in the backward pass.
 
-    transformers (5.23) lets embeddings and patches require gradients then, which puts a frozen vision tower into the
-    graph. Checkpoints without reentrance don't need that, so it is left out, of TRL's calls too.
+    transformers (5.23) then lets embeddings and patches require gradients, which puts a frozen vision tower into the
+    graph. Non-reentrant checkpointing doesn't need that, so it is disabled, also when TRL calls it.
 
     Args:
         model: The model, possibly with adapters.
         every: n.
     """
-    whole: Any = inner_model(model)
-    whole.enable_input_require_grads = _leave_inputs
-    whole.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+    network: Any = inner_model(model)
+    network.enable_input_require_grads = _leave_inputs
+    network.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
 
 
 def _leave_inputs() -> None:
@@ -168,9 +169,9 @@ def _leave_inputs() -> None:
 def are_finite(model: nn.Module) -> bool:
     """Return True if all trained weights that this process holds are finite."""
     for parameter in model.parameters():
-        held: Any = getattr(parameter, "ds_tensor", parameter)  # a shard of ZeRO-3
-        held = held.to_local() if hasattr(held, "to_local") else held  # of FSDP
-        if parameter.requires_grad and not torch.isfinite(held).all():
+        shard: Any = getattr(parameter, "ds_tensor", parameter)  # of ZeRO-3
+        shard = shard.to_local() if hasattr(shard, "to_local") else shard  # of FSDP
+        if parameter.requires_grad and not torch.isfinite(shard).all():
             return False
     return True
 
@@ -181,10 +182,10 @@ def adapters_of(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def under_autocast(layers: Iterable[Any]) -> Iterator[None]:
-    """Turn off the cast of inputs to fp32 in layers with adapters, inside this block under autocast.
+def without_input_cast(layers: Iterable[Any]) -> Iterator[None]:
+    """Disable PEFT's cast of inputs to the adapters' fp32 inside this block, under autocast.
 
-    PEFT casts inputs to the adapters' fp32, and autocast casts them back: the same numbers, a quarter slower on a CPU.
+    Autocast would cast them back: the results are equal, but a CPU is a quarter slower.
 
     Args:
         layers: From `adapters_of`.
@@ -210,9 +211,10 @@ def add_adapters(
     targets: str,
     whole: Sequence[str] = (),
 ) -> PeftModel:
-    """Wrap a model so that LoRA adapters and the new tokens' rows train, both in fp32, and whole modules.
+    """Wrap a model so that LoRA adapters, the new tokens' rows and the modules `whole` train.
 
-    Reflection tokens are read *and* written, so the rows of both embedding and output head train; tied ones stay tied.
+    Reflection tokens are read *and* generated, so their rows train in both the embedding and the output head. Tied
+    matrices stay tied.
 
     Args:
         model: The base model, with the tokens added.
@@ -221,7 +223,7 @@ def add_adapters(
         alpha: Adapters are scaled by alpha / r.
         dropout: Dropout before the adapters.
         targets: Regular expression over whole module names.
-        whole: Modules that train with all their weights, which are saved with the adapters.
+        whole: Modules that train with all their weights; they are saved with the adapters.
 
     Raises:
         UserError: `targets` matches no linear module, a module outside of the language model or without a matrix, or
@@ -273,5 +275,5 @@ def _examples(names: Iterable[str]) -> str:
     return ", ".join(list(names)[:3]) or "none"
 
 
-def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    return next(name for name, module in model.named_modules() if module is wanted)
+def _name_of(model: nn.Module, target: nn.Module) -> str:
+    return next(name for name, module in model.named_modules() if module is target)

@@ -1,4 +1,4 @@
-"""The command that serves an exported checkpoint, and the README that says it."""
+"""The command that serves an exported checkpoint, and the README of the export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reflectune.models.schemes.base import Scheme
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`."""
 BASE, ADAPTER = "base", "adapter"
-"""Folders of an export that keeps the adapter."""
+"""Folders of an export with a separate adapter."""
 _QUESTION: Final = "What does it eat?"
 
 
@@ -54,7 +54,7 @@ def launch_line(served: Served, folder: str | Path = ".") -> str:
     folder = Path(folder)
     model, name = (folder / BASE, f"{served.name}-base") if served.rank else (folder, served.name)
     adapter = f"{served.name}={folder / ADAPTER}"
-    # Both servers compute float32 weights in half precision unless they are asked not to.
+    # By default both servers compute float32 weights in half precision.
     dtype = ["--dtype", "float32"] if served.dtype == "float32" else []
     if served.to == "sglang":
         line = ["python", "-m", "sglang.launch_server", "--model-path", str(model), "--served-model-name", name, *dtype]
@@ -71,8 +71,8 @@ def launch_line(served: Served, folder: str | Path = ".") -> str:
         "128",
         *dtype,
     ]
-    # Pillow scales images, as in training: torchvision's pixels differ by up to 1 %. Video processors of transformers
-    # (5.23) refuse that backend; `use_fast` can go when they don't.
+    # Scale images with Pillow, as in training: torchvision's pixels differ by up to 1 %. Video processors of
+    # transformers (5.23) don't accept `backend`; `use_fast` can go when they do.
     pillow: dict[str, Any] = {"use_fast": False} if served.takes_video else {"backend": "pil"}
     line += ["--limit-mm-per-prompt", json.dumps(limit), "--mm-processor-kwargs", json.dumps(pillow)]
     rank = next((value for value in _RANKS if value >= served.rank), served.rank)
@@ -124,7 +124,7 @@ def readme(served: Served, renderer: Renderer) -> str:
 
 
 def _asked(renderer: Renderer) -> str:
-    """Return the text of the user's turn that the first gate is asked by."""
+    """Return the text of the user turn before the first gate's token."""
     scheme = renderer.scheme
     if not isinstance(scheme, Scheme) or not scheme.gates:
         return _QUESTION

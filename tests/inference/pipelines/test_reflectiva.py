@@ -185,5 +185,5 @@ def test_a_released_checkpoint_is_taken_as_fine_tuned_and_another_one_is_not(che
     assert released.scheme == SCHEME
     assert known_tokens(released.processor.tokenizer, SCHEME) == set(SCHEME.tokens.values())
     assert all(torch.equal(a, b) for a, b in zip(released.model.parameters(), base.model.parameters(), strict=True))
-    with pytest.raises(UserError, match="has reflection tokens already"):
+    with pytest.raises(UserError, match="already has reflection tokens"):
         load(str(tmp_path), scheme=MR2AG.name)

@@ -258,7 +258,10 @@ def refusing(kind: type[Exception]) -> Any:
         ({"shift": 1}, r"reads \[Retrieval\] as tokens .* another tokenizer; serve the checkpoint's folder"),
         ({"words": (5,)}, "tokenizes a question differently .* without --chat-template"),
         ({"mode": "processed_logprobs"}, "not the model's own .a bias changes them.; .*--logprobs-mode raw_logprobs"),
-        ({"mode": "raw_logits"}, "not the model's own .those of 20 tokens sum to .*--logprobs-mode raw_logprobs"),
+        (
+            {"mode": "raw_logits"},
+            "not the model's own .the probabilities of 20 tokens sum to .*--logprobs-mode raw_logprobs",
+        ),
         ({"fault": lose_probabilities}, "gives no log-probabilities: found 0 for 1 tokens"),
         ({"fault": leave_out}, "left out log-probabilities of 1 of 1 replies"),
         ({"fault": overflow}, "computes NaN: float16"),

@@ -32,7 +32,7 @@ def test_each_place_has_an_image_and_no_text_makes_one(loaded, make):
     assert one.ids.count(loaded.renderer.image_token_id) % 3 == 0
     assert [one.ids[start] for _, start, _ in one.images] == [loaded.renderer.image_token_id] * 3
     assert sum(end - start for _, start, end in one.images) == one.ids.count(loaded.renderer.image_token_id)
-    with pytest.raises(UnusableInput, match="2 images for 3 places"):
+    with pytest.raises(UnusableInput, match="2 images for 3 placeholders"):
         loaded.renderer.conversation(TURNS, TEXTS, [make.image()] * 2)
 
 

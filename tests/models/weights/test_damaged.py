@@ -237,7 +237,7 @@ def test_end_tokens_that_are_no_ids_are_refused(base: Path, tmp_path: Path, ends
     refuse(tmp_path / "copy", r"cannot load the model|`eos_token_id` must be one of the")
 
 
-OTHER_NUMBER = "images would become another number of tokens"
+OTHER_NUMBER = "images would get a wrong number of tokens"
 
 
 @pytest.mark.parametrize(

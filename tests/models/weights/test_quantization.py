@@ -144,7 +144,7 @@ def test_an_adapter_is_no_base_for_four_bits(base, make, tmp_path):
     loaded = load(base, scheme="mr2ag")
     save_checkpoint(tmp_path, adapted(make, loaded), loaded.processor, MR2AG, {"base_model": base, "seed": 0})
 
-    with pytest.raises(UserError, match="is an adapter, and 4 bits are for a base model; merge it"):
+    with pytest.raises(UserError, match="is an adapter, and only a base model can be quantized; merge it"):
         load(str(tmp_path), quantization=Quantization())
 
 

@@ -9,13 +9,13 @@ from reflectune.models.loading import load
 from reflectune.train.data.examples import Collator, load_training_data
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.data.micro_batches import (
-    equal_shares,
+    balance_by_tokens,
+    join_step,
     micro_batches,
-    questions_within,
-    step_examples,
+    questions_per_batch,
+    split_step,
     token_counter,
     tokens_of,
-    uncollated,
 )
 from reflectune.train.data.order import training_order
 from reflectune.train.runs.supervised import encoded_examples
@@ -41,7 +41,7 @@ def test_micro_batches_keep_within_the_budget_and_hold_each_example_once(lengths
 @given(lengths=LENGTHS, processes=st.integers(1, 5))
 def test_processes_have_as_many_examples_and_about_as_many_tokens(lengths: list[int], processes: int) -> None:
     lengths = lengths * processes
-    order = equal_shares(lengths, processes)
+    order = balance_by_tokens(lengths, processes)
     size = len(lengths) // processes
     sums = [sum(lengths[index] for index in order[start : start + size]) for start in range(0, len(order), size)]
 
@@ -89,17 +89,17 @@ def test_a_step_has_the_sums_and_the_examples_of_its_batches(family: str, config
     data, loaded = load_training_data(run.sources(), run.scheme), load(run.model, scheme=run.scheme)
     dataset = encoded_examples(data.examples, data.image_roots, loaded, run)
     examples = [dataset[index] for index in (0, 3, 20, ~5)]
-    step, batch = uncollated(examples), Collator(loaded.model)(examples)
+    step, batch = join_step(examples), Collator(loaded.model)(examples)
 
     assert step["weight"] == pytest.approx(float(supervised_weight(batch)))
     assert (step["tokens"], step["left_out"]) == (batch["tokens"], batch["left_out"])
     assert step["tokens"] == sum(map(tokens_of, examples)) == batch["input_ids"].numel()
-    again = Collator(loaded.model)(step_examples(step))
+    again = Collator(loaded.model)(split_step(step))
     assert again.keys() == batch.keys()
     assert all(torch.equal(again[name], value) for name, value in batch.items() if isinstance(value, torch.Tensor))
 
 
 def test_a_budget_takes_questions_of_middling_length() -> None:
-    assert questions_within(100, [10, 30, 50], 8) == 3
-    assert questions_within(1000, [10, 30, 50], 8) == 8
-    assert questions_within(5, [10, 30, 50], 8) == 1
+    assert questions_per_batch(100, [10, 30, 50], 8) == 3
+    assert questions_per_batch(1000, [10, 30, 50], 8) == 8
+    assert questions_per_batch(5, [10, 30, 50], 8) == 1

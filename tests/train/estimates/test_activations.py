@@ -22,7 +22,7 @@ from reflectune.train.estimates import forecast as forecasting
 from reflectune.train.estimates.activations import Activations, activations, delta_rule_bytes
 from reflectune.train.estimates.architecture import Architecture, LinearAttention
 from reflectune.train.estimates.forecast import Forecast, forecast, largest_batch
-from reflectune.train.estimates.memory import Division, total, weights_of
+from reflectune.train.estimates.memory import Division, count_weights, total
 from reflectune.train.runs.supervised import encoded_examples
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import prepare_model
@@ -52,7 +52,7 @@ def prepared(tmp_path, data_folder, base_model) -> Callable[..., tuple[nn.Module
         examples = sorted((dataset[i] for i in range(len(dataset))), key=length)[-4:]
         batch = {k: v for k, v in Collator(loaded.model)(examples).items() if isinstance(v, Tensor)}
         shapes = Architecture.of(loaded.model.config)
-        largest, weights = largest_batch(examples, 4, shapes.patch_size), weights_of(model)
+        largest, weights = largest_batch(examples, 4, shapes.patch_size), count_weights(model)
         made = forecast(config, config, shapes, weights, largest, Division("", 1), "cpu", None)
         recomputed = every if config.gradient_checkpointing else 0
         return model, batch, replace(made, forward=replace(made.forward, recomputed=recomputed))

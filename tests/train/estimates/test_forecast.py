@@ -108,6 +108,6 @@ def test_as_few_layers_are_recomputed_as_memory_asks_for(config, monkeypatch, ca
     assert estimated.forward.recomputed == least_recomputation(replace(predicted, available=40 * 2**30)) != 1
     assert recomputation_line(estimated) in report(asked, estimated)
 
-    monkeypatch.setattr("reflectune.train.runs.preview.memory_of", lambda device: 2**40)
+    monkeypatch.setattr("reflectune.train.runs.preview.device_memory", lambda device: 2**40)
     fine_tune(run)
     assert re.search(r"no layer is recomputed: the forecast is [\d.]+ MiB, of 1,024.0 GiB", capsys.readouterr().out)

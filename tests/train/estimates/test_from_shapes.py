@@ -45,8 +45,8 @@ def test_a_folders_own_config_decides_the_shapes(base_model, capsys, monkeypatch
 
 def test_a_model_without_shapes_is_refused(base_model, capsys, monkeypatch, tmp_path) -> None:
     for model, message in (
-        ("nobody/has-this-model", "error: nobody/has-this-model is not a folder, and could not be read from the Hub"),
-        ("checkpoints/another", "error: checkpoints/another is not a folder, and could not be read from the Hub"),
+        ("nobody/has-this-model", "error: nobody/has-this-model is neither a folder nor a model on the Hub"),
+        ("checkpoints/another", "error: checkpoints/another is neither a folder nor a model on the Hub"),
         (str(tmp_path / "none"), f"  `model` {tmp_path / 'none'} does not exist, and its folder does"),
         ("miniature/none", "  `model` no model miniature/none; "),
         ("pocket/none", "  `model` no model pocket/none; "),
@@ -143,7 +143,7 @@ def test_cached_features_are_counted_and_refused_where_they_can_not_be(capsys, m
     frozen = EstimateConfig(train_towers=["language_model"], max_pixels=200_704, cache_features="anywhere")
 
     assert forecast_from_shapes(frozen, qwen).feature_bytes == 256 * 3584 * 2  # bfloat16, as on a GPU
-    with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
+    with pytest.raises(UserError, match="the projector of qwen2_vl is part of its vision tower"):
         forecast_from_shapes(frozen.model_copy(update={"train_towers": ["projector"]}), qwen)
     with pytest.raises(UserError, match="this is a qwen3_vl"):
         forecast_from_shapes(frozen, SHAPES / "qwen3_vl_4b.json")

@@ -14,10 +14,10 @@ from reflectune.train.estimates.memory import (
     NEW_TOKENS,
     Division,
     WeightCounts,
-    four_bits,
+    count_weights,
     memory,
+    nf4_bytes,
     planned_weights,
-    weights_of,
 )
 from reflectune.train.runs.launch import division
 from reflectune.train.settings.sft import SftConfig
@@ -108,7 +108,7 @@ def test_weights_counted_from_shapes_are_those_of_the_model_that_trains(
         pytest.skip("needs bitsandbytes")
     config = SftConfig(model=str(base_model(family, size="base")), method=method, train_towers=["language_model"])
     four = Quantization("float32") if method == "qlora" else None
-    real = weights_of(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config))
+    real = count_weights(prepare_model(load(config.model, scheme="mr2ag", quantization=four), config))
 
     planned = planned_weights(load(config.model).model, config, config.precision)
 
@@ -136,7 +136,7 @@ def test_four_bits_take_what_bitsandbytes_holds(base_model) -> None:
     scales = [scale for state in states for scale in (state.absmax, state.state2.absmax)]
     whole = sum(layer.weight.nbytes for layer in layers) + sum(scale.nbytes for scale in scales)
 
-    assert whole == pytest.approx(four_bits(sum(state.shape.numel() for state in states)), rel=0.01)
+    assert whole == pytest.approx(nf4_bytes(sum(state.shape.numel() for state in states)), rel=0.01)
 
 
 def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
@@ -144,8 +144,8 @@ def test_adapters_leave_gradients_and_states_of_themselves_alone() -> None:
     bytes_by_name = held(weights, "", 1)
 
     assert bytes_by_name["moments"] == 8 * 10**7
-    assert bytes_by_name["weights"] == four_bits(6 * BILLION) + 2 * BILLION + 4 * 10**7
-    assert four_bits(6 * BILLION) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)
+    assert bytes_by_name["weights"] == nf4_bytes(6 * BILLION) + 2 * BILLION + 4 * 10**7
+    assert nf4_bytes(6 * BILLION) == pytest.approx((0.5 + 0.127 / 8) * 6 * BILLION, rel=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -158,7 +158,7 @@ def test_weights_of_named_towers_are_counted_from_shapes_too(
     base_model, family: Family, changes: dict[str, Any]
 ) -> None:
     config = SftConfig(model=str(base_model(family, size="base")), scheme="plain", **changes)
-    real = weights_of(prepare_model(load(config.model, scheme="plain"), config))
+    real = count_weights(prepare_model(load(config.model, scheme="plain"), config))
 
     planned = planned_weights(load(config.model).model, config, config.precision)
 

@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_stops_at_once(config, monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError("it goes on")
 
     run = config("stopped")
-    monkeypatch.setattr("reflectune.train.runs.checkpointed_trainer.SAME", -1.0)
+    monkeypatch.setattr("reflectune.train.runs.checkpointed_trainer.SAME_SIGNAL", -1.0)
     monkeypatch.setattr(ReflectionTrainer, "training_step", training_step)
     with pytest.raises(KeyboardInterrupt):
         fine_tune(run)

@@ -70,8 +70,8 @@ def test_out_of_memory_says_whether_a_smaller_batch_resumes_from_the_checkpoint(
         failing(device_is_full, 3, patched)
         with pytest.raises(UserError) as raised:
             fine_tune(run())
-    assert ("alone changed, or with a smaller batch and more accumulation, the run" in str(raised.value)) == resumes
-    assert ("`gradient_checkpointing` alone changed, the run resumes" in str(raised.value)) != resumes
+    assert ("is changed, or with a smaller batch and more accumulation, the run" in str(raised.value)) == resumes
+    assert ("`gradient_checkpointing` is changed, the run resumes" in str(raised.value)) != resumes
 
     smaller = run(per_device_train_batch_size=2, gradient_accumulation_steps=2)
     if not resumes:

@@ -49,7 +49,7 @@ def test_a_run_whose_last_checkpoint_was_cut_resumes_from_the_one_before(
 
     printed = capsys.readouterr()
     assert f"checkpoint-6: {name} has" in printed.out + printed.err
-    assert "resuming from the checkpoint before" in printed.out + printed.err
+    assert "resuming from the previous checkpoint" in printed.out + printed.err
     assert_equal_weights(expected, resumed.output_dir)
     assert losses(expected) == losses(resumed.output_dir)
 

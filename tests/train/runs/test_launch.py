@@ -19,11 +19,11 @@ from reflectune.train.answer_rewards.run import grpo_arguments
 from reflectune.train.data.global_batch import GlobalBatch
 from reflectune.train.runs.arguments import common_arguments, global_batch
 from reflectune.train.runs.launch import (
-    check_engaged,
+    check_launch_took_effect,
     idle_gpus,
-    keep_to_one_gpu,
     placement,
     refuse_bad_launch,
+    use_one_gpu,
 )
 from reflectune.train.settings.sft import SftConfig
 
@@ -166,7 +166,7 @@ def test_a_launch_that_would_do_less_than_it_was_asked_for_is_refused(
     args = SimpleNamespace(world_size=world)
     trainer = SimpleNamespace(args=args, is_deepspeed_enabled=deepspeed, is_fsdp_enabled=False)
     with refusal(says):
-        check_engaged(trainer, environment)
+        check_launch_took_effect(trainer, environment)
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_a_process_that_sees_several_gpus_reads_the_batch_that_was_asked_for(tmp
     answers = AnswerGrpoConfig(**batch)
     stock = TrainingArguments(**common_arguments(SftConfig(**batch)))
     for args in (stock, grpo_arguments(answers, common_arguments(answers))):
-        keep_to_one_gpu(args)
+        use_one_gpu(args)
         assert args.n_gpu == 1
         assert args.parallel_mode == ParallelMode.NOT_PARALLEL
         assert global_batch(args) == GlobalBatch(8, 2, 1)

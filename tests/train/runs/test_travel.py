@@ -5,7 +5,7 @@ import torch
 from transformers import get_scheduler
 
 from reflectune.models.loading import load
-from reflectune.train.runs.preview import longest_travel, travel_line
+from reflectune.train.runs.preview import max_row_update, row_update_line
 from reflectune.train.settings.sft import SftConfig
 
 
@@ -22,12 +22,12 @@ def test_the_travel_is_the_learning_rates_of_a_run_added_up(lr_scheduler: Any, w
         optimizer.step()
         scheduler.step()
 
-    assert longest_travel(config, steps) == pytest.approx(sum(rates), rel=0.01)
+    assert max_row_update(config, steps) == pytest.approx(sum(rates), rel=0.01)
 
 
 def test_a_run_too_short_for_new_rows_gets_a_warning(base_model) -> None:
     model = load(str(base_model())).model
 
     for steps, adapters, is_short in ((39, True, True), (7300, True, False), (39, False, False)):
-        line, is_warning = travel_line(SftConfig(learning_rate=1e-4), model, steps, adapters=adapters)
+        line, is_warning = row_update_line(SftConfig(learning_rate=1e-4), model, steps, adapters=adapters)
         assert is_warning is line.startswith("warning: ") is ("too few" in line) is is_short

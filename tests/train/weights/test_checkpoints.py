@@ -12,8 +12,8 @@ from reflectune.train.weights.checkpoints import (
     checkpoint_folders,
     is_finished,
     keep_newest,
-    last_whole_checkpoint,
-    mark_whole,
+    last_complete_checkpoint,
+    mark_complete,
     recorded_settings,
     refuse_occupied,
 )
@@ -28,7 +28,7 @@ def checkpoint(run: Path, step: int, *, whole: bool = True) -> Path:
     if whole:
         torch.save({"step": step, "moments": torch.arange(500.0)}, folder / "optimizer.pt")
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": []}))
-        mark_whole(folder, SETTINGS, step, sizes=True)
+        mark_complete(folder, SETTINGS, step, sizes=True)
     return folder
 
 
@@ -42,21 +42,21 @@ def test_the_newest_whole_checkpoint_is_found_by_its_number(tmp_path: Path) -> N
     checkpoint(tmp_path, 11, whole=False)
     (tmp_path / "checkpoint-best").mkdir()
 
-    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-10"
+    assert last_complete_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-10"
 
 
 def test_a_run_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> None:
-    assert last_whole_checkpoint(tmp_path / "new", SETTINGS) is None
+    assert last_complete_checkpoint(tmp_path / "new", SETTINGS) is None
     assert not is_finished(tmp_path / "new", SETTINGS)
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_other_settings_are_refused_by_name(tmp_path: Path, finished: bool) -> None:
     if finished:
-        mark_whole(tmp_path, SETTINGS, 20)
+        mark_complete(tmp_path, SETTINGS, 20)
     else:
         checkpoint(tmp_path, 5)
-    look = is_finished if finished else last_whole_checkpoint
+    look = is_finished if finished else last_complete_checkpoint
     assert look(tmp_path, SETTINGS)
 
     with pytest.raises(UserError, match=r"`seed` is 1, was 0\. Restore"):
@@ -106,15 +106,15 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_line(
     name, spoil = DAMAGES[damage]
     checkpoints(tmp_path, 5, 9, 10)
     spoil(tmp_path / "checkpoint-10" / name)
-    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
+    assert last_complete_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{tmp_path}/checkpoint-10: {name} ")
-    assert line.endswith(f": resuming from the checkpoint before, {tmp_path}/checkpoint-9")
+    assert line.endswith(f": resuming from the previous checkpoint, {tmp_path}/checkpoint-9")
 
     spoil(tmp_path / "checkpoint-9" / name)
     spoil(tmp_path / "checkpoint-5" / name)
-    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; no whole checkpoint is left") as caught:
-        last_whole_checkpoint(tmp_path, SETTINGS)
+    with pytest.raises(UserError, match=rf"checkpoint-5: {name} .*; no undamaged checkpoint is left") as caught:
+        last_complete_checkpoint(tmp_path, SETTINGS)
     assert "\n" not in str(caught.value)
 
 
@@ -122,13 +122,13 @@ def test_a_damaged_checkpoint_is_discarded(tmp_path: Path, capsys: pytest.Captur
     checkpoints(tmp_path, 5, 9, 10)
     cut(tmp_path / "checkpoint-10/optimizer.pt")
 
-    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
+    assert last_complete_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
     assert capsys.readouterr().out
     assert not (tmp_path / "checkpoint-10" / RECORD).exists()
-    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
+    assert last_complete_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-9"
     assert not capsys.readouterr().out
 
-    mark_whole(checkpoint(tmp_path, 11), SETTINGS, 11)
+    mark_complete(checkpoint(tmp_path, 11), SETTINGS, 11)
     keep_newest(tmp_path, 2)
     assert [folder.name for folder in checkpoint_folders(tmp_path)] == [f"checkpoint-{n}" for n in (9, 10, 11)]
 
@@ -139,7 +139,7 @@ def test_a_changed_byte_of_an_archive_is_found(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 255
     path.write_bytes(content)
-    assert last_whole_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-5"
+    assert last_complete_checkpoint(tmp_path, SETTINGS) == tmp_path / "checkpoint-5"
 
 
 def test_a_damaged_record_is_passed_over_for_the_settings_too(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_a_tower_that_trains_is_refused(captions) -> None:
 
 
 def test_a_projector_inside_of_its_tower_can_not_train_from_cached_features(captions) -> None:
-    with pytest.raises(UserError, match="the projector of qwen2_vl lies inside of its vision tower"):
+    with pytest.raises(UserError, match="the projector of qwen2_vl is part of its vision tower"):
         fine_tune(captions(family="qwen2_vl", train_towers=["projector"]))
 
 
@@ -205,7 +205,7 @@ def test_a_deleted_or_damaged_file_names_the_example_and_what_to_do(captions) ->
         dataset[0]
     for path in paths:
         path.unlink()
-    with pytest.raises(UserError, match=r"training example k0 .* the features of its image are not in"):
+    with pytest.raises(UserError, match=r"training example k0 .* the image's features are not in"):
         dataset[0]
 
 
@@ -213,5 +213,5 @@ def test_a_dry_run_fills_nothing(captions, capsys: pytest.CaptureFixture[str]) -
     run = captions(dry_run=True)
     fine_tune(run)
 
-    assert "features: those of 3 images would be kept in" in capsys.readouterr().out
+    assert "features: those of 3 images would be cached in" in capsys.readouterr().out
     assert not Path(run.cache_features).exists()

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from reflectune.core.errors import UserError
 from reflectune.examples.miniature.models.architecture import Family, build_model, train_tokenizer
 from reflectune.train.settings.sft import SftConfig
-from reflectune.train.weights.parameters import adapters_of, add_adapters, under_autocast
+from reflectune.train.weights.parameters import adapters_of, add_adapters, without_input_cast
 
 TARGETS = SftConfig().lora_targets
 NEW = [300, 301, 302, 303]
@@ -137,7 +137,7 @@ def test_under_autocast_the_same_loss_and_gradients_come_without_casts(family: F
 
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     expected = read()
-    with under_autocast(adapters_of(model)):
+    with without_input_cast(adapters_of(model)):
         assert not any(layer.cast_input_dtype_enabled for layer in layers)
         found = read()
     assert all(layer.cast_input_dtype_enabled for layer in layers)

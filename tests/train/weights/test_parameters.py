@@ -7,7 +7,7 @@ from reflectune.examples.miniature.models.architecture import FAMILIES, Family, 
 from reflectune.train.weights.parameters import (
     count_by_tower,
     freeze_tower,
-    freeze_unread,
+    freeze_unused_vision_layers,
     keep_trained_weights_in_fp32,
     tower_of,
 )
@@ -57,7 +57,7 @@ def test_layers_that_are_never_read_get_no_gradient(feature_layer: int, frozen: 
     ids = torch.tensor([[20, *[config.image_token_id] * 16, 21, 22]])
     model(input_ids=ids, pixel_values=torch.randn(1, 3, 64, 64), labels=ids).loss.backward()
 
-    freeze_unread(model)
+    freeze_unused_vision_layers(model)
 
     still = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert still == {name for name, parameter in model.named_parameters() if parameter.grad is None}

@@ -16,7 +16,7 @@ from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.settings.sft import SftConfig
 from reflectune.train.weights.loading import load_base, prepare_model
 from reflectune.train.weights.merging import merge_adapter, plan_merge
-from reflectune.train.weights.parameters import count_by_tower, give_projector_a_rate, projector_modules, tower_of
+from reflectune.train.weights.parameters import count_by_tower, projector_modules, set_projector_learning_rate, tower_of
 
 STAGE_1: dict[str, Any] = {"scheme": "plain", "train_towers": ["projector"]}
 STAGE_2: dict[str, Any] = {"scheme": "plain", "method": "lora", "train_towers": ["projector", "language_model"]}
@@ -115,7 +115,7 @@ def test_the_projector_gets_a_rate_of_its_own_and_all_else_keeps_its_group(capti
     groups = [{"params": trained[::2], "weight_decay": 0.1}, {"params": trained[1::2], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=2e-4, betas=(0.9, 0.95))
 
-    give_projector_a_rate(optimizer, model, 2e-5)
+    set_projector_learning_rate(optimizer, model, 2e-5)
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
