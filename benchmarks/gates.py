@@ -30,8 +30,8 @@ from reflectune.core.types import Question
 from reflectune.examples.lessons.teacher import TrajectoryTeacher, teacher_of
 from reflectune.examples.staging import flags, launch, module, run_stages
 from reflectune.formats.dataset import Dataset
-from reflectune.inference.operators.requests import LikenRequest, WriteReply, WriteRequest
-from reflectune.inference.operators.trajectory import Embed, TrajectoryPipeline, TrajectoryResult, likenesses
+from reflectune.inference.operators.requests import SimilarityRequest, WriteReply, WriteRequest
+from reflectune.inference.operators.trajectory import Embed, TrajectoryPipeline, TrajectoryResult, similarities
 from reflectune.inference.operators.vocabulary import Steps, relayed
 from reflectune.inference.pipelines.mi_rag import MiRagSettings
 from reflectune.inference.pipelines.pmsr import PmsrFixedSettings
@@ -179,14 +179,14 @@ class Course:
         answers = {step.iteration: step.text for step in made if step.operator == "answer"}
         writing = [step for step in made if step.operator in ("caption", "rewrite", "reason")]
         queries = [step.queries for step in made if step.operator == "search"]
-        requests = [LikenRequest(n, queries[n], sum(queries[:n], ())) for n in turns[1:]]
+        requests = [SimilarityRequest(n, queries[n], sum(queries[:n], ())) for n in turns[1:]]
         judgements = [step.each for step in made if step.operator == "judge"]
         reasons = [step for step in writing if step.operator == "reason"]
         return cls(
             [float(bool(answers[n])) for n in turns],  # the teacher gives the accepted answer or none
             [sum(step.iteration <= n for step in writing) for n in turns],
             [sum(step.iteration == n and step.operator == "rewrite" for step in writing) for n in turns],
-            [-1.0, *(max(reply.highest) for reply in likenesses(requests, embed))],
+            [-1.0, *(max(reply.highest) for reply in similarities(requests, embed))],
             [] if filtered else [each for (each,) in judgements],
             sum(map(len, judgements)) if filtered else 0,
             sum(step.shown for step in reasons) - 1,  # the first one reads the description, too

@@ -11,7 +11,7 @@ from reflectune.core.types import Entry, Question
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import first_sentence, sentences, split_passages
-from reflectune.inference.operators.requests import WriteRequest, Writing
+from reflectune.inference.operators.requests import WriteOperator, WriteRequest
 from reflectune.inference.pipelines import mi_rag, pmsr
 from reflectune.models.rendering.turns import prompt_parts
 
@@ -140,7 +140,7 @@ class TrajectoryTeacher:
         return canonical_answer(self.question) if self.hops[-1].is_in(shown) else ""
 
 
-_REPLIES: Mapping[Writing, Callable[[TrajectoryTeacher, WriteRequest, Sequence[str]], str]] = {
+_REPLIES: Mapping[WriteOperator, Callable[[TrajectoryTeacher, WriteRequest, Sequence[str]], str]] = {
     "caption": TrajectoryTeacher.caption,
     "rewrite": TrajectoryTeacher.queries,
     "reason": TrajectoryTeacher.record,

@@ -1,4 +1,4 @@
-"""Budgets of trajectories: tokens of a question, tokens and money of a run. A spent budget ends the trajectory."""
+"""Budgets of trajectories: tokens of a question, tokens and cost of a run. A spent budget ends the trajectory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class BudgetSettings(Settings):
     )
     run_tokens: int = setting(
         0,
-        "iterative: token budget of all replies of the server to a process; a higher one resumes the run",
+        "iterative: token budget of all requests of a process to the server; raise it to resume the run; 0: no limit",
         ge=0,
     )
     run_cost: float = setting(
-        0.0, "iterative: the same in money, by llm_input_price and llm_output_price; 0: no limit", ge=0
+        0.0, "iterative: the same as cost, by llm_input_price and llm_output_price; 0: no limit", ge=0
     )
 
 
@@ -54,7 +54,7 @@ class Limit:
 class BudgetSpent(Exception):
     """Raised inside a trajectory in place of a step that the budget no longer allows.
 
-    A pipeline that catches it answers from its records so far; its later requests are executed.
+    A pipeline that catches it answers from its records so far. Its requests after that are executed.
 
     Args:
         limit: The spent budget, used as the message.
@@ -71,8 +71,8 @@ class Budget:
 
     Attributes:
         question_tokens: Tokens of a question's prompts and replies.
-        run_tokens: Tokens of all replies of the remote model, summed over all runs into the same reply file.
-        run_cost: Cost of these replies, in the currency of the prices.
+        run_tokens: Tokens of all prompts and replies of the remote model, over all runs with the same reply file.
+        run_cost: Their cost, in the currency of the prices.
         spent: Returns the used part of `run_tokens` and `run_cost`.
     """
 
@@ -83,7 +83,7 @@ class Budget:
 
     @classmethod
     def of(cls, settings: BudgetSettings, remote: RemoteModel | None) -> Budget:
-        """Return the budget of settings. The run's part counts the replies of the remote model."""
+        """Return the budget of the settings. Usage of the run is that of the remote model."""
 
         def spent() -> Spent:
             usage = remote.usage() if remote is not None else {}
@@ -109,6 +109,6 @@ class Budget:
         return next((Limit(key, value) for key, value in self.limits.items() if used[key] >= value), None)
 
 
-def outgrown(limit: Mapping[str, float], now: Mapping[str, float]) -> bool:
+def was_raised(limit: Mapping[str, float], now: Mapping[str, float]) -> bool:
     """Return True if a limit that ended a trajectory has been raised or removed since."""
     return any(now.get(key, float("inf")) > value for key, value in limit.items())

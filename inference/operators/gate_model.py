@@ -1,4 +1,4 @@
-"""Relevance gate of a checkpoint that reflects turn by turn, as the judge of an iterative pipeline's documents."""
+"""Judge an iterative pipeline's documents by the relevance token of a checkpoint that reflects turn by turn."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:  # slow to import
 class GateModel(LocalModel):
     """A model that judges documents by its relevance token: p([Relevant]), equation 6 of mR²AG (arXiv 2411.15041).
 
-    Its scheme writes the prompt: the question, [Retrieval], and the document as a passage. `Prompt.template` is not
-    read; `Prompt.texts` has the `question` and the answer's `style`.
+    The checkpoint's scheme renders the prompt: the question, [Retrieval], and the document as a passage.
+    `Prompt.template` is ignored; `Prompt.texts` has the `question` and the answer's `style`.
 
     Args:
         engine: Engine of a checkpoint of a `PassageScheme`.
-        images: See `LocalModel`.
+        batch_size: See `LocalModel`.
 
     Raises:
         UserError: The checkpoint's scheme has no relevance token after each passage.
     """
 
-    def __init__(self, engine: Engine, images: int) -> None:
-        super().__init__(engine, images)
+    def __init__(self, engine: Engine, batch_size: int) -> None:
+        super().__init__(engine, batch_size)
         self._scheme = PassageScheme.of(engine.renderer)
 
     def judge_each(self, prompts: Sequence[AboutImage], yes: str, no: str) -> list[JudgeEachReply]:
@@ -45,7 +45,8 @@ class GateModel(LocalModel):
             yes: Role of the token for relevant documents in the scheme.
             no: Role of the other token.
         """
-        replies, gate = super().judge_each(prompts, yes, no), self._scheme.gates[1].name
+        replies = super().judge_each(prompts, yes, no)
+        gate = self._scheme.gates[1].name
         if gate not in self._engine.calibration:
             return replies
         return [dataclasses.replace(reply, each=tuple(map(self._calibrated, reply.each))) for reply in replies]
@@ -57,7 +58,7 @@ class GateModel(LocalModel):
     def _branches(self, image: Images, prompt: Prompt) -> tuple[Rendered, list[list[int]]]:
         """Return the question's prefix, and the turns of each document after it."""
         if not isinstance(image, Image.Image):
-            raise ValueError("the relevance gate reads questions with one image")
+            raise ValueError("the relevance gate needs a question with exactly one image")
         style = cast("AnswerStyle", prompt.texts["style"])
         passages = [Passage("", 0, 0, title="", lead="", heading="", text=document) for document in prompt.documents]
         branches = [self._scheme.passage_branch(self._renderer, passage, style) for passage in passages]

@@ -20,9 +20,9 @@ from reflectune.inference.operators.requests import (
     JudgeEachRequest,
     JudgeReply,
     Prompt,
+    WriteOperator,
     WriteReply,
     WriteRequest,
-    Writing,
     YesNoRequest,
     run_slot,
 )
@@ -53,22 +53,22 @@ AboutImage = tuple[Images, Prompt]
 Reply = TypeVar("Reply", WriteReply, JudgeReply)
 
 _MIN_ANSWERED = 0.1
-"""Probability of both words below which a judgement says nothing."""
+"""A judgement is meaningless if the probabilities of both words sum to less than this."""
 
 
 class LocalModel:
-    """A model that reads with the engine. An image's prefix is reused by all steps while the engine caches it.
+    """A model on this machine, run by the engine. Steps reuse an image's prefix while the engine caches it.
 
     Args:
         engine: The model's engine.
-        images: Questions of a batch: most prompts that are read at a time, and fewest images that are cached.
-        of_pairs: Images of documents, if prompts show them.
+        batch_size: Maximum prompts of a batch, and minimum number of images whose prefixes the engine caches.
+        pair_images: Images of documents, if prompts show them.
     """
 
-    def __init__(self, engine: Engine, images: int, of_pairs: PairImages | None = None) -> None:
-        self._engine, self._renderer, self._of_pairs = engine, engine.renderer, of_pairs
-        self._at_a_time = max(images, 1)
-        engine.image_prefixes.keep(images)
+    def __init__(self, engine: Engine, batch_size: int, pair_images: PairImages | None = None) -> None:
+        self._engine, self._renderer, self._pair_images = engine, engine.renderer, pair_images
+        self._batch_size = max(batch_size, 1)
+        engine.image_prefixes.keep(batch_size)
 
     def write(self, prompts: Sequence[AboutImage], max_tokens: int) -> list[WriteReply]:
         """Generate a greedy reply to each prompt, with the leading documents that fit the context.
@@ -76,12 +76,12 @@ class LocalModel:
         Raises:
             UserError: A prompt is too long even without documents.
         """
-        if len(prompts) > self._at_a_time:
-            return [reply for some in self._parts(prompts) for reply in self.write(some, max_tokens)]
+        if len(prompts) > self._batch_size:
+            return [reply for batch in self._batches(prompts) for reply in self.write(batch, max_tokens)]
         fitted = [self.fit(image, prompt, max_tokens) for image, prompt in prompts]
         prefixes = self._engine.read([rendered for _, rendered in fitted])
-        made = self._engine.generate(prefixes, [(i, 0) for i in range(len(prompts))], max_new_tokens=max_tokens)
-        self._engine.check_numbers(*(generation.score for generation in made))
+        generations = self._engine.generate(prefixes, [(i, 0) for i in range(len(prompts))], max_new_tokens=max_tokens)
+        self._engine.check_numbers(*(generation.score for generation in generations))
         return [
             WriteReply(
                 self._lines(generation.text),
@@ -92,7 +92,7 @@ class LocalModel:
                 score=generation.score,
                 shared=self._shared(rendered),
             )
-            for generation, (shown, rendered) in zip(made, fitted, strict=True)
+            for generation, (shown, rendered) in zip(generations, fitted, strict=True)
         ]
 
     def judge(self, prompts: Sequence[AboutImage], yes: str, no: str) -> list[JudgeReply]:
@@ -101,8 +101,8 @@ class LocalModel:
         Raises:
             UserError: The tokens of one word are a prefix of the other's, or a prompt is too long.
         """
-        if len(prompts) > self._at_a_time:
-            return [reply for some in self._parts(prompts) for reply in self.judge(some, yes, no)]
+        if len(prompts) > self._batch_size:
+            return [reply for batch in self._batches(prompts) for reply in self.judge(batch, yes, no)]
         same, ids = self._distinguishing_tokens(yes, no)
         fitted = [self.fit(image, prompt, len(same) + 1) for image, prompt in prompts]
         fitted = [
@@ -159,23 +159,23 @@ class LocalModel:
             if not paths:
                 return self._renderer.conversation(turns, prompt.text(count), image)
             images = [*each_image(image)] if prompt.image else []
-            images += [_needed(self._of_pairs).load(path) for path in paths]
+            images += [_needed(self._pair_images).load(path) for path in paths]
             rendered = self._renderer.conversation(turns, prompt.text(count), images)
             return dataclasses.replace(rendered, own_images=True)
 
         room = self._engine.max_length - max_tokens
-        return fit_leading(render, prompt.parts, room, length=lambda rendered: len(rendered.ids))
+        return fit_leading(render, prompt.droppable, room, length=lambda rendered: len(rendered.ids))
 
-    def _parts(self, prompts: Sequence[AboutImage]) -> list[Sequence[AboutImage]]:
-        """Cut prompts into those that are read at a time."""
-        return [prompts[start : start + self._at_a_time] for start in range(0, len(prompts), self._at_a_time)]
+    def _batches(self, prompts: Sequence[AboutImage]) -> list[Sequence[AboutImage]]:
+        """Split prompts into batches."""
+        return [prompts[start : start + self._batch_size] for start in range(0, len(prompts), self._batch_size)]
 
     def _lines(self, reply: str) -> str:
         """Strip reflection tokens and runs of spaces from each line of a decoded reply, and keep the line breaks."""
         return "\n".join(filter(None, map(self._renderer.strip, reply.splitlines())))
 
     def _shared(self, rendered: Rendered) -> int:
-        """Return the number of tokens up to just after the image, which the engine caches; 0 without an image."""
+        """Return the length of the prefix that ends with the image, which the engine caches; 0 without an image."""
         from reflectune.models.prefix.image_prefix import split_after_images  # slow to import
 
         parts = split_after_images(rendered, self._renderer.expansion.token)
@@ -203,51 +203,51 @@ class LocalModel:
 
 
 class ServedModel:
-    """A model on a server. Replies are cached in a file, and never requested twice.
+    """A model behind a server. Replies are cached in a file, and never requested twice.
 
-    An image is encoded once for all steps about it. Threads may share a model.
+    An image is encoded as a data URL once for all steps. Threads may share a model.
 
     Args:
         remote: The model's client.
-        of_pairs: Images of documents, if prompts show them.
-        step_models: Other models of the server, by the step that they do, as in MI-RAG's Table A4.
+        pair_images: Images of documents, if prompts show them.
+        step_models: Other models of the server, by the operator that they execute, as in MI-RAG's Table A4.
     """
 
     def __init__(
         self,
         remote: RemoteModel,
-        of_pairs: PairImages | None = None,
-        step_models: Mapping[Writing, str] = MappingProxyType({}),
+        pair_images: PairImages | None = None,
+        step_models: Mapping[WriteOperator, str] = MappingProxyType({}),
     ) -> None:
-        self._remote, self._of_pairs, self._step_models = remote, of_pairs, step_models
+        self._remote, self._pair_images, self._step_models = remote, pair_images, step_models
         self._urls = ImageUrls(remote.endpoint.max_pixels)
         self._writes_labels = self._is_settled = False
         self._settling = threading.Lock()
 
     @property
     def concurrency(self) -> int:
-        """Maximum requests under way at a time."""
+        """Maximum concurrent requests."""
         return self._remote.endpoint.concurrency
 
     def requests(self, image: Images, request: WriteRequest | YesNoRequest) -> list[Callable[[], Any]]:
-        """Return functions that execute a step, for threads to call; for `JudgeEachRequest` one a document.
+        """Return functions that execute a step, for threads to call: one, or one a document for `JudgeEachRequest`.
 
-        Prompts about documents alone share a prefix, which a server's prefix cache reads once.
+        The prompts of a `JudgeEachRequest` share a prefix, which a server's prefix cache computes once.
         """
         if isinstance(request, WriteRequest):
             name = self._step_models.get(request.operator, "")
-            return [lambda: self._written(image, request.prompt, request.max_tokens, name)]
-        prompts = request.prompt.apart() if isinstance(request, JudgeEachRequest) else [request.prompt]
-        return [functools.partial(self._judged, image, prompt, request.yes, request.no) for prompt in prompts]
+            return [lambda: self._write(image, request.prompt, request.max_tokens, name)]
+        prompts = request.prompt.split_documents() if isinstance(request, JudgeEachRequest) else [request.prompt]
+        return [functools.partial(self._judge, image, prompt, request.yes, request.no) for prompt in prompts]
 
-    def _written(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
-        """Request a reply, with fewer documents where the server refuses it; "" if still refused."""
+    def _write(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> WriteReply:
+        """Request a reply, with fewer documents if the server refuses the prompt; its text is "" if still refused."""
         fields = response_format(prompt.form if self._remote.endpoint.guided else "free")
         fields |= {"model": name} if name else {}
 
         def ask(fitting: Prompt) -> WriteReply:
-            asked = self._conversation(image, fitting)
-            (reply,) = self._remote.complete_all([asked], desc="", max_tokens=max_tokens, **fields)
+            messages = self._conversation(image, fitting)
+            (reply,) = self._remote.complete_all([messages], desc="", max_tokens=max_tokens, **fields)
             return WriteReply(
                 reply.text,
                 0 if reply.refused else fitting.documents_shown,
@@ -257,150 +257,158 @@ class ServedModel:
                 refused=reply.refused,
             )
 
-        return self._fitted(image, prompt, max_tokens, ask, name)
+        return self._ask_fitting(image, prompt, max_tokens, ask, name)
 
-    def _judged(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
-        """Compute P(yes) and P(no): the server's probabilities of all first tokens that are the word.
+    def _judge(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+        """Compute P(yes) and P(no) as sums over the server's first tokens that are the word.
 
-        A prompt that the server refuses has fewer documents. 0 if it still is, and for a word outside the top 20. Warns
-        if a reply begins with other words, as a reasoning model's does: such a judgement is meaningless. A server
-        without log-probabilities writes the word (`JudgeReply.written`).
+        A word outside the top 20 tokens has probability 0. A prompt that the server refuses is sent with fewer
+        documents; both are 0 if it is still refused. Warns if a reply begins with other words, as a reasoning model's
+        does, since its probabilities are meaningless. Without log-probabilities the written word is parsed
+        (`JudgeReply.written`).
 
         Raises:
-            UserError: The server returns NaN; or the words differ by case or marks only.
+            UserError: The server returns NaN; or the words differ only by case or punctuation.
         """
         if is_word(yes, no):
-            raise UserError(f"{yes!r} and {no!r} are one word for a server's first token; give other words")
+            raise UserError(
+                f"{yes!r} and {no!r} differ only by case or punctuation, so a first token can't tell them apart; "
+                "choose other words"
+            )
 
         def ask(fitting: Prompt) -> JudgeReply:
-            with self._settling:  # one asks, and the others wait, until it is known if there are log-probabilities
+            with self._settling:  # requests are sent one by one until it is known if there are log-probabilities
                 if not self._is_settled:
-                    return self._ask(image, fitting, yes, no)
-            return self._ask(image, fitting, yes, no)
+                    return self._request_judgement(image, fitting, yes, no)
+            return self._request_judgement(image, fitting, yes, no)
 
-        return self._fitted(image, prompt, self._remote.endpoint.max_tokens, ask)
+        return self._ask_fitting(image, prompt, self._remote.endpoint.max_tokens, ask)
 
-    def _ask(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
+    def _request_judgement(self, image: Images, prompt: Prompt, yes: str, no: str) -> JudgeReply:
         conversation = self._conversation(image, prompt)
         if self._writes_labels:
-            return self._label(prompt, conversation, yes, no)
+            return self._judge_by_label(prompt, conversation, yes, no)
         try:
             (reply,) = self._remote.log_probabilities([conversation], [yes, no], desc="")
         except (NoLogProbabilities, AllRefused) as error:
-            filtered = JudgeReply(0.0, 0.0, refused=str(error))  # once the server has given probabilities
-            return filtered if self._is_settled else self._label(prompt, conversation, yes, no)
+            if self._is_settled:  # the server returned probabilities before, so it refuses this prompt
+                return JudgeReply(0.0, 0.0, refused=str(error))
+            return self._judge_by_label(prompt, conversation, yes, no)
         if reply.refused:
             return JudgeReply(0.0, 0.0, refused=reply.refused)
         self._is_settled = True
-        likely = [math.exp(reply.first_token[word]) if word in reply.first_token else 0.0 for word in (yes, no)]
-        if sum(likely) < _MIN_ANSWERED:
+        probabilities = [math.exp(reply.first_token[word]) if word in reply.first_token else 0.0 for word in (yes, no)]
+        if sum(probabilities) < _MIN_ANSWERED:
             warnings.warn(
                 f"a reply of {self._remote.endpoint.shown_url} begins with neither {yes!r} nor {no!r} (together "
-                f"{sum(likely):.2%}), so their ratio means nothing; use a judge that begins with its answer, or read "
-                'its written word with `llm_options` {"logprobs": null, "top_logprobs": null}',
+                f"{sum(probabilities):.2%}), so their ratio is meaningless; use a judge that begins with its answer, "
+                'or parse its written word with `llm_options` {"logprobs": null, "top_logprobs": null}',
                 stacklevel=2,
             )
-        return JudgeReply(likely[0], likely[1], prompt.documents_shown, reply.prompt_tokens)
+        return JudgeReply(probabilities[0], probabilities[1], prompt.documents_shown, reply.prompt_tokens)
 
-    def _label(self, prompt: Prompt, conversation: Messages, yes: str, no: str) -> JudgeReply:
+    def _judge_by_label(self, prompt: Prompt, conversation: Messages, yes: str, no: str) -> JudgeReply:
         """Judge by the word that the model writes."""
         (reply,) = self._remote.complete_all([conversation], desc="")
         if reply.refused:
             return JudgeReply(0.0, 0.0, 0, reply.prompt_tokens, refused=reply.refused)
         self._writes_labels = self._is_settled = True
-        said = label(reply.text, yes, no)
+        verdict = label(reply.text, yes, no)
         return JudgeReply(
-            float(said is True),
-            float(said is False),
+            float(verdict is True),
+            float(verdict is False),
             prompt.documents_shown,
             reply.prompt_tokens,
             written=True,
             tokens=reply.completion_tokens,
         )
 
-    def _room(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> int:
+    def _fitting_documents(self, image: Images, prompt: Prompt, max_tokens: int, name: str) -> int:
         """Return the number of a prompt's documents that leave room for a reply; all if the context is unknown."""
-        context, parts = self._remote.context_of(name), prompt.parts
+        context, count = self._remote.context_of(name), prompt.droppable
 
-        def render(count: int) -> Messages:
-            return self._conversation(image, dataclasses.replace(prompt, most=count))
+        def render(shown: int) -> Messages:
+            return self._conversation(image, dataclasses.replace(prompt, max_documents=shown))
 
-        room = context.longest - max_tokens if parts > 1 else 0
-        if room <= 0 or context.upper_bound(render(parts)) <= room:
-            return parts
-        return fit_leading(render, parts, room, least=1, length=context.count)[0]
+        room = context.longest - max_tokens if count > 1 else 0
+        if room <= 0 or context.upper_bound(render(count)) <= room:
+            return count
+        return fit_leading(render, count, room, least=1, length=context.count)[0]
 
-    def _fitted(
+    def _ask_fitting(
         self, image: Images, prompt: Prompt, max_tokens: int, ask: Callable[[Prompt], Reply], name: str = ""
     ) -> Reply:
-        """Ask about a prompt with the documents that fit; if it is refused, again with three quarters, down to one."""
-        kept = self._room(image, prompt, max_tokens, name)
+        """Call `ask` with the documents that fit; after a refusal with three quarters of them, down to one."""
+        count = self._fitting_documents(image, prompt, max_tokens, name)
         while True:
             try:
-                reply = ask(dataclasses.replace(prompt, most=kept))
+                reply = ask(dataclasses.replace(prompt, max_documents=count))
             except AllRefused:  # among the first requests of a run
-                if kept <= 1:
+                if count <= 1:
                     raise
             else:
-                if not reply.refused or kept <= 1:
+                if not reply.refused or count <= 1:
                     return reply
-            kept = 3 * kept // 4
+            count = 3 * count // 4
 
     def _conversation(self, image: Images, prompt: Prompt) -> Messages:
-        paths = prompt.shown_images(prompt.parts)
-        of_pairs = [self._urls.of(_needed(self._of_pairs).load(path)) for path in paths]
-        of_question = [self._urls.of(each) for each in each_image(image)] if prompt.image else []
-        return conversation(of_question, prompt, of_pairs)
+        paths = prompt.shown_images(prompt.droppable)
+        document_images = [self._urls.of(_needed(self._pair_images).load(path)) for path in paths]
+        question_images = [self._urls.of(it) for it in each_image(image)] if prompt.image else []
+        return conversation(question_images, prompt, document_images)
 
 
-def conversation(images: Sequence[str], prompt: Prompt, of_documents: Sequence[str] = ()) -> Messages:
-    """Convert a prompt to the messages of the protocol.
+def conversation(images: Sequence[str], prompt: Prompt, document_images: Sequence[str] = ()) -> Messages:
+    """Convert a prompt to messages of the chat completions API.
 
     Args:
         images: Data URLs of the question's images, which come first.
         prompt: The prompt.
-        of_documents: Data URLs of the documents' images; each stands before its document.
+        document_images: Data URLs of the documents' images; each comes before its document.
     """
-    texts, urls = prompt.text(prompt.parts), iter((*images[1:], *of_documents))
-    shown = [_shown(url) for url in images[:1]]
-    before: Messages = []
+    texts = prompt.text(prompt.droppable)
+    further_urls = iter((*images[1:], *document_images))
+    first_image = [_image_content(url) for url in images[:1]]
+    earlier: Messages = []
     for turn in earlier_turns(prompt.earlier, image=bool(images)):
-        said = _words(turn, texts)
-        before += [{"role": turn.role, "content": [*shown, {"type": "text", "text": said}] if turn.image else said}]
-    content: list[dict[str, Any]] = [] if before else shown
-    words = ""
-    for part in _parts_with_images(prompt, len(of_documents)):
+        text = _turn_text(turn, texts)
+        content = [*first_image, {"type": "text", "text": text}] if turn.image else text
+        earlier.append({"role": turn.role, "content": content})
+    parts: list[dict[str, Any]] = [] if earlier else first_image
+    text = ""
+    for part in _parts_with_images(prompt, len(document_images)):
         if isinstance(part, ImageSlot):
-            content += [{"type": "text", "text": words}, _shown(next(urls))]
-            words = ""
+            parts += [{"type": "text", "text": text}, _image_content(next(further_urls))]
+            text = ""
         else:
-            words += part if isinstance(part, str) else texts[part.name]
+            text += part if isinstance(part, str) else texts[part.name]
+    parts.append({"type": "text", "text": text})
     system: Messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-    later = [{"role": turn.role, "content": _words(turn, texts)} for turn in round_turns(len(prompt.rounds))]
-    return [*system, *before, {"role": "user", "content": [*content, {"type": "text", "text": words}]}, *later]
+    rounds = [{"role": turn.role, "content": _turn_text(turn, texts)} for turn in round_turns(len(prompt.rounds))]
+    return [*system, *earlier, {"role": "user", "content": parts}, *rounds]
 
 
-def _words(turn: Turn, texts: Mapping[str, str]) -> str:
-    """Return a turn's text, with the contents of its slots."""
+def _turn_text(turn: Turn, texts: Mapping[str, str]) -> str:
+    """Return a turn's text, with its slots filled."""
     return "".join(texts[part.name] if isinstance(part, Slot) else str(part) for part in turn.parts)
 
 
-def _needed(of_pairs: PairImages | None) -> PairImages:
-    if of_pairs is None:
-        raise ValueError("a prompt shows images of documents, and nothing loads them")
-    return of_pairs
+def _needed(pair_images: PairImages | None) -> PairImages:
+    if pair_images is None:
+        raise ValueError("a prompt has images of documents, but the model was built without `pair_images` to load them")
+    return pair_images
 
 
-def _shown(url: str) -> dict[str, Any]:
+def _image_content(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _parts_with_images(prompt: Prompt, images: int) -> tuple[str | Slot | ImageSlot, ...]:
-    """Return a prompt's parts with places for the question's further images, and for `images` of documents.
+    """Return a prompt's parts with image slots for the question's further images, and for `images` of documents.
 
-    Each image of a document begins a slot of its own (`run_slot`).
+    The text after each image of a document is a slot of its own (`run_slot`).
     """
     further = further_images(1 + prompt.more_images) if prompt.image else ()
     runs = [run for n in range(1, images + 1) for run in (" ", IMAGE, Slot(run_slot(n)))]
     parts = prompt_parts(prompt.template)
-    return (*further, *(each for part in parts for each in ((part, *runs) if part == DOCUMENTS else (part,))))
+    return (*further, *(it for part in parts for it in ((part, *runs) if part == DOCUMENTS else (part,))))

@@ -18,7 +18,7 @@ from reflectune.inference.operators.requests import SearchReply
 _MAX_PIXELS = 448 * 448
 """Maximum pixels of an image; a larger one is scaled down."""
 _CACHED = 256
-"""Scaled images that are kept for pairs that are found again."""
+"""Number of scaled images in the cache."""
 
 
 class PairImageSettings(Settings):
@@ -42,7 +42,7 @@ class PairImages:
     knowledge: KnowledgeBase
 
     def path_of(self, entry_id: str) -> str:
-        """Return the path of an entry's first image; "" if it has none that can be read."""
+        """Return the path of an entry's first image; "" if it has no image, or a damaged one."""
         entry = self.knowledge.get(entry_id)
         path = str(self.knowledge.image_path(entry)) if entry.images else ""
         try:
@@ -54,7 +54,7 @@ class PairImages:
         """Return an image, scaled down if it is large.
 
         Raises:
-            BadImage: It is missing or damaged.
+            BadImage: The image is missing or damaged.
         """
         return _scaled(path, (self.knowledge.image_root, self.knowledge.folder.parent))
 
@@ -68,14 +68,14 @@ def _scaled(path: str, roots: tuple[object, ...]) -> Image.Image:
     return image.resize((max(1, int(image.width * factor)), max(1, int(image.height * factor))))
 
 
-def images_of(found: SearchReply, passages: Sequence[Passage], most: int) -> Mapping[int, str]:
-    """Return the paths of the images of the first `most` pairs among passages, by their place.
+def images_of(found: SearchReply, passages: Sequence[Passage], max_images: int) -> Mapping[int, str]:
+    """Return the paths of the images of the first pairs among passages, by position in `passages`.
 
     Args:
         found: The search that found them.
         passages: Merged passages, in the order of the documents.
-        most: Maximum images.
+        max_images: Maximum number of images.
     """
     paths = {hit.passage: hit.image for hit in found.all_hits if hit.image}
-    pairs = [(place, paths[passage]) for place, passage in enumerate(passages) if passage in paths]
-    return dict(pairs[:most])
+    pairs = [(position, paths[passage]) for position, passage in enumerate(passages) if passage in paths]
+    return dict(pairs[:max_images])

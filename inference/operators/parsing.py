@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias
 
 from reflectune.inference.operators.query_reply import read_queries
+from reflectune.inference.operators.reply_text import clean_reply, first_json
 from reflectune.inference.operators.requests import Box, Form
-from reflectune.inference.operators.spoken import first_json, spoken
 from reflectune.inference.operators.tool_calls import read_action
 from reflectune.metrics.judging.extraction import short_answer
 
@@ -80,7 +80,7 @@ def order(reply: str, count: int) -> tuple[int, ...] | None:
     Returns:
         None if no document is named.
     """
-    text = spoken(reply).replace(_EXAMPLE, "")
+    text = clean_reply(reply).replace(_EXAMPLE, "")
     if chains := _CHAIN.findall(text):
         listed = _bracketed(chains[-1])
     elif (numbers := first_json(text, _whole_numbers)) is not None:
@@ -100,7 +100,7 @@ def named_documents(reply: str, count: int) -> tuple[int, ...]:
         >>> named_documents("[3] > [1] > [9]", 4)
         (2, 0)
     """
-    named = (int(match["long"] or match["short"]) - 1 for match in _DOCUMENT.finditer(spoken(reply)))
+    named = (int(match["long"] or match["short"]) - 1 for match in _DOCUMENT.finditer(clean_reply(reply)))
     return tuple(dict.fromkeys(number for number in named if 0 <= number < count))
 
 
@@ -114,7 +114,7 @@ def fields(reply: str, names: Sequence[str]) -> dict[str, str]:
         >>> fields("Need: its diet\\n**Referent:** kestrel", ["referent", "need", "constraints"])
         {'referent': 'kestrel', 'need': 'its diet'}
     """
-    text = spoken(reply)
+    text = clean_reply(reply)
     values = first_json(text, lambda value: _under(value, names)) or {}
     for name in () if values else names:
         match = re.search(
@@ -131,7 +131,7 @@ def preferred(reply: str) -> Letter | None:
     Returns:
         None if the line names both, or denies: `[Document A] or [Document B]` is an echo of the question.
     """
-    for line in spoken(reply).splitlines():
+    for line in clean_reply(reply).splitlines():
         if named := {(match["long"] or match["short"]).upper() for match in _LETTER.finditer(line)}:
             return None if len(named) > 1 or _DENIAL.search(line) else "A" if "A" in named else "B"
     return None
@@ -139,7 +139,7 @@ def preferred(reply: str) -> Letter | None:
 
 def label(reply: str, yes: str, no: str) -> bool | None:
     """Parse which of two words the first line of a reply has; None if neither, or both."""
-    first = next(iter(spoken(reply).splitlines()), "")
+    first = next(iter(clean_reply(reply).splitlines()), "")
     said = [bool(re.search(rf"\b{re.escape(word)}\b", first, re.IGNORECASE)) for word in (yes, no)]
     return said[0] if sum(said) == 1 else None
 
@@ -152,7 +152,7 @@ def answer(reply: str) -> str:
         'mice'
     """
     matches = list(_ANSWER.finditer(reply))
-    return matches[-1]["text"].strip() if matches else spoken(reply)
+    return matches[-1]["text"].strip() if matches else clean_reply(reply)
 
 
 def box(text: str) -> Box | None:
@@ -169,7 +169,7 @@ def letters(reply: str, count: int) -> tuple[int, ...]:
 
     Letters alone follow "Answer:", or are the whole reply, since "A" may be an article and "I" a person.
     """
-    text = spoken(reply)
+    text = clean_reply(reply)
     lines = [match["text"] for match in _CHOICE.finditer(text)]
     named = lines[-1] if lines else text
     places = (ord(letter) - ord("A") for letter in _OPTION.findall(named if _LETTERS.fullmatch(named) else ""))
@@ -182,7 +182,7 @@ def shares(reply: str, count: int) -> tuple[float, ...] | None:
     Returns:
         None if there is none.
     """
-    for match in _LIST.finditer(spoken(reply)):
+    for match in _LIST.finditer(clean_reply(reply)):
         numbers = tuple(float(number) for number in _NUMBER.findall(match[0]))
         if len(numbers) == count and all(number <= 1 for number in numbers):
             return numbers
@@ -220,7 +220,7 @@ def _under(value: Any, names: Sequence[str]) -> dict[str, str]:
 
 FORMS: Final[Mapping[Form, Callable[[str, int, int], object]]] = {
     "free": lambda reply, shown, count: True,
-    "text": lambda reply, shown, count: spoken(reply),
+    "text": lambda reply, shown, count: clean_reply(reply),
     "queries": lambda reply, shown, count: read_queries(reply, 1),
     "order": lambda reply, shown, count: order(reply, shown),
     "preferred": lambda reply, shown, count: shown == count and preferred(reply),
@@ -228,7 +228,7 @@ FORMS: Final[Mapping[Form, Callable[[str, int, int], object]]] = {
     "shares": lambda reply, shown, count: shares(reply, count),
     "state": lambda reply, shown, count: fields(reply, STATE_FIELDS),
     "documents": lambda reply, shown, count: named_documents(reply, count),
-    "short": lambda reply, shown, count: short_answer(spoken(reply)),
+    "short": lambda reply, shown, count: short_answer(clean_reply(reply)),
     "action": lambda reply, shown, count: read_action(reply) is not None,
 }
 """Parser of each form of a reply; nothing or None if it can't be read."""

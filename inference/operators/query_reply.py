@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from reflectune.inference.operators.spoken import first_json, spoken
+from reflectune.inference.operators.reply_text import clean_reply, first_json
 
 _AT_START = r"^[^\w\n{\"]{0,8}(?:\d{1,2}[ \t]{0,2}[.)][ \t*_]{0,8})?(?:section[ \t]{0,2}:?[ \t]{0,2})?"
 _MORE = r"(?:(?:the|two|2|your|further|follow[- ]?up|search|new|additional|generated|refined|final)\s){0,5}"
@@ -60,7 +60,7 @@ def read_queries(reply: str, most: int) -> tuple[str, ...]:
         >>> read_queries("## Analysis\\nA bridge.\\n## Queries\\nQuestion 1: Who built it?\\nQuestion 2: When?", 2)
         ('Who built it?', 'When?')
     """
-    found = (_tidy(query) for query in _found(_RUN_ON.sub("\n", spoken(reply))))
+    found = (_tidy(query) for query in _found(_RUN_ON.sub("\n", clean_reply(reply))))
     return tuple(dict.fromkeys(query for query in found if _is_query(query)))[:most]
 
 

@@ -24,13 +24,13 @@ class _Group(Generic[Key]):
 
 
 class RequestPool(Closing, Generic[Key]):
-    """Send requests on threads. One thread, the owner, sends and collects.
+    """Execute requests on threads. `send` and `collect` must be called by one thread.
 
     Args:
-        threads: Maximum requests under way at a time; others wait for a thread.
+        threads: Maximum concurrent requests; others wait for a thread.
 
     Attributes:
-        load: Requests that have not been collected.
+        load: Number of requests that have not been collected.
     """
 
     def __init__(self, threads: int) -> None:
@@ -42,17 +42,20 @@ class RequestPool(Closing, Generic[Key]):
         """Send requests whose replies are collected together."""
         group = _Group(key, [None] * len(requests), len(requests))
         self.load += len(requests)
-        for place, request in enumerate(requests):
-            self._submit(group, place, request)
+        for position, request in enumerate(requests):
+            self._submit(group, position, request)
 
-    def _submit(self, group: _Group[Key], place: int, request: Callable[[], Any]) -> None:
+    def _submit(self, group: _Group[Key], position: int, request: Callable[[], Any]) -> None:
         sent = self._executor.submit(_timed, request)
-        sent.add_done_callback(lambda done: self._done.put((group, place, request, done)))
+        sent.add_done_callback(lambda done: self._done.put((group, position, request, done)))
 
     def collect(self, *, wait: bool) -> list[tuple[Key, list[Any], float]]:
-        """Return complete groups: their key, replies, and share of the time of all requests; wait for one if `wait`.
+        """Return complete groups: their key, replies, and share of the time of all requests.
 
-        A request that a server refuses before it has answered any is sent again once it has.
+        A request that a server refuses before its first answer is sent again after that answer.
+
+        Args:
+            wait: True to wait until at least one group is complete.
 
         Raises:
             AllRefused: All requests were refused.
@@ -60,11 +63,11 @@ class RequestPool(Closing, Generic[Key]):
         """
         complete: list[tuple[Key, list[Any], float]] = []
         while self.load and ((wait and not complete) or not self._done.empty()):
-            group, place, request, done = self._done.get()
+            group, position, request, done = self._done.get()
             try:
-                group.replies[place], seconds = done.result()
+                group.replies[position], seconds = done.result()
             except AllRefused:
-                self._refused.append((group, place, request))
+                self._refused.append((group, position, request))
                 if len(self._refused) == self.load:
                     raise
                 continue
@@ -78,7 +81,7 @@ class RequestPool(Closing, Generic[Key]):
         return complete
 
     def close(self) -> None:
-        """Wait for the requests under way, so that their replies are stored; send no others."""
+        """Wait for the running requests, so that their replies are stored, and cancel the queued ones."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
 

@@ -12,9 +12,9 @@ from reflectune.inference.reading.reader import share
 
 Box: TypeAlias = tuple[float, float, float, float]
 """Left, top, right and bottom of a part of an image, as shares of its width and height."""
-Writing = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
-"""Operators with a generated reply: describe the image, write queries, order documents, summarise the results or
-one page, answer, verify an answer, shorten it."""
+WriteOperator = Literal["caption", "rewrite", "rerank", "reason", "summarize", "answer", "verify", "extract"]
+"""Operators with a generated reply: describe the image, write queries, order documents, summarise results (`reason`) or
+one page (`summarize`), answer, verify an answer, shorten it."""
 ANSWERING: Final = ("answer", "extract")
 """Operators of an answer: a detailed one, and its short form."""
 Form = Literal[
@@ -23,8 +23,8 @@ Form = Literal[
 """Expected form of a reply, a key of `parsing.FORMS`: any, not empty, queries, an order of documents, the better of
 two, letters of options, a number for each, a state, documents, a short answer, a tool call or an answer."""
 ModelName = Literal["reader", "answerer", "gate"]
-"""Models of a pipeline: the reader, which also writes queries and reasons, the answerer, and the relevance gate, which
-is a checkpoint that was tuned to reflect and judges passages and records."""
+"""Models of a pipeline: the reader writes queries and records, the answerer answers, and the relevance gate, a
+checkpoint that was tuned to reflect, judges passages and records."""
 
 
 LEFT_OUT: Final = "(left out)"
@@ -32,33 +32,33 @@ LEFT_OUT: Final = "(left out)"
 
 
 def run_slot(number: int) -> str:
-    """Return the name of the slot of the documents from a prompt's nth image of a document to the next one."""
+    """Return the name of the slot for the documents between the nth image of a document and the next image."""
     return f"documents_{number}"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A user turn about the question's image, or its images.
+    """A user turn about the question's image or images.
 
     Attributes:
         template: Text with `{slots}` for untrusted texts; `{documents}` is the slot of the documents.
         texts: Contents of the other slots.
-        documents: Contents of `{documents}`, most important first, joined by line breaks. Those that fit the model's
-            context whole are shown.
+        documents: Contents of `{documents}`, most important first, joined by line breaks. A document that doesn't fit
+            the model's context whole is left out.
         system: System prompt. Prepended to the user turn if the chat template has no system role.
         image: True to show the question's images.
-        form: Form of the reply; one that can't be read in it is counted.
-        images: Paths of documents' images, by the document's place in `documents`. Each stands before its document,
-            after a label `Picture n:`; n counts the images of the prompt, the question's first.
+        form: Expected form of the reply. Replies that can't be parsed in it are counted.
+        images: Paths of documents' images, by position in `documents`. An image comes before its document, after a
+            label `Picture n:`; n counts all images of the prompt, the question's first.
         more_images: Number of the question's images after its first one. They are labelled, and come before the
             text.
-        sizes: Numbers of consecutive documents, each group with its most important one first, e.g. of a knowledge base.
-            Of groups of 20 and 10, twice as many of the first are shown: what doesn't fit is the last of each.
-        most: Maximum documents, or tool results, that are shown; None: all that fit.
+        sizes: Lengths of consecutive groups of documents, e.g. one for each knowledge base, each with its most
+            important document first. If not all documents fit, each group keeps the same share of its first ones.
+        max_documents: Maximum documents, or tool results, that are shown; None: all that fit.
         rounds: Earlier replies, each with the result of its tool call, which is the user's next turn. Without
             `documents`, the latest results that fit the context are shown, and earlier ones are left out.
-        earlier: Turns before the user's turn: the user's, a template as `template`, and the assistant's, a text whose
-            special tokens are special. The question's image is shown in the first.
+        earlier: Pairs of turns before the user's turn: a user's template, written as `template`, and the assistant's
+            reply, whose special tokens are encoded as such. The first one shows the question's image.
     """
 
     template: str
@@ -70,45 +70,45 @@ class Prompt:
     images: Mapping[int, str] = field(default_factory=dict)
     rounds: tuple[tuple[str, str], ...] = ()
     sizes: tuple[int, ...] = ()
-    most: int | None = None
+    max_documents: int | None = None
     more_images: int = 0
     earlier: tuple[tuple[str, str], ...] = ()
 
     @property
-    def parts(self) -> int:
-        """Number of documents, or of tool results, that may be left out."""
-        parts = len(self.documents) or len(self.rounds)
-        return parts if self.most is None else min(parts, self.most)
+    def droppable(self) -> int:
+        """Number of documents, or of tool results, that are dropped as needed to fit the context."""
+        count = len(self.documents) or len(self.rounds)
+        return count if self.max_documents is None else min(count, self.max_documents)
 
     @property
     def documents_shown(self) -> int:
-        """Number of documents that are shown if all of `most` fit."""
-        return self.parts if self.documents else 0
+        """Number of documents that are shown if the context has room for `max_documents`."""
+        return self.droppable if self.documents else 0
 
-    def apart(self) -> list[Prompt]:
-        """Return the prompt with each of its documents alone."""
+    def split_documents(self) -> list[Prompt]:
+        """Return a copy of the prompt for each document, with that document alone."""
         return [replace(self, documents=(document,)) for document in self.documents]
 
-    def places(self, shown: int) -> list[int]:
-        """Return the places of `shown` documents: the first ones of each group, by their share of it."""
-        shares = [place / size for size in self.sizes or (len(self.documents),) for place in range(size)]
-        return sorted(sorted(range(len(shares)), key=lambda place: shares[place])[:shown])
+    def shown_documents(self, shown: int) -> list[int]:
+        """Return the positions of `shown` documents, with the same share of each group's first ones."""
+        shares = [rank / size for size in self.sizes or (len(self.documents),) for rank in range(size)]
+        return sorted(sorted(range(len(shares)), key=lambda position: shares[position])[:shown])
 
     def shown_images(self, shown: int) -> list[str]:
         """Return the paths of the images of `shown` documents."""
-        return [self.images[place] for place in self.places(shown) if place in self.images]
+        return [self.images[position] for position in self.shown_documents(shown) if position in self.images]
 
     def text(self, shown: int) -> Mapping[str, str]:
         """Return the contents of all slots, with `shown` documents.
 
-        The documents from the first image to the second are the slot `documents_1`, and so on.
+        The slot `documents_1` has the documents between the first image and the second, and so on.
         """
         runs: list[list[str]] = [[]]
-        for place in self.places(shown):
-            if place in self.images:
+        for position in self.shown_documents(shown):
+            if position in self.images:
                 runs[-1].append(f"Picture {len(runs) + self.image + self.more_images}:")
                 runs.append([])
-            runs[-1].append(self.documents[place])
+            runs[-1].append(self.documents[position])
         first, *others = ["\n".join(run) for run in runs]
         texts = {**self.texts, "documents": first, **{run_slot(n): run for n, run in enumerate(others, start=1)}}
         for n, (reply, result) in enumerate(self.rounds):
@@ -130,7 +130,7 @@ class WriteRequest:
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
     """
 
-    operator: Writing
+    operator: WriteOperator
     iteration: int
     prompt: Prompt
     max_tokens: int
@@ -149,8 +149,8 @@ class WriteReply:
         tokens: Tokens of the reply.
         finished: True if it ended with the end token.
         score: Geometric mean probability of the reply's tokens and the end token; None if unknown.
-        shared: Length of the prompt's prefix that all steps about the image share, so that it is computed once; None
-            if unknown: behind a server.
+        shared: Length of the prompt's prefix that is computed once for all steps about the image; None if unknown, as
+            behind a server.
         refused: Reason of a server's refusal.
     """
 
@@ -193,10 +193,10 @@ class JudgeEachRequest(YesNoRequest):
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """P(yes) and P(no) in the full softmax over the reply's first token; the rest is that of `WriteReply`.
+    """P(yes) and P(no) in the full softmax over the reply's first token. For the other fields see `WriteReply`.
 
-    From a server without log-probabilities they are 1 and 0 by the word that the model writes, `written`; 0 and 0 if
-    it writes neither.
+    If a server has no log-probabilities, the written word decides: the values are 1 and 0, or 0 and 0 if it is neither
+    word, and `written` is True.
     """
 
     yes: float
@@ -216,10 +216,11 @@ class JudgeReply:
 
 @dataclass(frozen=True)
 class JudgeEachReply:
-    """A judgement of each document; 0 and 0, with none shown, for one that doesn't fit the context or is refused.
+    """A judgement of each document.
 
     Attributes:
-        each: In the documents' order; `read` counts the tokens after the shared prefix.
+        each: Judgements in the documents' order; `read` counts the tokens after the shared prefix. A document that
+            doesn't fit the context or is refused has probabilities 0 and 0, and `shown` 0.
         read: Tokens read for all documents together.
         shared: As in `WriteReply`.
     """
@@ -229,7 +230,7 @@ class JudgeEachReply:
     shared: int | None = None
 
     @property
-    def read_apart(self) -> int:
+    def read_separately(self) -> int:
         """Tokens of separate prompts, one for each document shown."""
         alone = sum(judged.read for judged in self.each)
         return (self.read - alone) * sum(judged.shown for judged in self.each) + alone
@@ -244,9 +245,9 @@ class SearchRequest:
     Attributes:
         iteration: Iteration of the trajectory, from 0.
         queries: The texts.
-        tops: By knowledge base to search: the number of passages for each query.
+        tops: Number of passages for each query, by the name of the knowledge base to search.
         question: Text that selects passages inside the entries found; "" to use the query.
-        boxes: For each query the part of the image to search with, None for the whole; () for whole ones.
+        boxes: Part of the image to search with, for each query; None for the whole image. () for all queries.
     """
 
     iteration: int
@@ -261,8 +262,8 @@ class SearchReply:
     """Search results.
 
     Attributes:
-        hits: For each query, by knowledge base, its passages, best first.
-        cut: Number of queries that are longer than an encoder reads.
+        hits: Passages of each query by knowledge base, best first.
+        cut: Number of queries that an encoder truncated.
     """
 
     hits: tuple[Mapping[str, tuple[PassageHit, ...]], ...] = ()
@@ -275,8 +276,8 @@ class SearchReply:
 
 
 @dataclass(frozen=True)
-class LikenRequest:
-    """Compare texts with earlier ones.
+class SimilarityRequest:
+    """Compute the similarity of texts to earlier ones.
 
     Attributes:
         iteration: Iteration of the trajectory, from 0.
@@ -290,12 +291,12 @@ class LikenRequest:
 
 
 @dataclass(frozen=True)
-class LikenReply:
+class SimilarityReply:
     """The highest cosine similarity of each text to an earlier one.
 
     Attributes:
-        highest: Of each text.
-        cut: Number of new texts that are longer than the encoder reads: what comes later isn't compared.
+        highest: Highest similarity of each text.
+        cut: Number of new texts that the encoder truncated.
     """
 
     highest: tuple[float, ...] = field(default=())
@@ -304,7 +305,7 @@ class LikenReply:
 
 @dataclass(frozen=True)
 class RerankRequest:
-    """Score passages by the reranker, which may read the question's image.
+    """Score passages by the reranker, which may use the question's image.
 
     Attributes:
         iteration: Iteration of the trajectory, from 0.
@@ -324,5 +325,7 @@ class RerankReply:
     scores: tuple[float, ...] = ()
 
 
-StepRequest: TypeAlias = WriteRequest | JudgeRequest | JudgeEachRequest | SearchRequest | LikenRequest | RerankRequest
-StepReply: TypeAlias = WriteReply | JudgeReply | JudgeEachReply | SearchReply | LikenReply | RerankReply
+StepRequest: TypeAlias = (
+    WriteRequest | JudgeRequest | JudgeEachRequest | SearchRequest | SimilarityRequest | RerankRequest
+)
+StepReply: TypeAlias = WriteReply | JudgeReply | JudgeEachReply | SearchReply | SimilarityReply | RerankReply

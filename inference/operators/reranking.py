@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from reflectune.core.types import Passage
 from reflectune.inference.operators import parsing
-from reflectune.inference.operators.vocabulary import Steps, judge, rerank_scores, texts_of, together, write
+from reflectune.inference.operators.vocabulary import Steps, gather, judge, rerank_scores, texts_of, write
 
 Reranking = Literal["none", "pointwise", "pairwise", "listwise", "reranker"]
 Pairs = Literal["all", "both_orders", "adjacent"]
@@ -102,7 +102,7 @@ def relevance(iteration: int, question: str, passage: Passage) -> Steps[float]:
 
 def pointwise(question: str, passages: Sequence[Passage]) -> Steps[tuple[Passage, ...]]:
     """Order passages by their own relevance, best first; ties keep their order. One judgement a passage."""
-    return best_first(passages, (yield from together([relevance(0, question, passage) for passage in passages])))
+    return best_first(passages, (yield from gather([relevance(0, question, passage) for passage in passages])))
 
 
 def best_first(passages: Sequence[Passage], scores: Sequence[float]) -> tuple[Passage, ...]:
@@ -137,7 +137,7 @@ def pairwise(
     compared = list(itertools.combinations(order, 2))
     if pairs == "both_orders":
         compared += [(second, first) for first, second in compared]
-    winners = yield from together([_compare(question, passages[a], passages[b], max_tokens) for a, b in compared])
+    winners = yield from gather([_compare(question, passages[a], passages[b], max_tokens) for a, b in compared])
     for (first, second), winner in zip(compared, winners, strict=True):
         wins[first] += {"A": 1.0, "B": 0.0}.get(winner or "", 0.5)
         wins[second] += {"A": 0.0, "B": 1.0}.get(winner or "", 0.5)

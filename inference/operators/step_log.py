@@ -14,12 +14,12 @@ from reflectune.inference.operators.requests import (
     JudgeEachRequest,
     JudgeReply,
     JudgeRequest,
-    LikenReply,
-    LikenRequest,
     RerankReply,
     RerankRequest,
     SearchReply,
     SearchRequest,
+    SimilarityReply,
+    SimilarityRequest,
     StepReply,
     StepRequest,
     WriteReply,
@@ -30,12 +30,13 @@ from reflectune.inference.trace import FoundPassage, Step
 
 REPLIES: Final = ("replies_refused", "replies_cut", "replies_unread", "queries_unread", "records_empty")
 """Keys of the counts of a model's failed replies: refused by a server, truncated at the maximum length, or not in the
-requested format; among the unread and refused ones, those without queries, and empty records."""
+requested format; `queries_unread` and `records_empty` count those of the refused and unread ones that were for queries
+and for a record."""
 DOCUMENTS_LEFT_OUT: Final = "documents_left_out"
-"""Key of the count of documents that a model wasn't shown: they didn't fit its context, or its server refused them."""
+"""Key of the count of documents that a model didn't see: they didn't fit its context, or its server refused them."""
 NOTED: Final = ("replies_retried", "labels_written", DOCUMENTS_LEFT_OUT)
-"""Keys of counts that are there if they are not 0: unread replies that were asked for again, judgements read from a
-written word, and documents left out."""
+"""Keys of counts that are left out if 0: unread replies that were retried, judgements parsed from a written word, and
+documents left out."""
 _COUNTED = ("generated", "read", "computed", "calls", "searches", "documents_read", "iterations", *REPLIES)
 
 
@@ -56,7 +57,12 @@ class StepLog:
     tokens: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
     def add(self, request: StepRequest, reply: StepReply, seconds: float, *, retried: bool = False) -> None:
-        """Append a step: its request, its reply, this question's share of the seconds; True if it is asked again."""
+        """Append a step, and add its counts.
+
+        Args:
+            seconds: This question's share of the batch's seconds.
+            retried: True if the reply can't be parsed and its request is sent again.
+        """
         operator = request.operator if isinstance(request, WriteRequest) else _OPERATORS[type(request)]
         self.seconds[operator] = self.seconds.get(operator, 0.0) + seconds
         counts = self.tokens
@@ -101,13 +107,13 @@ class StepLog:
             )
         elif isinstance(reply, RerankReply):
             step = dataclasses.replace(step, each=reply.scores)
-        elif isinstance(reply, LikenReply):
+        elif isinstance(reply, SimilarityReply):
             self._count("compared_cut", reply.cut)
             step = dataclasses.replace(step, probability=max(reply.highest, default=-1.0))
         self.steps.append(step)
 
     def _count_written(self, request: WriteRequest, reply: WriteReply) -> None:
-        """Count a final reply that is not as it should be, and the documents' images that it was written from."""
+        """Count the documents' images that a reply was generated from, and its defects."""
         self._count("images_shown", len(request.prompt.shown_images(reply.shown)))
         unread = unreadable(request, reply)
         self.tokens["replies_cut"] += not reply.finished and not reply.refused
@@ -118,7 +124,7 @@ class StepLog:
     def _count_each(self, reply: JudgeEachReply) -> None:
         """Count judgements of single documents."""
         self.tokens["calls"] += len(reply.each)
-        self.tokens["read"] += reply.read_apart
+        self.tokens["read"] += reply.read_separately
         self.tokens["generated"] += sum(judged.tokens for judged in reply.each)
         self.tokens["documents_read"] += sum(judged.shown for judged in reply.each)
         self.tokens["replies_refused"] += sum(bool(judged.refused) for judged in reply.each)
@@ -126,7 +132,7 @@ class StepLog:
         self._count_labels(reply.each)
 
     def _count_labels(self, judgements: Sequence[JudgeReply]) -> None:
-        """Count judgements read from a written word, and those without one."""
+        """Count judgements parsed from a written word, and those that have neither word."""
         for judged in judgements:
             if judged.written:
                 self._count("labels_written", 1)
@@ -146,7 +152,7 @@ _OPERATORS: Mapping[type[StepRequest], str] = {
     JudgeRequest: "judge",
     JudgeEachRequest: "judge",
     SearchRequest: "search",
-    LikenRequest: "liken",
+    SimilarityRequest: "liken",
     RerankRequest: "rerank",
 }
 

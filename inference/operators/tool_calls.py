@@ -1,4 +1,4 @@
-"""Read the action of an agent's reply: a tool call as JSON inside `<tool_call>`, or an answer inside `<answer>`."""
+"""Parse the action of an agent's reply: a tool call as JSON inside `<tool_call>`, or an answer inside `<answer>`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reflectune.inference.operators.spoken import first_json
+from reflectune.inference.operators.reply_text import first_json
 
 _CALL: Final = re.compile(r"<tool_call>(?P<text>.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _ANSWER: Final = re.compile(r"<answer>(?P<text>.*?)(?:</answer>|\Z)", re.DOTALL)
@@ -33,14 +33,14 @@ class Action:
 
 
 def calls_tool(reply: str) -> bool:
-    """Return True if a reply has a tool call, readable or not."""
+    """Return True if a reply has a tool call, valid or not."""
     return _CALL.search(reply) is not None
 
 
 def read_action(reply: str) -> Action | None:
-    """Read the first tool call of a reply, or its last answer; None if it has neither, or the call can't be read.
+    """Parse the first tool call of a reply, or else its last answer; None if it has neither, or the call is invalid.
 
-    A call comes first, since its result may change the answer.
+    A call takes precedence, since its result may change the answer.
 
     Example:
         >>> read_action('<tool_call>{"name": "text_search", "arguments": {"query": "Vik Bridge"}}</tool_call>')
@@ -53,7 +53,7 @@ def read_action(reply: str) -> Action | None:
 
 
 def keeps_format(reply: str) -> bool:
-    """Return True if a reply is `<thinking>…</thinking>` and one readable call or one answer, alone."""
+    """Return True if a reply consists of `<thinking>…</thinking>` and one valid call or one answer."""
     return _FORMAT.fullmatch(reply) is not None and read_action(reply) is not None
 
 

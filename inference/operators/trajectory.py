@@ -15,7 +15,6 @@ from reflectune.core.errors import UnusableInput
 from reflectune.core.images import Images
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.course import Course
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.request_pool import RequestPool
 from reflectune.inference.operators.requests import (
@@ -24,14 +23,14 @@ from reflectune.inference.operators.requests import (
     JudgeEachRequest,
     JudgeReply,
     JudgeRequest,
-    LikenReply,
-    LikenRequest,
     ModelName,
     Prompt,
     RerankReply,
     RerankRequest,
     SearchReply,
     SearchRequest,
+    SimilarityReply,
+    SimilarityRequest,
     StepReply,
     StepRequest,
     WriteReply,
@@ -39,6 +38,7 @@ from reflectune.inference.operators.requests import (
     YesNoRequest,
 )
 from reflectune.inference.operators.step_log import StepLog
+from reflectune.inference.operators.trajectory_state import TrajectoryState
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.trace import PassageTrace, Trace, publish
 
@@ -51,7 +51,7 @@ TooLong = Callable[[Sequence[str]], list[bool]]
 RerankFunction = Callable[[Sequence[tuple[Images, RerankRequest]]], Sequence[RerankReply]]
 """Function from images and texts with passages to the reranker's scores."""
 _WAITING: Final = 0.25
-"""Share of requests that wait for a thread, so that none is idle during a search."""
+"""Requests queued in addition to those under way, as a share of them, so that no thread is idle during a search."""
 
 
 class Model(Protocol):
@@ -89,8 +89,8 @@ class Tools:
         embed: Encodes texts for comparison.
         rerank: Scores passages.
         budget: Limits of a question and of the run.
-        retries: True to ask once more for a reply that can't be read.
-        too_long: Finds texts that `embed` doesn't read whole.
+        retries: True to retry once if a reply can't be parsed.
+        too_long: Finds texts that `embed` truncates.
     """
 
     models: Mapping[ModelName, Model | ServedModel]
@@ -112,7 +112,7 @@ class TrajectoryResult:
         confidence: The answer's score, if known.
         passages: Passages found, in order.
         chosen: Position in `passages` of the source of the answer; None unless it is a single one.
-        used: Positions in `passages` of those that the answer was read from, if not all.
+        used: Positions in `passages` of those that the answer was generated from, if not all.
         fallback: The fallback used if the trajectory gave no answer; "" otherwise.
         records: Reasoning records, in order.
         counts: The pipeline's own counts, in addition to the steps' counts.
@@ -141,8 +141,8 @@ class TrajectoryPipeline:
     Every round executes one kind of step for all questions that wait for it, choosing the kind with the most requests.
     Questions at different iterations thus share a batch, as do a question's steps that don't depend on each other.
 
-    Requests to a served model are sent as soon as a trajectory comes to them. If all models are served, there are no
-    rounds: questions begin while fewer requests than `llm_concurrency` are under way, and a few wait for a thread.
+    Requests to a served model are sent as soon as a trajectory yields them. If all models are served, there are no
+    rounds: further questions are started until `llm_concurrency` requests are under way and a few more are queued.
 
     Args:
         start: Starts a question's trajectory.
@@ -162,104 +162,119 @@ class TrajectoryPipeline:
         self._start = start
 
     def guided(
-        self, guide: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
+        self, wrap: Callable[[Question, Steps[TrajectoryResult]], Steps[TrajectoryResult]]
     ) -> TrajectoryPipeline:
-        """Return a copy that wraps each trajectory in `guide`."""
-        begin = self._start
+        """Return a copy of the pipeline that wraps each trajectory by `wrap`."""
+        start = self._start
         return TrajectoryPipeline(
-            self.name, lambda question: guide(question, begin(question)), self.tools, takes_texts=self.takes_texts
+            self.name, lambda question: wrap(question, start(question)), self.tools, takes_texts=self.takes_texts
         )
 
     def run(self, questions: Sequence[Question], images: Sequence[Images]) -> list[Trace]:
         """Return one trace per question, in order."""
-        ended = {course.place: course for course in self._ended(zip(questions, images, strict=True))}
-        return [_trace(self.name, ended[place]) for place in range(len(questions))]
+        ended = {state.position: state for state in self._execute_all(zip(questions, images, strict=True))}
+        return [_trace(self.name, ended[position]) for position in range(len(questions))]
 
     def stream(
         self, asked: Iterable[tuple[Question, Images]], failed: Callable[[Question, UnusableInput], Trace]
     ) -> Iterator[Trace]:
-        """Yield the trace of each question when it ends. Questions are taken as they begin.
+        """Yield the trace of each question when its trajectory ends.
 
         Args:
-            asked: Questions with their images.
+            asked: Questions with their images. The next one is taken when its trajectory can start.
             failed: Returns the trace of a question that can't be used.
         """
-        for course in self.guided(_keeping_errors)._ended(asked):
-            error = course.outcome if isinstance(course.outcome, UnusableInput) else None
-            yield failed(course.question, error) if error else _trace(self.name, course)
+        for state in self.guided(_keeping_errors)._execute_all(asked):
+            error = state.outcome if isinstance(state.outcome, UnusableInput) else None
+            yield failed(state.question, error) if error else _trace(self.name, state)
 
-    def _ended(self, asked: Iterable[tuple[Question, Images]]) -> Iterator[Course]:
-        """Yield trajectories as they end."""
+    def _execute_all(self, asked: Iterable[tuple[Question, Images]]) -> Iterator[TrajectoryState]:
+        """Execute the trajectories of questions, and yield each when it ends."""
         served = [model for model in self.tools.models.values() if isinstance(model, ServedModel)]
         threads = max((model.concurrency for model in served), default=1)
-        most = threads + int(_WAITING * threads) + 1 if len(served) == len(self.tools.models) else 0
-        beginning, courses, asks_more = enumerate(asked), list[Course](), True
-        with RequestPool[tuple[Course, int]](threads) as pool:
-            while courses or asks_more:
-                while asks_more and (not most or pool.load + sum(bool(course.due) for course in courses) < most):
-                    if asks_more := (it := next(beginning, None)) is not None:
-                        courses.append(self._begun(*it))
-                self._end_spent([course for course in courses if course.due])
-                yield from (course for course in courses if not course.waiting)
-                courses = [course for course in courses if course.waiting]
-                self._send(courses, pool)
-                group = _largest_group(courses) if most or not pool.load else []
+        all_served = len(served) == len(self.tools.models)
+        max_requests = threads + int(_WAITING * threads) + 1
+        remaining = enumerate(asked)
+        states: list[TrajectoryState] = []
+        has_more = True
+        with RequestPool[tuple[TrajectoryState, int]](threads) as pool:
+            while states or has_more:
+                while has_more and not (
+                    all_served and pool.load + sum(bool(state.due) for state in states) >= max_requests
+                ):
+                    following = next(remaining, None)
+                    if following is None:
+                        has_more = False
+                    else:
+                        states.append(self._begin(*following))
+                self._end_spent([state for state in states if state.due])
+                yield from (state for state in states if not state.waiting)
+                states = [state for state in states if state.waiting]
+                self._send(states, pool)
+                group = _largest_group(states) if all_served or not pool.load else []
                 received = self._execute(group)
-                for (course, place), replies, seconds in pool.collect(wait=not group):
-                    is_each = isinstance(course.waiting[place], JudgeEachRequest)
+                for (state, position), replies, seconds in pool.collect(wait=not group):
+                    is_each = isinstance(state.waiting[position], JudgeEachRequest)
                     read = sum(it.read for it in replies) if is_each else 0
                     reply = JudgeEachReply(tuple(replies), read) if is_each else replies[0]
-                    received.append((course, place, reply, seconds))
-                for course, place, reply, seconds in received:
-                    course.receive(place, reply, seconds)
-                changed = dict.fromkeys(course for course, *_ in received)
+                    received.append((state, position, reply, seconds))
+                for state, position, reply, seconds in received:
+                    state.receive(position, reply, seconds)
+                changed = dict.fromkeys(state for state, *_ in received)
                 publish(Trace(it.question.id, self.name, steps=tuple(it.log.steps)) for it in changed)
 
-    def _begun(self, place: int, asked: tuple[Question, Images]) -> Course:
+    def _begin(self, position: int, asked: tuple[Question, Images]) -> TrajectoryState:
         """Begin the trajectory of a question."""
         question, image = asked
         shown = dataclasses.replace(question, image="" if image is None else question.image or "image")
-        course = Course(place, question, image, self._start(shown), self.tools.models, retries=self.tools.retries)
-        course.advance()
-        return course
+        steps = self._start(shown)
+        state = TrajectoryState(position, question, image, steps, self.tools.models, retries=self.tools.retries)
+        state.advance()
+        return state
 
-    def _send(self, courses: Sequence[Course], pool: RequestPool[tuple[Course, int]]) -> None:
+    def _send(self, states: Sequence[TrajectoryState], pool: RequestPool[tuple[TrajectoryState, int]]) -> None:
         """Send the requests to served models."""
-        for course in courses:
-            for place in [*course.due]:
-                request = course.waiting[place]
+        for state in states:
+            for position in [*state.due]:
+                request = state.waiting[position]
                 if not isinstance(request, WriteRequest | YesNoRequest):
                     continue
                 model = self.tools.models[request.model]
                 if isinstance(model, ServedModel):
-                    course.due.remove(place)
-                    pool.send((course, place), model.requests(course.image, request))
+                    state.due.remove(position)
+                    pool.send((state, position), model.requests(state.image, request))
 
-    def _end_spent(self, courses: Sequence[Course]) -> None:
+    def _end_spent(self, states: Sequence[TrajectoryState]) -> None:
         """End trajectories that exceed their budget before their next step."""
         budget = self.tools.budget
         spent = budget.spent()
-        for course in courses:
-            if course.may_end and (limit := budget.reached(course.log.tokens, spent)) is not None:
-                course.end(limit)
+        for state in states:
+            if state.may_end and (limit := budget.reached(state.log.tokens, spent)) is not None:
+                state.end(limit)
 
-    def _execute(self, chosen: Sequence[tuple[Course, int]]) -> list[tuple[Course, int, StepReply, float]]:
-        """Execute requests of one kind; return their trajectories, places, replies and seconds."""
-        if not chosen:
+    def _execute(
+        self, group: Sequence[tuple[TrajectoryState, int]]
+    ) -> list[tuple[TrajectoryState, int, StepReply, float]]:
+        """Execute requests of one kind as a batch.
+
+        Returns:
+            The state, the request's position in it, the reply, and the seconds of each request.
+        """
+        if not group:
             return []
-        requests: list[Any] = [course.waiting[place] for course, place in chosen]
+        requests: list[Any] = [state.waiting[position] for state, position in group]
         start = time.perf_counter()
-        replies = self._replies([course.image for course, _ in chosen], requests)
-        seconds = (time.perf_counter() - start) / len(chosen)
-        for course, place in chosen:
-            course.due.remove(place)
-        return [(course, place, reply, seconds) for (course, place), reply in zip(chosen, replies, strict=True)]
+        replies = self._replies([state.image for state, _ in group], requests)
+        seconds = (time.perf_counter() - start) / len(group)
+        for state, position in group:
+            state.due.remove(position)
+        return [(state, position, reply, seconds) for (state, position), reply in zip(group, replies, strict=True)]
 
     def _replies(self, images: Sequence[Images], requests: Sequence[Any]) -> Sequence[StepReply]:
         first, tools = requests[0], self.tools
         if isinstance(first, WriteRequest | YesNoRequest):
             model = tools.models[first.model]
-            assert not isinstance(model, ServedModel)  # `_send` takes its requests
+            assert not isinstance(model, ServedModel)  # `_send` sent its requests
             prompts = [(image, request.prompt) for image, request in zip(images, requests, strict=True)]
             if isinstance(first, WriteRequest):
                 return model.write(prompts, first.max_tokens)
@@ -269,7 +284,7 @@ class TrajectoryPipeline:
             return tools.rerank(list(zip(images, requests, strict=True)))
         if isinstance(first, SearchRequest):
             return tools.search(list(zip(images, requests, strict=True)))
-        return likenesses(requests, tools.embed, tools.too_long)
+        return similarities(requests, tools.embed, tools.too_long)
 
 
 def _keeping_errors(_: Question, steps: Steps[Any]) -> Steps[Any]:
@@ -279,8 +294,10 @@ def _keeping_errors(_: Question, steps: Steps[Any]) -> Steps[Any]:
         return error
 
 
-def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong = none_too_long) -> list[LikenReply]:
-    """Compute the highest cosine similarities of comparisons; every text is encoded once."""
+def similarities(
+    requests: Sequence[SimilarityRequest], embed: Embed, too_long: TooLong = none_too_long
+) -> list[SimilarityReply]:
+    """Compute each request's highest cosine similarities; every text is encoded once."""
     texts = list(dict.fromkeys(text for request in requests for text in (*request.texts, *request.others)))
     vectors = dict(zip(texts, embed(texts), strict=True))
 
@@ -288,17 +305,17 @@ def likenesses(requests: Sequence[LikenRequest], embed: Embed, too_long: TooLong
         return max(float(vectors[text] @ vectors[other]) for other in others)
 
     return [
-        LikenReply(tuple(highest(text, request.others) for text in request.texts), sum(too_long(request.texts)))
+        SimilarityReply(tuple(highest(text, request.others) for text in request.texts), sum(too_long(request.texts)))
         for request in requests
     ]
 
 
-def _largest_group(courses: Sequence[Course]) -> list[tuple[Course, int]]:
-    """Return the largest group of requests of one kind, as trajectories and places; of equal ones the first."""
-    groups: dict[tuple[object, ...], list[tuple[Course, int]]] = {}
-    for course in courses:
-        for place in course.due:
-            groups.setdefault(_kind(course.waiting[place]), []).append((course, place))
+def _largest_group(states: Sequence[TrajectoryState]) -> list[tuple[TrajectoryState, int]]:
+    """Return the largest group of requests of one kind, as states and positions; the first of equally large ones."""
+    groups: dict[tuple[object, ...], list[tuple[TrajectoryState, int]]] = {}
+    for state in states:
+        for position in state.due:
+            groups.setdefault(_kind(state.waiting[position]), []).append((state, position))
     return max(groups.values(), key=len, default=[])
 
 
@@ -311,13 +328,13 @@ def _kind(request: StepRequest) -> tuple[object, ...]:
     return (type(request),)
 
 
-def _trace(name: str, course: Course) -> Trace:
-    log = course.log
+def _trace(name: str, state: TrajectoryState) -> Trace:
+    log = state.log
     answers = [step.text for step in log.steps if step.operator == "answer"]
     finished = [step.finished for step in log.steps if step.operator in ANSWERING]
-    outcome = course.outcome or TrajectoryResult("".join(answers[-1:]), str(course.limit), fallback="budget")
+    outcome = state.outcome or TrajectoryResult("".join(answers[-1:]), str(state.limit), fallback="budget")
     return Trace(
-        question_id=course.question.id,
+        question_id=state.question.id,
         pipeline=name,
         answer=outcome.answer,
         confidence=outcome.confidence,
@@ -332,8 +349,8 @@ def _trace(name: str, course: Course) -> Trace:
         tokens={**log.tokens, **outcome.counts},
         steps=tuple(log.steps),
         error=_refusal(outcome, log),
-        ended=outcome.ended if course.limit is None else str(course.limit),
-        limit={} if course.limit is None else {course.limit.key: course.limit.value},
+        ended=outcome.ended if state.limit is None else str(state.limit),
+        limit={} if state.limit is None else {state.limit.key: state.limit.value},
     )
 
 
@@ -344,7 +361,7 @@ def _judged(passage: Passage, judgement: JudgeReply | None) -> PassageTrace:
 
 
 def _refusal(outcome: TrajectoryResult, log: StepLog) -> str:
-    """Return the error of a trajectory that a server's refusal left without an answer; "" for others."""
+    """Return the error of a trajectory without an answer because a server refused a request; "" for others."""
     refused = [step for step in log.steps if step.refused]
     if outcome.answer.strip() or not refused:
         return ""

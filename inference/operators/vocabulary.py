@@ -1,4 +1,4 @@
-"""Operators of iterative pipelines. Each but `merge` and `best_entries` is a step: `reply = yield from write(…)`."""
+"""Operators of iterative pipelines. Those that return `Steps` are called by `reply = yield from write(…)`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from reflectune.inference.operators.requests import (
     JudgeEachRequest,
     JudgeReply,
     JudgeRequest,
-    LikenReply,
-    LikenRequest,
     ModelName,
     Prompt,
     RerankReply,
     RerankRequest,
     SearchReply,
     SearchRequest,
+    SimilarityReply,
+    SimilarityRequest,
     StepReply,
     StepRequest,
+    WriteOperator,
     WriteReply,
     WriteRequest,
-    Writing,
 )
 from reflectune.models.rendering.turns import passage_text
 from reflectune.retrieval.retrievers.joint import merged
@@ -40,12 +40,12 @@ Judged = Literal["passage", "record"]
 Steps = Generator[StepRequest | tuple[StepRequest, ...], Any, Value]
 """Generator of steps that returns a value: the type of an operator, and of a whole trajectory.
 
-A tuple of requests gets a tuple of replies; see `together`.
+A tuple of requests gets a tuple of replies; see `gather`.
 """
 
 
 def write(
-    operator: Writing,
+    operator: WriteOperator,
     iteration: int,
     template: str,
     texts: Mapping[str, str],
@@ -68,15 +68,15 @@ def write(
         iteration: Iteration of the trajectory.
         template: The prompt, with `{slots}`.
         texts: Contents of its slots.
-        documents: Contents of `{documents}`; the leading ones that fit.
+        documents: Contents of `{documents}`; the leading ones that fit the context are shown.
         max_tokens: Maximum length of the reply.
         system: System prompt.
         image: True to show the question's image.
         keeps_thoughts: True to keep a reasoning model's thoughts in the reply.
         form: Form of the reply.
-        images: Paths of documents' images, by place; see `Prompt`.
+        images: Paths of documents' images, by position in `documents`; see `Prompt`.
         rounds: Earlier replies and their tools' results; see `Prompt`.
-        sizes: Numbers of documents that are cut in proportion; see `Prompt`.
+        sizes: Sizes of the groups of documents, which are truncated in proportion; see `Prompt`.
         earlier: Turns before the prompt; see `Prompt`.
     """
     prompt = Prompt(
@@ -153,11 +153,11 @@ def search(
     return _as(SearchReply, (yield SearchRequest(iteration, tuple(queries), counts, question, tuple(boxes))))
 
 
-def liken(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[LikenReply]:
-    """Return the highest similarity of each text to one of the others; see `LikenReply`."""
+def similarity(iteration: int, texts: Sequence[str], others: Sequence[str]) -> Steps[SimilarityReply]:
+    """Return the highest similarity of each text to one of the others; see `SimilarityReply`."""
     if not others:
-        return LikenReply((-1.0,) * len(texts))
-    return _as(LikenReply, (yield LikenRequest(iteration, tuple(texts), tuple(others))))
+        return SimilarityReply((-1.0,) * len(texts))
+    return _as(SimilarityReply, (yield SimilarityRequest(iteration, tuple(texts), tuple(others))))
 
 
 def rerank_scores(iteration: int, query: str, passages: Sequence[Passage]) -> Steps[RerankReply]:
@@ -167,28 +167,34 @@ def rerank_scores(iteration: int, query: str, passages: Sequence[Passage]) -> St
     return _as(RerankReply, (yield RerankRequest(iteration, query, tuple(passages))))
 
 
-def together(parts: Sequence[Steps[Value]]) -> Steps[list[Value]]:
-    """Take steps that don't depend on each other at once, and return their values. A budget is checked before all."""
+def gather(parts: Sequence[Steps[Value]]) -> Steps[list[Value]]:
+    """Execute independent steps concurrently, and return their values in order.
+
+    The budget is checked once, before the requests of all parts.
+    """
     values: dict[int, Value] = {}
     replies: dict[int, Any] = dict.fromkeys(range(len(parts)))
     while replies:
-        asked: dict[int, StepRequest | tuple[StepRequest, ...]] = {}
-        for place, reply in replies.items():
+        requests: dict[int, StepRequest | tuple[StepRequest, ...]] = {}
+        for part, reply in replies.items():
             try:
-                asked[place] = parts[place].send(reply)
+                requests[part] = parts[part].send(reply)
             except StopIteration as end:
-                values[place] = end.value
-        lists = [it if isinstance(it, tuple) else (it,) for it in asked.values()]
-        given = iter((yield tuple(itertools.chain(*lists))) if lists else ())
+                values[part] = end.value
+        lists = [it if isinstance(it, tuple) else (it,) for it in requests.values()]
+        received = iter((yield tuple(itertools.chain(*lists))) if lists else ())
         replies = {
-            place: tuple(itertools.islice(given, len(it))) if isinstance(it, tuple) else next(given)
-            for place, it in asked.items()
+            part: tuple(itertools.islice(received, len(it))) if isinstance(it, tuple) else next(received)
+            for part, it in requests.items()
         }
-    return [values[place] for place in range(len(parts))]
+    return [values[part] for part in range(len(parts))]
 
 
 def relayed(steps: Steps[Value], relay: Callable[[Any], Steps[Any]]) -> Steps[Value]:
-    """Take steps with each request passed to `relay`, which returns its reply; a spent budget goes to the steps."""
+    """Execute steps with each request passed to `relay`, which returns its reply.
+
+    If `relay` raises BudgetSpent, it is raised inside the steps.
+    """
     step = functools.partial(next, steps)
     while True:
         try:
@@ -203,20 +209,20 @@ def relayed(steps: Steps[Value], relay: Callable[[Any], Steps[Any]]) -> Steps[Va
 
 
 def merge(found: SearchReply) -> list[Passage]:
-    """Merge the passages found, each once: base after base; of a base the queries' best in turn."""
+    """Merge the passages found, without duplicates: base by base, and within a base round-robin over the queries."""
     names = dict.fromkeys(base for hits in found.hits for base in hits)
     return [hit.passage for hit in merged([[hits.get(name, ()) for hits in found.hits] for name in names])]
 
 
 def sizes_of(found: SearchReply, passages: Sequence[Passage]) -> list[int]:
-    """Return the numbers of consecutive merged passages of a knowledge base."""
+    """Return the lengths of the runs of merged passages that come from one knowledge base."""
     names = dict.fromkeys(base for hits in found.hits for base in hits)
     base_of = {hit.passage.id: base for base in reversed(names) for hits in found.hits for hit in hits.get(base, ())}
     return [len([*same]) for _, same in itertools.groupby(passages, key=lambda passage: base_of.get(passage.id))]
 
 
 def best_entries(found: SearchReply, entries: int) -> list[Passage]:
-    """Return the passages of the entries with the highest similarity in any search, in the order of entries."""
+    """Return the passages of the entries with the highest scores in any search, best entry first."""
     score: dict[str, float] = {}
     passages: dict[str, Passage] = {}
     for hit in found.all_hits:

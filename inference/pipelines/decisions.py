@@ -107,7 +107,7 @@ def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decis
     opened, closed = asked.opened, asked.closed
     if opened.gate is not None and not find_scheme(asked.scheme).retrieves(opened.gate, controls.gamma):
         return Decision(False, closed.answer, closed.confidence)
-    hits = weighed(asked, controls.title_weight)[: controls.entries]
+    hits = reweighted_hits(asked, controls.title_weight)[: controls.entries]
     if isinstance(settings, ChoiceSettings):
         return _choose(asked, controls, settings, hits)
     used, fallback = _documents(opened, controls, settings, hits)
@@ -126,10 +126,10 @@ def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decis
     )
 
 
-def weighed(asked: Alternatives, title_weight: float | None) -> tuple[Hit, ...]:
+def reweighted_hits(asked: Alternatives, title_weight: float | None) -> tuple[Hit, ...]:
     """Return the entries with S_ret by another weight of titles, best first; only those that were judged."""
     hits = asked.opened.hits
-    if title_weight in (None, asked.title_weight) or not can_weigh(asked.opened):
+    if title_weight in (None, asked.title_weight) or not can_reweight(asked.opened):
         return hits
     weights = _part_weights(title_weight, asked.summary_share)
     scored = [(sum([weights[part] * value for part, value in hit.parts.items()]), hit) for hit in hits]
@@ -144,7 +144,7 @@ def _part_weights(title_weight: float, summary_share: float) -> Mapping[str, flo
     return dataclasses.asdict(equation_3(title_weight).with_summaries(summary_share))
 
 
-def can_weigh(trace: Trace) -> bool:
+def can_reweight(trace: Trace) -> bool:
     """Return True if the entries have the similarities of their images and titles."""
     return bool(trace.hits) and {"image", "title"} <= trace.hits[0].parts.keys()
 

@@ -22,7 +22,7 @@ from reflectune.core.values import SplitName
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, split_passages
-from reflectune.inference.operators.spoken import spoken
+from reflectune.inference.operators.reply_text import clean_reply
 from reflectune.inference.operators.vocabulary import Steps, WriteReply, texts_of, write
 from reflectune.inference.pipelines.diagnostics import gold_passages, is_stating
 from reflectune.metrics.judging.extraction import (
@@ -84,10 +84,10 @@ def shortener(shots: Shots, max_tokens: int) -> Shorten:
 
 def extracted(reply: str) -> str | None:
     """Return the short answer in a reply of the step `extract`; None if it can't be read."""
-    return short_answer(spoken(reply))
+    return short_answer(clean_reply(reply))
 
 
-def drawn_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) -> Shots:
+def sample_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead) -> Shots:
     """Find examples among questions of a split whose answer the knowledge base states.
 
     Args:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators import parsing
 from reflectune.inference.operators.budget import BudgetSpent
-from reflectune.inference.operators.requests import Form, WriteReply, Writing
+from reflectune.inference.operators.requests import Form, WriteOperator, WriteReply
 from reflectune.inference.operators.reranking import best_first
 from reflectune.inference.operators.trajectory import TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, rerank_scores, search, texts_of, write
@@ -98,7 +98,7 @@ class Iba:
         best += passages[: self.settings.passages]
         names = list(titles)[: len(string.ascii_uppercase)]
 
-        def choose(operator: Writing, template: str, options: Sequence[str], form: Form) -> Steps[WriteReply]:
+        def choose(operator: WriteOperator, template: str, options: Sequence[str], form: Form) -> Steps[WriteReply]:
             documents, most = _options(options, titles), self.settings.max_record_tokens
             return write(operator, 0, template, asked, documents=documents, max_tokens=most, form=form)
 

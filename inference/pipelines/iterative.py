@@ -110,8 +110,8 @@ def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
     return {base: split_budget(most, shares) for base, most in budgets.items()}
 
 
-def searched(question: Question, budgets: Budgets) -> Budgets:
-    """Return the budgets of the bases that a question can be searched in: without an image those of texts.
+def searchable_budgets(question: Question, budgets: Budgets) -> Budgets:
+    """Return the budgets of the bases that a question can be searchable_budgets in: without an image those of texts.
 
     Raises:
         UserError: There are none.
@@ -197,7 +197,7 @@ def iterative_recipe(
 ) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of an iterative pipeline, which reads with the base model, without training.
 
-    Pairs are searched by the image alone unless the settings are `SearchSettings`.
+    Pairs are searchable_budgets by the image alone unless the settings are `SearchSettings`.
 
     Args:
         make: Builds its trajectory.

@@ -23,7 +23,7 @@ from reflectune.inference.operators.requests import SearchReply, WriteReply
 from reflectune.inference.operators.searching import SearchSettings
 from reflectune.inference.operators.trajectory import Trajectory, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, merge, search, sizes_of, texts_of, write
-from reflectune.inference.pipelines.extraction import ExtractionSettings, Shorten, drawn_shots, shortener
+from reflectune.inference.pipelines.extraction import ExtractionSettings, Shorten, sample_shots, shortener
 from reflectune.inference.pipelines.iterative import (
     Budgets,
     PairSettings,
@@ -31,7 +31,7 @@ from reflectune.inference.pipelines.iterative import (
     answer_instruction,
     expand,
     iterative_recipe,
-    searched,
+    searchable_budgets,
     split,
 )
 from reflectune.inference.pipelines.noise import NoiseSettings, drawn_passages, with_noise
@@ -248,7 +248,7 @@ class RecordTrajectory(ABC):
 
     def _retrieve(self, iteration: int, question: Question, queries: Sequence[str]) -> Steps[Retrieved]:
         """Search with queries, each with its share of the budget."""
-        tops = split(searched(question, self.budgets), self._shares(queries))
+        tops = split(searchable_budgets(question, self.budgets), self._shares(queries))
         found = yield from search(iteration, queries, tops)
         return found, merge(found)
 
@@ -363,7 +363,7 @@ def shorten_by(settings: DetailedSettings, parts: PipelineParts) -> Shorten | No
     """Return the step that shortens a detailed answer; None without `extract_answer`."""
     if not settings.extract_answer:
         return None
-    shots = drawn_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
+    shots = sample_shots(parts.folder, settings.extract_split, parts.knowledge, settings.lead)
     return shortener(shots, settings.max_new_tokens)
 
 

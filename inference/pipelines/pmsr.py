@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 from reflectune.core.config import setting
 from reflectune.core.types import Question
-from reflectune.inference.operators.vocabulary import Steps, liken
+from reflectune.inference.operators.vocabulary import Steps, similarity
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe
 from reflectune.inference.pipelines.mi_rag import RecordSettings, RecordTrajectory, with_options
 from reflectune.inference.pipelines.requirements import ANY_INDEX, OPTIONAL_TEXTS
@@ -74,7 +74,7 @@ class PmsrFixed(RecordTrajectory):
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
         """Return True if a query's similarity to an earlier one reaches τ: equations 9 and 10."""
-        alike = yield from liken(iteration, queries, earlier)
+        alike = yield from similarity(iteration, queries, earlier)
         earlier += queries
         return self._stops(max(alike.highest, default=-1.0))
 

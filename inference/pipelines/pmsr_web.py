@@ -16,9 +16,9 @@ from typing import Final
 from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.query_reply import read_queries
+from reflectune.inference.operators.reply_text import clean_reply
 from reflectune.inference.operators.requests import SearchReply
-from reflectune.inference.operators.spoken import spoken
-from reflectune.inference.operators.vocabulary import Steps, merge, search, together, write
+from reflectune.inference.operators.vocabulary import Steps, gather, merge, search, write
 from reflectune.inference.pipelines.iterative import expand, iterative_recipe, split
 from reflectune.inference.pipelines.mi_rag import Retrieved, with_options
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
@@ -69,7 +69,7 @@ class PmsrWeb(Pmsr):
     def _next(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
         """Write the queries of both scopes, that of the record condensed if it is long."""
         scopes = [self._of_record(iteration, question, records), self._of_trajectory(iteration, question, records)]
-        of_record, of_trajectory = yield from together(scopes)
+        of_record, of_trajectory = yield from gather(scopes)
         return [*of_record, *of_trajectory] or [question.text]
 
     def _of_record(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
@@ -107,7 +107,7 @@ class PmsrWeb(Pmsr):
         for query, by_base in zip(queries, found.hits, strict=True):
             for hit in by_base.get(WEB, ()):
                 pages.setdefault(hit.passage.id, (query, hit.passage))
-        replies = yield from together(
+        replies = yield from gather(
             [
                 write(
                     "summarize",
@@ -131,7 +131,7 @@ class PmsrWeb(Pmsr):
 
 def condensed(reply: str) -> str:
     """Parse the query in a reply to `CONDENSE`: its question, else all of it on one line; "" if it is empty."""
-    return next(iter(read_queries(reply, 1)), "") or " ".join(spoken(reply).split())
+    return next(iter(read_queries(reply, 1)), "") or " ".join(clean_reply(reply).split())
 
 
 def pieces(text: str) -> list[str]:

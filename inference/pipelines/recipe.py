@@ -14,7 +14,7 @@ from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import ModelRole, ModelSettings
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.requests import Writing
+from reflectune.inference.operators.requests import WriteOperator
 from reflectune.inference.operators.trajectory import Trajectory
 from reflectune.inference.pipelines.base import Pipeline
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
@@ -53,7 +53,7 @@ class ModelUse:
     is_served: bool = False
     answerer: str = ""
     reads: str = ""
-    step_models: Mapping[Writing, str] = field(default_factory=dict)
+    step_models: Mapping[WriteOperator, str] = field(default_factory=dict)
     judges: bool = False
 
     def checkpoint(self, models: ModelSettings) -> str:

@@ -10,7 +10,7 @@ from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.values import checked_by
 from reflectune.inference.config import ModelRole, TextIndexSettings
 from reflectune.inference.operators.budget import BudgetSettings
-from reflectune.inference.operators.requests import Writing
+from reflectune.inference.operators.requests import WriteOperator
 from reflectune.models.names import model_name
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
@@ -31,7 +31,7 @@ class RoleSettings(Settings):
         "", "iterative: model that answers from the records: a second model, or `server`; default: the reader"
     )
 
-    step_models: dict[Writing, str] = setting(
+    step_models: dict[WriteOperator, str] = setting(
         {}, "iterative: models of the server that do some steps, e.g. {caption: Qwen3-VL-2B}; others: `llm_model`"
     )
 

@@ -15,7 +15,7 @@ from reflectune.core.launching import launch_processes
 from reflectune.core.types import Question
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.inference.config import EngineSettings
-from reflectune.inference.operators.budget import outgrown
+from reflectune.inference.operators.budget import was_raised
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps, write
 from reflectune.inference.pipelines.iterative import reading_models
@@ -98,5 +98,5 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -
             batch_questions=None if is_served else config.batch_questions,
             on_error=config.on_error,
             form=config.traces,
-            reopen=functools.partial(outgrown, now=ready.budget.limits),
+            reopen=functools.partial(was_raised, now=ready.budget.limits),
         )

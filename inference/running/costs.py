@@ -182,13 +182,13 @@ class _Counting:
     def judge_each(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone."""
         return [
-            JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.apart()], yes, no)))
+            JudgeEachReply(tuple(self.judge([(image, alone) for alone in prompt.split_documents()], yes, no)))
             for image, prompt in prompts
         ]
 
     def _read(self, image: Images, prompt: Prompt, written: int) -> int:
         of_question = [""] * len(each_image(image)) if prompt.image else []
-        images = len(prompt.shown_images(prompt.parts)) + len(of_question)
+        images = len(prompt.shown_images(prompt.droppable)) + len(of_question)
         parts = [part for turn in conversation(of_question, prompt) for part in _parts(turn["content"])]
         texts = [part["text"] for part in parts if "text" in part]
         read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _IMAGE_TOKENS * images

@@ -18,7 +18,7 @@ from reflectune.core.launching import launch_processes
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole, ModelSettings
-from reflectune.inference.operators.budget import outgrown
+from reflectune.inference.operators.budget import was_raised
 from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.pipelines.mr2ag import MR2AG, ChoiceSettings, Mr2agSettings
 from reflectune.inference.pipelines.recipe import ModelUse, PipelineParts
@@ -281,7 +281,7 @@ def _run(
         batch_questions=batch_questions,
         on_error=running.on_error,
         form=running.traces,
-        reopen=functools.partial(outgrown, now=parts.budget.limits),
+        reopen=functools.partial(was_raised, now=parts.budget.limits),
         takes_images=pipeline.recipe.takes_images,
         prepare=functools.partial(preparers, parts, pipeline.recipe),
     )

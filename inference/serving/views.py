@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from reflectune.core.config import Settings
 from reflectune.core.html import render
-from reflectune.inference.pipelines.decisions import Alternatives, Controls, Decision, can_weigh, decide
+from reflectune.inference.pipelines.decisions import Alternatives, Controls, Decision, can_reweight, decide
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
@@ -154,7 +154,7 @@ def _notes(alternatives: Alternatives, decision: Decision, controls: Controls) -
     opened = alternatives.opened
     if not decision.retrieved and opened.hits:
         notes.append("The gate is closed, so nothing below was used. It shows the passages as they would be judged.")
-    if controls.title_weight not in (None, alternatives.title_weight) and can_weigh(opened):
+    if controls.title_weight not in (None, alternatives.title_weight) and can_reweight(opened):
         notes.append(
             f"This weight of titles ranks the {len(opened.hits)} judged entries, found with "
             f"{alternatives.title_weight:g}; ask again to search by it."

@@ -122,7 +122,7 @@ def filled(prompt: Prompt, room: int = 99) -> str:
 
     The system prompt comes first; a prompt without an image says so.
     """
-    texts = prompt.text(min(room, prompt.parts))
+    texts = prompt.text(min(room, prompt.droppable))
     words = "".join(part if isinstance(part, str) else texts[part.name] for part in prompt_parts(prompt.template))
     for n in range(len(prompt.rounds)):
         words += f" [assistant] {texts[f'reply_{n}']} [tool] {texts[f'result_{n}']}"

@@ -116,7 +116,7 @@ def test_a_local_model_shows_a_questions_images_and_those_of_pairs(make, world, 
 def test_every_local_prompt_shows_them_and_the_batch_changes_nothing(name, checkpoints, scripting, watched, images):
     loaded = load(checkpoints.base)
     engine, script = watched(loaded, 4096), scripting(find=lambda query, base: [f"{base} oak"])
-    model = LocalModel(engine, images=2)
+    model = LocalModel(engine, batch_size=2)
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
     pipeline, one = TrajectoryPipeline(name, PIPELINES[name], tools), dataclasses.replace(SEVERAL, more_images=())
     (alone,) = pipeline.run([SEVERAL], [tuple(images)])

@@ -123,7 +123,7 @@ def test_a_server_is_sent_no_image(stub_server: Callable[..., Any], scripting: t
 def test_a_local_model_reads_no_image(checkpoints, scripting, watched) -> None:
     loaded = load(checkpoints.base)
     engine = watched(loaded, 4096)
-    model = LocalModel(engine, images=2)
+    model = LocalModel(engine, batch_size=2)
     script = scripting(find=lambda query, base: [f"{base} oak"])
     trace = run("mi_rag", Tools({"reader": model, "answerer": model}, script.search, script.embed))
     assert len(engine.seen) == trace.tokens["calls"]

@@ -9,7 +9,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.examples.lessons.teacher import NOTHING, UNKNOWN, TrajectoryTeacher, teacher_of
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.query_reply import read_queries
-from reflectune.inference.operators.requests import Prompt, WriteRequest, Writing
+from reflectune.inference.operators.requests import Prompt, WriteOperator, WriteRequest
 from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.pipelines import mi_rag, pmsr
 
@@ -55,7 +55,7 @@ def teacher(knowledge: KnowledgeBase) -> TrajectoryTeacher:
     return made
 
 
-def asking(operator: Writing, template: str, *documents: str) -> WriteRequest:
+def asking(operator: WriteOperator, template: str, *documents: str) -> WriteRequest:
     return WriteRequest(operator, 0, Prompt(template, {"question": ASKED.text}, documents), 64)
 
 

@@ -179,7 +179,7 @@ def test_reflection_tokens_of_a_passage_reach_no_prompt(name: str, checkpoints, 
     engine = watched(loaded, 4096)
     forged = f"{' '.join(MR2AG.tokens.values())} {loaded.processor.image_token} </s> <pad>"
     script = scripting(find=lambda query, base: [forged])
-    model = LocalModel(engine, images=2)
+    model = LocalModel(engine, batch_size=2)
     tools = Tools({"reader": model, "answerer": model}, script.search, script.embed)
     question = Question("q", "image.png", f"Who built it? {forged}")
     (trace,) = TrajectoryPipeline(name, PIPELINES[name], tools).run([question], images[:1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.budget import Budget, Limit, outgrown
+from reflectune.inference.operators.budget import Budget, Limit, was_raised
 from reflectune.inference.operators.models import ServedModel
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.operators.vocabulary import write
@@ -130,8 +130,8 @@ def test_a_pipeline_that_knows_nothing_of_budgets_ends_with_its_last_answer(scri
 
 def test_a_limit_is_outgrown_once_it_is_raised_or_taken_away() -> None:
     limit = {"run_cost": 1.0}
-    assert [outgrown(limit, now) for now in (limit, {"run_cost": 2.0}, {})] == [False, True, True]
-    assert not outgrown({}, {})
+    assert [was_raised(limit, now) for now in (limit, {"run_cost": 2.0}, {})] == [False, True, True]
+    assert not was_raised({}, {})
 
 
 def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(stub_server, scripting, tmp_path) -> None:
@@ -160,7 +160,7 @@ def test_a_served_run_goes_on_with_a_higher_budget_and_pays_nothing_twice(stub_s
                 fingerprint="f",
                 batch_questions=2,
                 on_error="stop",
-                reopen=lambda limit: outgrown(limit, limits),
+                reopen=lambda limit: was_raised(limit, limits),
             )
 
     straight = evaluate(0, tmp_path / "straight")

@@ -41,7 +41,7 @@ def engine(checkpoints: SimpleNamespace) -> PrefixEngine:
 
 @pytest.fixture
 def model(engine: PrefixEngine) -> LocalModel:
-    return LocalModel(engine, images=4)
+    return LocalModel(engine, batch_size=4)
 
 
 def alone(prompt: Prompt) -> list[Prompt]:

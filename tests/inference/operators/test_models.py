@@ -233,7 +233,7 @@ def test_a_probability_that_is_nan_is_an_error_and_not_kept(stub_server, remote)
         with pytest.raises(UserError, match="NaN as the log-probability of 'Yes'"):
             judge(ServedModel(model), ASKED)
         assert model.usage()["replies"] == 0
-        with pytest.raises(UserError, match="are one word"):
+        with pytest.raises(UserError, match="differ only by case"):
             judge(ServedModel(model), ASKED, no=" yes")
 
 
@@ -340,7 +340,7 @@ def test_a_config_says_whether_unreadable_replies_are_asked_for_again(retries: b
 
 @pytest.fixture(scope="module")
 def local(checkpoints: SimpleNamespace) -> LocalModel:
-    return LocalModel(PrefixEngine(load(checkpoints.base), 4096), images=2)
+    return LocalModel(PrefixEngine(load(checkpoints.base), 4096), batch_size=2)
 
 
 def test_a_local_model_reads_a_prompt_whole_or_its_leading_documents(local: LocalModel) -> None:

@@ -13,7 +13,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Section
 from reflectune.formats.hits import Hit, PassageHit
 from reflectune.formats.knowledge_base import write_knowledge_base
-from reflectune.inference.operators.requests import Box, LikenRequest, RerankRequest, SearchRequest
+from reflectune.inference.operators.requests import Box, RerankRequest, SearchRequest, SimilarityRequest
 from reflectune.inference.operators.searching import (
     KnowledgeBases,
     PairText,
@@ -23,7 +23,7 @@ from reflectune.inference.operators.searching import (
     reranked,
 )
 from reflectune.inference.operators.step_log import StepLog
-from reflectune.inference.operators.trajectory import likenesses
+from reflectune.inference.operators.trajectory import similarities
 from reflectune.inference.pipelines.registry import find_recipe, iterative
 from reflectune.inference.scoring.notices import cut_query_sentences
 from reflectune.inference.trace import Trace
@@ -134,8 +134,8 @@ def test_a_query_that_its_encoder_does_not_read_whole_is_counted_and_said() -> N
         bases = knowledge_bases(Nearest(), None, ARTICLES, "section", search=settings, **options)  # type: ignore[arg-type]
         request = SearchRequest(0, ("owl", "an owl of the tower"), {"pairs": (1, 1)})
         (found,) = bases.search([(Image.new("RGB", (8, 8)), request)])
-        liken = LikenRequest(1, ("an owl of the river",), ("an owl of the tower",))
-        (compared,) = likenesses([liken], bases.embed, bases.embed_too_long)
+        liken = SimilarityRequest(1, ("an owl of the river",), ("an owl of the tower",))
+        (compared,) = similarities([liken], bases.embed, bases.embed_too_long)
         cut.append((found.cut, compared.cut))
     assert cut == [(1, 1), (0, 1)]
     log = StepLog()

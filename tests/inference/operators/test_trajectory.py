@@ -12,7 +12,7 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline, TrajectoryResult
-from reflectune.inference.operators.vocabulary import Steps, judge, liken, merge, search, together, write
+from reflectune.inference.operators.vocabulary import Steps, gather, judge, merge, search, similarity, write
 from reflectune.inference.trace import Trace, from_row, to_row
 
 
@@ -24,7 +24,7 @@ def steps(question: Question) -> Steps[TrajectoryResult]:
         query = yield from write("rewrite", iteration, "Ask: {question}", asked, max_tokens=8)
         found = merge((yield from search(iteration, [query.text], {"texts": [2]})))
         yield from judge(iteration, "Right? {question}", asked)
-        alike = yield from liken(iteration, [query.text], queries)
+        alike = yield from similarity(iteration, [query.text], queries)
         queries.append(query.text)
         if alike.highest[0] > 0.9:
             break
@@ -114,12 +114,12 @@ def test_independent_steps_are_one_round_and_stand_in_the_trace_in_order(scripti
 
     def part(number: int) -> Steps[list[str]]:
         first = yield from write("summarize", 0, str(number), {}, max_tokens=8, form="text")
-        (second,) = yield from together([write("reason", 0, f"{first.text} more", {}, max_tokens=8)])
+        (second,) = yield from gather([write("reason", 0, f"{first.text} more", {}, max_tokens=8)])
         return [first.text, second.text]
 
     def start(_: Question) -> Steps[TrajectoryResult]:
-        nothing = yield from together([])
-        parts = yield from together([part(number) for number in range(3)])
+        nothing = yield from gather([])
+        parts = yield from gather([part(number) for number in range(3)])
         return TrajectoryResult(f"{parts} {nothing}", "ended")
 
     script = scripting(say=say, retries=retries)

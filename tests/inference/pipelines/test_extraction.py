@@ -13,7 +13,7 @@ from reflectune.core.types import Entry, Evidence, Question, Section
 from reflectune.formats.dataset import write_questions
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
-from reflectune.inference.pipelines.extraction import drawn_shots, shortener
+from reflectune.inference.pipelines.extraction import sample_shots, shortener
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.scoring.scores import TraceScorer
@@ -114,17 +114,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_examples_are_the_nearest_questions_with_the_passage_that_answers_them(folder: Path) -> None:
-    draw = drawn_shots(folder, "train", KnowledgeBase(folder / "knowledge"), "none")
+    draw = sample_shots(folder, "train", KnowledgeBase(folder / "knowledge"), "none")
     assert [(shot.question, shot.context, shot.answer) for shot in draw(ASKED)] == [
         ("What does it eat?", "Kestrel: Diet. It eats mice.", "mice"),
         ("Where does it live?", "Rook: Range. It lives on moors.", "moors"),
     ]
     same = Question("other", "1.png", "What does it eat?")
     assert [shot.answer for shot in draw(same)] == ["moors"]  # never the question itself
-    assert list(drawn_shots(folder, "", KnowledgeBase(folder / "knowledge"), "none")(ASKED)) == []
+    assert list(sample_shots(folder, "", KnowledgeBase(folder / "knowledge"), "none")(ASKED)) == []
 
 
 def test_a_split_without_usable_questions_is_refused(folder: Path) -> None:
     write_questions(folder, "val", [Question("d", "4.png", "What is it?", ("bird",))])
     with pytest.raises(UserError, match=r"`extract_split`: .* no question of the split `val`"):
-        drawn_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")
+        sample_shots(folder, "val", KnowledgeBase(folder / "knowledge"), "none")

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from reflectune.core.types import Question
-from reflectune.inference.operators.course import AGAIN
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.operators.trajectory_state import REMINDER
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
 from reflectune.inference.running.config import PipelinesConfig
 from reflectune.inference.scoring.scores import TraceScorer
@@ -148,12 +148,12 @@ def test_queries_of_one_source_have_the_whole_budget(script: Any, source: str, s
 
 def test_an_unreadable_reply_is_asked_for_once_more_with_a_reminder(scripting: type[Any]) -> None:
     def unread(prompt: str) -> str:
-        return "## Analysis\nWhich?" if "follow-up" in prompt and not prompt.endswith(AGAIN) else say(prompt)
+        return "## Analysis\nWhich?" if "follow-up" in prompt and not prompt.endswith(REMINDER) else say(prompt)
 
     script = scripting(say=unread, find=find)
     script.retries = True
     trace = run(script)
-    assert [text for kind, text, *_ in script.asked if kind == "write"][3].endswith(f"question 2.\n{AGAIN}")
+    assert [text for kind, text, *_ in script.asked if kind == "write"][3].endswith(f"question 2.\n{REMINDER}")
     assert [step.queries[1:] for step in trace.steps if step.operator == "search"] == [
         (),
         ("Where is it?", "Whose is it?"),

@@ -9,11 +9,11 @@ from PIL import Image
 
 from reflectune.core.types import Question
 from reflectune.inference.operators.budget import Budget
-from reflectune.inference.operators.course import AGAIN
 from reflectune.inference.operators.models import conversation
 from reflectune.inference.operators.requests import Prompt
 from reflectune.inference.operators.tool_calls import Action, keeps_format, read_action
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
+from reflectune.inference.operators.trajectory_state import REMINDER
 from reflectune.inference.pipelines.promsa import LAST, SYSTEM, Promsa, PromsaSettings
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import trajectories
@@ -117,7 +117,7 @@ def test_an_unreadable_reply_is_asked_for_once_more(scripting: type[Any]) -> Non
     script = scripted(scripting, IMAGE, "Larks?", ANSWER, retries=True)
     trace = run(script)
     first = f"{BEGIN} [assistant] {IMAGE} [tool] - kestrel: kestrel\n\n- merlin: merlin"
-    assert script.asked[2:] == [("write", first), ("write", first + AGAIN)]
+    assert script.asked[2:] == [("write", first), ("write", first + REMINDER)]
     assert (trace.answer, trace.tokens["replies_retried"], trace.tokens["replies_unread"]) == ("larks", 1, 0)
 
 
@@ -138,7 +138,7 @@ def test_a_spent_budget_asks_for_the_answer(scripting: type[Any], reply: str, an
 
 def test_results_that_do_not_fit_are_left_out() -> None:
     prompt = Prompt("{question}", {"question": "q"}, rounds=(("a", "one"), ("b", "two")))
-    assert prompt.parts == 2
+    assert prompt.droppable == 2
     assert [prompt.text(1)[f"result_{n}"] for n in range(2)] == ["(left out)", "two"]
 
 

@@ -1,4 +1,4 @@
-"""Read a reply before its form: without thoughts and code fences, and the JSON in it."""
+"""Clean a model's reply before it is parsed, and find the JSON in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ _MAX_BRACKETS: Final = 64
 """Maximum number of brackets tried as the start of a reply's JSON: a repetitive reply has thousands."""
 
 
-def spoken(reply: str) -> str:
+def clean_reply(reply: str) -> str:
     """Remove thoughts and code fences from a reply."""
     return _FENCE.sub("", without_thoughts(reply)).strip()
 
 
 def first_json(text: str, read: Callable[[Any], Value]) -> Value | None:
-    """Return the first result of `read`, which rejects by ValueError, for JSON in a text, cut off or not; else None."""
+    """Return `read` of the first JSON value in a text that it accepts; None if it accepts none.
+
+    Args:
+        text: Text with JSON values anywhere in it.
+        read: Converts a value, or raises ValueError to reject it.
+    """
     for match in itertools.islice(re.finditer(r"[{\[]", text), _MAX_BRACKETS):
         try:
             return read(json.JSONDecoder().raw_decode(text, match.start())[0])

@@ -1,4 +1,4 @@
-"""The trajectory of one question while it waits for replies."""
+"""State of one question's trajectory while it waits for replies."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from reflectune.inference.operators.step_log import StepLog, unreadable
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.models.rendering.thoughts import without_thoughts
 
-AGAIN: Final = "\n\nYour last reply could not be read. Reply in exactly the requested form, and briefly."
-"""Reminder at the end of a prompt that is asked again."""
+REMINDER: Final = "\n\nYour last reply could not be read. Reply in exactly the requested form, and briefly."
+"""Appended to a prompt that is sent a second time."""
 
 
 @dataclass(eq=False)
-class Course:
-    """A question's trajectory.
+class TrajectoryState:
+    """State of a question's trajectory.
 
     Attributes:
-        place: Place of the question.
-        waiting: Requests that it waits for; several if they don't depend on each other.
-        due: Places of those that are not executed yet.
-        replies: Replies by place.
-        unlogged: Of each place the steps executed, until those before them are logged.
-        limit: The budget that ended it.
+        position: Position of the question among those of the run.
+        waiting: Requests that the trajectory waits for; several if they don't depend on each other.
+        due: Positions in `waiting` of the requests that have not been executed.
+        replies: Replies by position in `waiting`.
+        unlogged: Executed steps of each request, kept until all earlier requests' steps are logged.
+        limit: The budget that ended the trajectory.
         outcome: Its result; None if a budget ended it without one.
-        retries: True to ask once more for a reply that can't be read.
+        retries: True to retry once if a reply can't be parsed.
     """
 
-    place: int
+    position: int
     question: Question
     image: Images
     steps: Steps[Any]
@@ -62,23 +62,24 @@ class Course:
 
     def advance(self) -> None:
         """Advance the trajectory by its replies, to its next requests or to its end."""
-        replies = tuple(self.replies[place] for place in range(len(self.waiting)))
-        self._proceed(lambda: self.steps.send(replies if self.is_list else replies[0] if replies else None))
+        replies = tuple(self.replies[position] for position in range(len(self.waiting)))
+        first = replies[0] if replies else None
+        self._proceed(lambda: self.steps.send(replies if self.is_list else first))
 
-    def receive(self, place: int, raw: StepReply, seconds: float) -> None:
-        """Take the reply to a request, or ask once more; advance with the last one."""
-        request = self.waiting[place]
+    def receive(self, position: int, raw: StepReply, seconds: float) -> None:
+        """Store the reply to a request, or retry it; advance once all replies are there."""
+        request = self.waiting[position]
         reply = _without_thoughts(request, raw)
-        again = _again(request, reply) if self.retries else None
-        self.unlogged[place].append((request, reply, seconds, again is not None))
-        if again is None:
-            self.replies[place] = reply
+        retry = _retry(request, reply) if self.retries else None
+        self.unlogged[position].append((request, reply, seconds, retry is not None))
+        if retry is None:
+            self.replies[position] = reply
         else:
-            self.waiting[place] = again
-            self.due.append(place)
+            self.waiting[position] = retry
+            self.due.append(position)
         for earlier, steps in enumerate(self.unlogged):
             while steps:
-                self._add(*steps.pop(0))
+                self._log(*steps.pop(0))
             if earlier not in self.replies:
                 return
         self.advance()
@@ -90,19 +91,24 @@ class Course:
             self.waiting, self.outcome = [], end.value
         else:
             self.is_list = isinstance(requests, tuple)
-            self.waiting = [self._seen(it) for it in (requests if isinstance(requests, tuple) else (requests,))]
-        self.due, self.replies, self.unlogged = [*range(len(self.waiting))], {}, [[] for _ in self.waiting]
+            self.waiting = [self._with_images(it) for it in (requests if isinstance(requests, tuple) else (requests,))]
+        self.due = [*range(len(self.waiting))]
+        self.replies = {}
+        self.unlogged = [[] for _ in self.waiting]
 
-    def _seen(self, request: StepRequest) -> StepRequest:
-        """Clear `Prompt.image` in requests of a question without an image; count further images in the others."""
+    def _with_images(self, request: StepRequest) -> StepRequest:
+        """Set `Prompt.image` and `Prompt.more_images` by the number of the question's images."""
         more = len(each_image(self.image)) - 1
         if not more or not isinstance(request, (WriteRequest, YesNoRequest)) or not request.prompt.image:
             return request
         prompt = dataclasses.replace(request.prompt, image=more > 0, more_images=max(more, 0))
         return dataclasses.replace(request, prompt=prompt)
 
-    def _add(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:
-        """Log a step, and count computed tokens: shared prefixes once; drop the count if one is unknown."""
+    def _log(self, request: StepRequest, reply: StepReply, seconds: float, retried: bool) -> None:
+        """Log a step, and count its computed tokens, with a shared prefix counted once.
+
+        The count is dropped if a model doesn't report its prefix.
+        """
         self.log.add(request, reply, seconds, retried=retried)
         if not isinstance(reply, (WriteReply, JudgeReply, JudgeEachReply)) or not isinstance(
             request, (WriteRequest, YesNoRequest)
@@ -117,13 +123,13 @@ class Course:
 
     @property
     def may_end(self) -> bool:
-        """True if a spent budget can still end it: once, and not at its request for the answer or the extraction."""
+        """True if a spent budget may end the trajectory now: only once, and not at the request for the answer."""
         answering = all(isinstance(it, WriteRequest) and it.operator in ANSWERING for it in self.waiting)
         is_whole = len(self.due) == len(self.waiting) > 0
         return is_whole and self.limit is None and not (answering and self.log.steps)
 
     def end(self, limit: Limit) -> None:
-        """Make it answer from its records, or else end, without an outcome; so it ends without a step."""
+        """Make the trajectory answer from its records. Without records, or a step, it ends without an outcome."""
         self.limit = limit
         try:
             if not self.log.steps:
@@ -134,22 +140,26 @@ class Course:
 
 
 def _without_thoughts(request: StepRequest, reply: StepReply) -> StepReply:
-    """Remove a reasoning model's thoughts from a reply, unless they are requested."""
+    """Remove a reasoning model's thoughts from a reply, unless the request keeps them."""
     if not isinstance(reply, WriteReply) or (isinstance(request, WriteRequest) and request.keeps_thoughts):
         return reply
     return dataclasses.replace(reply, text=without_thoughts(reply.text))
 
 
-def _again(request: StepRequest, reply: StepReply) -> WriteRequest | None:
-    """Return the request with a reminder if its reply can't be read; None for others, refused and second ones."""
+def _retry(request: StepRequest, reply: StepReply) -> WriteRequest | None:
+    """Return the request with a reminder of the form if its reply can't be parsed.
+
+    Returns:
+        None if the reply can be parsed or was refused, if it is a retry's, or if the request isn't for text.
+    """
     if not isinstance(request, WriteRequest) or not isinstance(reply, WriteReply):
         return None
     prompt = request.prompt
     last = prompt.rounds[-1][1] if prompt.rounds else prompt.template
-    if reply.refused or last.endswith(AGAIN) or not unreadable(request, reply):
+    if reply.refused or last.endswith(REMINDER) or not unreadable(request, reply):
         return None
     if prompt.rounds:
-        again = dataclasses.replace(prompt, rounds=(*prompt.rounds[:-1], (prompt.rounds[-1][0], last + AGAIN)))
+        prompt = dataclasses.replace(prompt, rounds=(*prompt.rounds[:-1], (prompt.rounds[-1][0], last + REMINDER)))
     else:
-        again = dataclasses.replace(prompt, template=last + AGAIN)
-    return dataclasses.replace(request, prompt=again)
+        prompt = dataclasses.replace(prompt, template=last + REMINDER)
+    return dataclasses.replace(request, prompt=prompt)
