@@ -32,23 +32,13 @@ def answer(config: AnswerConfig) -> None:
 
 
 def show_evaluation(config: AnswerConfig) -> None:
-    """Print each pipeline's trace of the evaluation's question, or all traces as JSONL; or send them to a collector."""
+    """Print each pipeline's trace of one question, or all traces as JSONL; or send them to a collector."""
     from reflectune.inference.report.words import explain
     from reflectune.inference.trace import to_row
     from reflectune.inference.trace_files.reading import find_traces, read_traces
 
     if config.otlp:
-        from reflectune.formats.dataset import splits, stream_questions
-        from reflectune.inference.trace_files.spans import send_traces
-
-        stored = chain.from_iterable(map(read_traces, config.trace_files().values()))
-        chosen = (trace for trace in stored if config.question_id in ("", trace.question_id))
-        if config.dry_run:
-            print(f"would send {sum(1 for _ in chosen):,} traces to {config.otlp}")
-            return
-        names = splits(config.dataset) if config.dataset else []
-        texts = {question.id: question.text for name in names for question in stream_questions(config.dataset, name)}
-        print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")
+        export_traces(config)
         return
     if not config.question_id:
         for trace in chain.from_iterable(map(read_traces, config.trace_files().values())):
@@ -59,3 +49,19 @@ def show_evaluation(config: AnswerConfig) -> None:
             print(json.dumps(to_row(trace), indent=2, ensure_ascii=False))
         else:
             print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")
+
+
+def export_traces(config: AnswerConfig) -> None:
+    """Send the traces of one question, or all traces, to an OpenTelemetry collector."""
+    from reflectune.formats.dataset import splits, stream_questions
+    from reflectune.inference.trace_files.reading import read_traces
+    from reflectune.inference.trace_files.spans import send_traces
+
+    stored = chain.from_iterable(map(read_traces, config.trace_files().values()))
+    chosen = (trace for trace in stored if config.question_id in ("", trace.question_id))
+    if config.dry_run:
+        print(f"would send {sum(1 for _ in chosen):,} traces to {config.otlp}")
+        return
+    names = splits(config.dataset) if config.dataset else []
+    texts = {question.id: question.text for name in names for question in stream_questions(config.dataset, name)}
+    print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")

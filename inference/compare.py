@@ -20,7 +20,7 @@ class CompareConfig(Settings):
         "", "folder for compare.md, compare.svg and compare.json", needed="a folder for compare.md and compare.svg"
     )
     seeds: bool = setting(
-        False, "the evaluations differ by the seed of training alone: add scores and leads over seeds and entities"
+        False, "the evaluations differ only by the seed of training: add scores and leads over seeds and entities"
     )
     against: str = setting(
         "",
@@ -31,26 +31,25 @@ class CompareConfig(Settings):
 
     @cross_check
     def evaluation_problems(self) -> list[str]:
-        """Return the evaluations that are not finished, one sentence each."""
-        is_scored = self.seeds or self.is_joined or len(self.evaluations) == 2
-        needed = ["metrics.json", *(["scored.json"] if is_scored else [])]
-        problems = [
-            f"`evaluations`: {name} has no {file}; is its evaluation finished?"
-            for name in self.evaluations
-            for file in needed
-            if not Path(name, file).is_file() and not (file == "metrics.json" and self.is_fit(name))
-        ]
+        """Return a sentence for each missing file of an evaluation."""
+        problems = []
+        for name in self.evaluations:
+            required = [] if self.is_fit(name) else ["metrics.json"]
+            if self.seeds or self.is_joined or len(self.evaluations) == 2:
+                required.append("scored.json")
+            missing = [file for file in required if not Path(name, file).is_file()]
+            problems += [f"`evaluations`: {name} has no {file}; is its evaluation finished?" for file in missing]
         if self.evaluations and all(map(self.is_fit, self.evaluations)):
             problems.append("`evaluations`: give at least one that `evaluate` wrote")
         return problems
 
     @property
     def is_joined(self) -> bool:
-        """True if the evaluations are compared with a pipeline of any of them, as if they were one."""
+        """True if all evaluations are treated as one, whose pipelines are compared with `against`."""
         return bool(self.against) and not self.seeds
 
     def is_fit(self, folder: str) -> bool:
-        """Return True if a folder is `sweep`'s, whose fitted decisions are compared with joined evaluations."""
+        """Return True if a folder was written by `sweep` and its fitted decisions are compared."""
         return self.is_joined and Path(folder, "sweep.json").is_file()
 
 

@@ -55,7 +55,7 @@ class BaseModelSettings(Settings):
     )
 
     def roles(self) -> list[ModelRole]:
-        """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
+        """Return the keys whose models are loaded, so that they must exist now."""
         return ["base_model"]
 
     @cross_check
@@ -85,22 +85,22 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys,
 
     server: str | dict[str, str] = setting(
         "",
-        "vLLM server of all models, e.g. http://localhost:8000/v1; or a mapping of model names to servers, where the "
-        "models without one are loaded here",
+        "vLLM server of all models, e.g. http://localhost:8000/v1; or a mapping of model names to servers; other "
+        "models are loaded in this process",
         secret=True,
     )
 
     def roles(self) -> list[ModelRole]:
-        """Return the keys whose models are loaded; another may name a checkpoint that doesn't exist yet."""
+        """Return the keys whose models are loaded, so that they must exist now."""
         return ["model", "base_model", "plain_model"]
 
     def server_of(self, name: str) -> str:
-        """Return the URL of the server that has a model's weights; "" if they are loaded."""
+        """Return the URL of the server that runs a model; "" if it is loaded in this process."""
         return self.server if isinstance(self.server, str) else self.server.get(name, "")
 
     @cross_check
     def server_problems(self) -> Iterator[str]:
-        """Yield the problems of servers: texts that are not URLs, and models that no key names."""
+        """Yield the problems of `server`: invalid URLs, and models that no key names."""
         servers = {"": self.server} if isinstance(self.server, str) else self.server
         plain = self.plain_model.values() if isinstance(self.plain_model, dict) else [self.plain_model]
         named = {"", self.model, self.base_model, *plain, getattr(self, "answerer", "")}
@@ -111,13 +111,18 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys,
                 yield f"`server` names {name}, which no key does; name one of {', '.join(sorted(named - {''}))}"
 
     def checkpoint(self, role: ModelRole, reads: str = "") -> str:
-        """Return the name of a role's model; of several plain ones, the reader of these contexts; "" for none."""
+        """Return the name of a role's model; "" for none.
+
+        Args:
+            role: The role.
+            reads: Contexts that the model reads, if `plain_model` maps contexts to models.
+        """
         named: str | dict[str, str] = getattr(self, role)
         return named if isinstance(named, str) else named.get(reads, "")
 
     @cross_check
     def reader_problems(self) -> Iterator[str]:
-        """Yield the problem of a reader of contexts that don't exist."""
+        """Yield the problem of unknown contexts in `plain_model`."""
         readers = self.plain_model if isinstance(self.plain_model, dict) else {}
         if unknown := [reads for reads in readers if reads not in ("none", *CONTEXT_FORMS)]:
             yield f"`plain_model`: contexts are none, {', '.join(CONTEXT_FORMS)}; found {', '.join(unknown)}"

@@ -52,7 +52,8 @@ def summary(metrics: dict[str, Any]) -> str:
     best = metrics["best_baseline"]  # None without a baseline
     keys = ("score", "lead") if best else ("score",)
     for part, table in metrics["groups"].items():
-        lines.append(f"{part}, with 95 % intervals" + (f"; lead over {best}" if best else ""))
+        lead = f"; lead over {best}" if best else ""
+        lines.append(f"{part}, with 95 % intervals{lead}")
         for name, row in table.items():
             lines.append("".join([f"  {name}".ljust(names), *(in_per_cent(row[key]).rjust(34) for key in keys)]))
     return "\n".join(lines)

@@ -25,10 +25,10 @@ class TextlessPassage:
         s_rel: p([Relevant]) in the full softmax, equation 6; in MMKB-RAG Score_SRT, the softmax of two logits (its
             equation 7). None if the passage was not judged.
         s_irr: p([Irrelevant]) in the same softmax; in MMKB-RAG 1 - s_rel.
-        answer: The answer read from this passage; None if none was.
+        answer: The answer generated from this passage; None if none was.
         s_ans: Geometric mean probability of that answer's tokens and the end token, equation 7.
         cut: True if that answer was truncated at the maximum length.
-        source: Label of a diagnosis (`gold`, `same_article`, `look_alike:colour`, `stating`, …).
+        source: Relation to the question in a diagnosis: `gold`, `same_article`, `look_alike:colour`, `stating`, ….
     """
 
     s_ret: float | None = None
@@ -99,15 +99,15 @@ class Step:
         queries: Queries of a search.
         found: Passages found.
         probability: P(yes) of a judgement, in the full softmax; of `liken` the highest similarity.
-        each: P(yes), or the reranker's score, of each document judged or reranked alone; of a relevance gate
-            p([Relevant]).
+        each: Score of each document that was judged or reranked alone: P(yes), the reranker's score, or a relevance
+            gate's p([Relevant]).
         shown: Number of the given documents that fit the model's context.
         read: Tokens of the prompt.
         generated: Tokens of the reply.
         finished: True if the reply ended with the end token.
-        refused: Reason of a server's refusal, of a judgement of several documents the first one.
-        written: True if a judgement was read from a written word, since the server gives no log-probabilities; its
-            probability is 1 or 0 then.
+        refused: Reason why a server refused; the first one of several requests.
+        written: True if a judgement was parsed from a written word, since the server gives no log-probabilities; its
+            probability is then 1 or 0.
     """
 
     operator: str
@@ -127,32 +127,32 @@ class Step:
 
 @dataclass(frozen=True)
 class TextlessTrace:
-    """Everything that happened to one question in one pipeline, without the passages read: scores need no more.
+    """Everything that happened to one question in one pipeline, without the passages' texts, which scores don't need.
 
     Attributes:
         question_id: The question.
         pipeline: The pipeline's name.
         answer: The final answer; "" if the pipeline abstained, failed or gives none.
-        confidence: S_ans, equation 7, of an answer that was not read from a single passage; None otherwise.
+        confidence: S_ans, equation 7, of an answer that was not generated from a single passage; None otherwise.
         cut: True if the answer was truncated at the maximum length.
         gate: P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])), and Score_RET (equation 4) in MMKB-RAG; None if
             the pipeline has no gate.
         retrieved: True if entries were retrieved.
         hits: The retrieved entries, best first.
         passages: The passages read, in the order of reading; in MMKB-RAG all documents, in the retriever's order.
-        relevant_shift: mR²AG: added to the log-odds of [Relevant] in `passages`.
-        exponents: mR²AG: of S_ret, S_rel and S_ans in the product that chose.
-        chosen: Position in `passages` of the source of the answer; None unless it is a single one.
+        relevant_shift: mR²AG: constant that was added to the log-odds of [Relevant] in `passages`.
+        exponents: mR²AG: exponents of S_ret, S_rel and S_ans in the product that selected the answer.
+        chosen: Position in `passages` of the answer's passage; None unless the answer has a single one.
         kept: MMKB-RAG: positions in `passages` of the documents that SRT kept (or the first k), best first.
         used: MMKB-RAG: positions in `passages` of the answer's documents, in the order of reading. Iterative pipelines:
-            of the passages that a relevance gate kept.
+            positions of the passages that a relevance gate kept.
         mct: MMKB-RAG: the reply to P_MCT; None if there was none.
         fallback: Fallback used if no passage was judged relevant; "" otherwise.
         steps: Trajectory of an iterative pipeline, in order; empty for others.
-        ended: Reason for the end of that trajectory.
-        limit: The budget that ended it, by its key in the config; empty if none did.
+        ended: Reason why the trajectory ended.
+        limit: The budget that ended the trajectory, by its key in the config; empty if none did.
         seconds: Wall-clock seconds per step, this question's share of its batch.
-        tokens: Counts per step, e.g. `{"generated": 4}`, and of replies that are not as they should be (`REPLIES`).
+        tokens: Counts per step, e.g. `{"generated": 4}`, and counts of failed replies (`REPLIES`).
         error: Reason why the question could not be answered; "" if it could.
         question_hash: Hash of the question that was asked (`question_hash`); "" if the trace was not stored by a run.
     """
@@ -227,7 +227,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def publish(traces: Iterable[Trace]) -> None:
-    """Pass partial traces to the observer, if there is one. Later ones of a question hold the earlier ones' fields."""
+    """Pass partial traces to the observer, if there is one. A later trace of a question extends the earlier one."""
     if observer := _OBSERVER.get():
         for trace in traces:
             observer(trace)

@@ -187,8 +187,8 @@ def test_the_evaluation_ends_in_metrics_and_a_report_that_says_what_they_are_wor
         assert metrics["pipelines"][name]["overall"] is None
         assert len(list(read_rows(folder / f"evaluation/traces/{name}.jsonl"))) == 4
     report = html.unescape(" ".join((folder / "evaluation/report.html").read_text().split()))
-    assert "A miniature model was asked about data that it was not made for." in report
-    assert "Its answers here are not expected to be right" in report
+    assert "A miniature model was run on data that it wasn't made for." in report
+    assert "Its answers are not expected to be right" in report
     assert "not to be set beside a paper's" not in report  # that is what it says of the drawn world
 
 

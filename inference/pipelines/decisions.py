@@ -1,4 +1,4 @@
-"""Decide a question again by other settings, from traces in which every passage was judged. No model is read."""
+"""Recompute the decisions of stored traces under other settings, without running a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from reflectune.retrieval.retrievers.queries import equation_3
 
 @dataclass(frozen=True)
 class Alternatives:
-    """A question's traces with its gate open and with its gate closed, whatever the gate's probability.
+    """A question's traces with its gate forced open and forced closed.
 
     Attributes:
         opened: Every passage of the retrieved entries is judged, and in mR²AG answered from.
@@ -43,7 +43,7 @@ class Controls:
 
     Attributes:
         gamma: γ, threshold of the gate.
-        threshold: A passage is relevant above this; in MMKB-RAG from this on.
+        threshold: A passage is relevant if its score is above this; in MMKB-RAG, at least this.
         title_weight: Weight of titles in S_ret; None: that of the search.
         entries: Number of entries to read; None: all that were judged.
         documents: MMKB-RAG: number of documents to keep; None: those that reach `threshold`.
@@ -60,11 +60,11 @@ class Controls:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision, and the answer that it leads to.
+    """A decision, and the resulting answer.
 
     Attributes:
         retrieved: True if entries are retrieved.
-        answer: The answer; None if only the model knows it.
+        answer: The answer; None if the model has to be run for it.
         confidence: S_ans.
         hits: The entries to read, best first.
         scores: mR²AG: scores of each candidate, by its position in `passages`.
@@ -82,7 +82,7 @@ class Decision:
 
 
 def opened_settings(settings: Settings, entries: int) -> Settings:
-    """Return settings of a pipeline by which every question retrieves, and nothing is decided of its passages.
+    """Return a pipeline's settings, changed so that every question retrieves at least `entries` entries.
 
     Args:
         settings: The pipeline's own settings.
@@ -92,16 +92,16 @@ def opened_settings(settings: Settings, entries: int) -> Settings:
 
 
 def closed_settings(settings: Settings) -> Settings:
-    """Return settings of a pipeline by which no question retrieves."""
+    """Return a pipeline's settings, changed so that no question retrieves."""
     return settings.model_copy(update={"gamma": 2.0})
 
 
 def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decision:
-    """Decide a question by other settings.
+    """Recompute a question's decision under other settings.
 
     Args:
         asked: Its traces.
-        controls: The settings to vary.
+        controls: The settings that vary.
         settings: The pipeline's other settings.
     """
     opened, closed = asked.opened, asked.closed
@@ -127,7 +127,7 @@ def decide(asked: Alternatives, controls: Controls, settings: Settings) -> Decis
 
 
 def reweighted_hits(asked: Alternatives, title_weight: float | None) -> tuple[Hit, ...]:
-    """Return the entries with S_ret by another weight of titles, best first; only those that were judged."""
+    """Return the trace's entries, ranked by S_ret with another weight of titles."""
     hits = asked.opened.hits
     if title_weight in (None, asked.title_weight) or not can_reweight(asked.opened):
         return hits

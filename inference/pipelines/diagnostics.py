@@ -19,8 +19,8 @@ from reflectune.formats.passages import Lead, split_passages
 
 GOLD, SAME_ARTICLE, LOOK_ALIKE, SEVERAL = "gold", "same_article", "look_alike", "several"
 STATING = "stating"
-_DIFFERENT: Final = 2
-"""Listed look-alikes to take for a question."""
+_MAX_LOOK_ALIKES: Final = 2
+"""Maximum number of listed look-alikes for a question."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,16 @@ def is_stating(question: Question, passage: Passage) -> bool:
 
 
 def is_searchable(question: Question) -> bool:
-    """Return True if `is_stating` decides: "yes" and "no" aren't searched for, and an unknown entity has no passage."""
+    """Return True if `is_stating` applies: the answer isn't yes or no, and the question's entity is known."""
     return not is_yes_or_no(question) and bool(question.entity_ids or question.evidence)
 
 
 class DiagnosticPassages:
     """Finds the probes of a question in a data set.
 
-    Look-alikes come from the data set's `probes.jsonl`, or from its `look_alikes.json`, lists of entries that are
-    easily confused, whose sections of the evidence's heading are used unless they state an accepted answer. Other data
-    sets have none.
+    Look-alikes come from the data set's `probes.jsonl`, or else from `look_alikes.json`, which lists groups of easily
+    confused entries. Of those, the sections under the evidence's heading that don't state an accepted answer are used.
+    A data set without these files has no look-alikes.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class DiagnosticPassages:
         rng = random.Random(f"{self._seed} {question.id}")
         return [
             DiagnosticProbe(passage, f"{LOOK_ALIKE}:{SEVERAL}")
-            for entry_id in rng.sample(alike, min(len(alike), _DIFFERENT))
+            for entry_id in rng.sample(alike, min(len(alike), _MAX_LOOK_ALIKES))
             for passage in self._passages(entry_id)
             if passage.heading == gold.heading and not annotate_by_string(question, passage).relevant
         ]
@@ -132,7 +132,7 @@ def _read_written(path: Path | None) -> dict[str, list[DiagnosticProbe]]:
 
 
 def _read_listed(path: Path | None, knowledge: KnowledgeBase) -> dict[str, list[str]]:
-    """Return the others of each entry's groups; an entry may be in several."""
+    """Return the other entries of each entry's groups; an entry may be in several groups."""
     groups = read_json(path, "the look-alikes") if path else []
     if not isinstance(groups, list) or not all(
         isinstance(g, list) and all(isinstance(e, str) for e in g) for g in groups

@@ -1,10 +1,10 @@
 """Few-shot answer extraction (MI-RAG, appendix E): from a detailed answer to the short one that exact match needs.
 
-After a trajectory's detailed answer a further step, `extract`, requests a short one with the prompt of figure A12. Its
-context is the detailed answer, then the reasoning records. Its examples are the three training questions whose words
-are most similar, each with its first accepted answer. In the paper an example's context is the records of its own
-trajectory, and its image is shown. Here it is the passages that state the answer, since records would cost a
-trajectory of every training question, and a prompt shows one image, the question's.
+After a trajectory's detailed answer the step `extract` requests a short one with the prompt of figure A12. Its context
+is the detailed answer and the reasoning records. Its examples are the three training questions with the most similar
+words, each with its first accepted answer. In the paper an example shows its image and the records of its own
+trajectory. Here it has the passages that state the answer, since records would take a trajectory for every training
+question, and only the question's own image is shown.
 """
 
 from __future__ import annotations
@@ -118,15 +118,15 @@ def sample_shots(folder: Path, split: str, knowledge: KnowledgeBase, lead: Lead)
         found: list[Shot] = []
         for shot in nearest(Shot(question.text, "", question.image), pool):
             example = by_id[shot.context]
-            if len(found) < SHOTS and (context := stated(example, knowledge, lead)):
+            if len(found) < SHOTS and (context := evidence_text(example, knowledge, lead)):
                 found.append(dataclasses.replace(shot, context=context, answer=example.answers[0]))
         return found
 
     return shots
 
 
-def stated(question: Question, knowledge: KnowledgeBase, lead: Lead) -> str:
-    """Return the passages that answer a question: those of its evidence, else the first of its entries' that states it.
+def evidence_text(question: Question, knowledge: KnowledgeBase, lead: Lead) -> str:
+    """Return the passages of a question's evidence, or else the first passage of its entries that states the answer.
 
     Entries that the knowledge base lacks are skipped.
     """

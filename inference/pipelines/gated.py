@@ -1,4 +1,4 @@
-"""First half of pipelines that reflect turn by turn: read the gate, retrieve if it opens, judge every passage."""
+"""First steps of pipelines that reflect turn by turn: read the gate, retrieve if it opens, judge every passage."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class GatedSettings(GateSettings, EntrySettings):
 
 @dataclass(frozen=True)
 class Gated:
-    """A batch of questions with gates and passages read, and no answers yet.
+    """A batch of questions whose gates are read and whose passages are judged, before the answers.
 
     Attributes:
         opened: The questions.
@@ -57,9 +57,9 @@ class GatedPipeline:
     Args:
         reader: The fine-tuned model, with its scheme.
         retriever: Finds entries for an image; equation 3 of mR²AG.
-        settings: The settings. Of `fallback` the paper of mR²AG says nothing: `best_product` answers from the passage
-            with the highest product (ReflectiVA: the likeliest one), `random` from one drawn by the question's id,
-            `closed_book` from the image alone, `abstain` not at all. ReflectiVA's released one is `random`.
+        settings: The settings. mR²AG's paper doesn't publish its `fallback`. `best_product` answers from the passage
+            with the highest product (ReflectiVA: highest p([Relevant])), `random` from one drawn by the question's id,
+            `closed_book` from the image alone, `abstain` gives no answer. ReflectiVA's released code uses `random`.
         reranker: Scores passages, for controls.
     """
 
@@ -127,13 +127,16 @@ class GatedPipeline:
 def fallback_of(trace: Trace, fallback: Fallback, *, judging: bool = True) -> Fallback | None:
     """Return the fallback of a question; None if it has a relevant passage or did not retrieve.
 
-    Without any passage, a fallback that chooses one becomes closed book. Without judging, any passage is relevant.
+    A fallback that needs a passage becomes `closed_book` if there is none.
+
+    Args:
+        judging: False to count every passage as relevant.
     """
     if not trace.retrieved or any(passage.relevant or not judging for passage in trace.passages):
         return None
     return "closed_book" if fallback in ("best_product", "random") and not trace.passages else fallback
 
 
-def drawn_place(question: Question, count: int) -> int:
+def random_position(question: Question, count: int) -> int:
     """Draw one of `count` positions by the question's id."""
     return random.Random(question.id).randrange(count)

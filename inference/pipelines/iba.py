@@ -88,7 +88,10 @@ class Iba:
         return TrajectoryResult(answer.text, ended, answer.score, tuple(best[: answer.shown]))
 
     def _identify(self, question: Question, best: list[Passage], identified: list[str]) -> Steps[None]:
-        """Fill `best` with the passages to read, in the order of the search until they are ranked, and the titles."""
+        """Fill `best` with the passages to read, and `identified` with the titles of the picked entries.
+
+        Until the passages are ranked, `best` has the first ones of the search, in case the budget ends before.
+        """
         asked = {"question": question.text}
         found = yield from search(0, [""], {"pairs": [self.settings.candidates]})
         passages = [hit.passage for hit in found.all_hits]

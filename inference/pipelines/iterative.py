@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 Budgets = Mapping[str, int]
-"""The most passages of an iteration, by knowledge base: `texts` and `pairs`."""
+"""Maximum passages of an iteration, by knowledge base: `texts` and `pairs`."""
 Kind = TypeVar("Kind", bound="TrajectorySettings")
 
 DETAILED = "Based on the information, provide a detailed answer to the question."
@@ -69,7 +69,7 @@ def answer_instruction(question: Question, *, detailed: bool) -> str:
 
 
 def expand(question: str, record: str) -> str:
-    """Return an expanded query, [Q; r]: the question and the latest record, or at first the image's description."""
+    """Return an expanded query, [Q; r]: the question and the latest record, or the image's description at first."""
     return f"Question: {question}\n{record}\n"
 
 
@@ -78,7 +78,7 @@ def is_expanded(query: str, question: str) -> bool:
     return query.startswith(f"Question: {question}\n")
 
 
-def part_of_image(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
+def crop_boxes(question: Question, crop: float, box_field: str) -> tuple[Box, ...]:
     """Return the part of a question's image to search with in addition to the whole, if any.
 
     Args:
@@ -111,17 +111,17 @@ def split(budgets: Budgets, shares: Sequence[int]) -> dict[str, list[int]]:
 
 
 def searchable_budgets(question: Question, budgets: Budgets) -> Budgets:
-    """Return the budgets of the bases that a question can be searchable_budgets in: without an image those of texts.
+    """Return the budgets of the bases that can be searched for a question. Without an image only `texts` can.
 
     Raises:
-        UserError: There are none.
+        UnusableInput: No base can be searched.
     """
     if question.image:
         return budgets
     if not (left := {base: number for base, number in budgets.items() if base == "texts"}):
         raise UnusableInput(
-            f"question {question.id} has no image, and there are only pairs to search, which are found by one; give a "
-            "`text_index`, and `text_passages` above 0",
+            f"question {question.id} has no image, and the only knowledge base, of image-text pairs, needs one; "
+            "give a `text_index`, and `text_passages` above 0",
             question.id,
         )
     return left
@@ -197,21 +197,26 @@ def iterative_recipe(
 ) -> Mapping[str, Recipe[Any]]:
     """Return the recipe of an iterative pipeline, which reads with the base model, without training.
 
-    Pairs are searchable_budgets by the image alone unless the settings are `SearchSettings`.
+    Pairs are searched by the image alone unless the settings are `SearchSettings`.
 
     Args:
-        make: Builds its trajectory.
-        requires: Parts that it requires in addition to models.
+        make: Builds the trajectory.
+        requires: Parts that the pipeline requires in addition to models.
         pair_text: Text of a pair.
-        has_own_depth: True if its settings, and not `top_n`, set how many passages it reads.
+        has_own_depth: True if the number of passages read is set by the pipeline's own settings instead of `top_n`.
     """
 
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = recipe.takes_texts and parts.retriever is None and parts.texts is not None
         shown = _shown(settings, parts)
-        listed = None if ENTRY_INDEX in requires or parts.texts is None else parts.retriever
+        takes_lists = ENTRY_INDEX not in requires and parts.texts is not None
+        entries: EntryRetriever | RankedRetriever | None = None
+        if takes_lists and isinstance(parts.retriever, RankedRetriever):
+            entries = parts.retriever
+        elif not by_texts:
+            entries = entry_retriever(name, parts)
         bases = knowledge_bases(
-            None if by_texts else listed if isinstance(listed, RankedRetriever) else entry_retriever(name, parts),
+            entries,
             parts.texts if recipe.needs("texts") else None,
             parts.knowledge,
             pair_text,

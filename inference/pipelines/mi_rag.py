@@ -63,7 +63,7 @@ Question 1: question 1.
 Question 2: question 2.
 """
 _FOLLOW_UPS = 2
-"""Queries that `FOLLOW_UP` asks for; more are not read."""
+"""Number of queries that `FOLLOW_UP` requests; further ones are ignored."""
 REASON = """\
 Question: {question}
 Knowledge: {documents}
@@ -77,7 +77,7 @@ Question: {question}
 Relevant Knowledge: {documents}
 
 """
-"""The prompts of the paper's figure A11. `ANSWER` goes on with how an answer is asked for."""
+"""The prompts of the paper's figure A11. `answer_instruction` is appended to `ANSWER`."""
 REASON_TEXTS = REASON.replace("image, description and knowledge", "knowledge").replace("image and question", "question")
 ANSWER_TEXTS = ANSWER.replace("information and image", "information")
 """The same for a question without an image."""
@@ -86,7 +86,7 @@ REPEATS = "queries repeat"
 
 
 class DetailedSettings(ExtractionSettings, TrajectorySettings):
-    """Settings of an answer that is detailed at first, and may be shortened."""
+    """Settings of a detailed answer and its extraction."""
 
     detailed_answer: bool = setting(
         False, "MI-RAG, PMSR: ask for a detailed answer, as in the papers; else for a short one, as all pipelines do"
@@ -116,7 +116,7 @@ class RecordSettings(
     )
 
     answer_form: Literal["paper", "reflectiva"] = setting(
-        "paper", "MI-RAG, PMSR: prompt of the answer: the paper's, or the one that ReflectiVA's checkpoint was tuned on"
+        "paper", "MI-RAG, PMSR: prompt of the answer: the paper's, or the one of ReflectiVA's training data"
     )
 
     def budgets(self, parts: PipelineParts) -> Budgets:
@@ -167,7 +167,7 @@ class RecordTrajectory(ABC):
 
     Attributes:
         settings: The settings; `iterations` is N, 4 in the papers.
-        budgets: The most passages of an iteration, by knowledge base.
+        budgets: Maximum passages of an iteration, by knowledge base.
         shorten: Shortens each answer.
     """
 
@@ -178,32 +178,37 @@ class RecordTrajectory(ABC):
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         self.settings.check_image(question)
-        so_far = Findings()
+        findings = Findings()
         ended = f"after {self.settings.iterations} iterations"
         answer: WriteReply | None = None
         with contextlib.suppress(BudgetSpent):
-            ended, answer = yield from self._progress(question, so_far, ended)
-        answer = answer or (yield from self._shortened(question, max(len(so_far.records) - 1, 0), so_far))
-        passages = tuple(so_far.judged or so_far.passages.values())
+            ended, answer = yield from self._progress(question, findings, ended)
+        answer = answer or (yield from self._answer(question, max(len(findings.records) - 1, 0), findings))
+        passages = tuple(findings.passages.values())
+        used: tuple[int, ...] = ()
+        if findings.judged:
+            passages = tuple(findings.judged)
+            used = tuple(k for k, it in enumerate(passages) if it == findings.passages.get(it.id))
         return TrajectoryResult(
             answer.text,
             ended,
             answer.score,
             passages,
-            used=tuple(k for k, it in enumerate(passages) if it == so_far.passages.get(it.id)) if so_far.judged else (),
-            records=tuple(so_far.records),
-            judged=so_far.judged,
+            used=used,
+            records=tuple(findings.records),
+            judged=findings.judged,
         )
 
-    def _progress(self, question: Question, so_far: Findings, ended: str) -> Steps[tuple[str, WriteReply | None]]:
-        """Search and reason, adding to the findings also if a budget ends this.
+    def _progress(self, question: Question, findings: Findings, ended: str) -> Steps[tuple[str, WriteReply | None]]:
+        """Search and reason, and add each iteration's results to the findings.
 
-        An empty record is left out: the next query is expanded by the one before.
+        Findings stay if a budget ends the trajectory. An empty record is left out: the next query is expanded by the
+        record before it.
 
         Returns:
-            Reason for the end, `ended` after all iterations; the answer after the last iteration if each has one.
+            Reason for the end (`ended` after all iterations), and the latest answer if every iteration has one.
         """
-        records, answer = so_far.records, None
+        records, answer = findings.records, None
         queries, description = yield from self._first(question)
         earlier = [*queries]
         for iteration in range(self.settings.iterations + 1):
@@ -212,23 +217,23 @@ class RecordTrajectory(ABC):
                 if (yield from self._repeats(iteration, question, queries, earlier)):
                     return REPEATS, answer
             found, passages = yield from self._retrieve(iteration, question, queries)
-            passages = yield from relevant(iteration, question, passages, so_far.judged, self.settings.gate_filter)
-            so_far.passages |= {passage.id: passage for passage in passages}
+            passages = yield from relevant(iteration, question, passages, findings.judged, self.settings.gate_filter)
+            findings.passages |= {passage.id: passage for passage in passages}
             opening = [] if iteration else description
             images = images_of(found, passages, self.settings.pair_images)
-            shifted = {len(opening) + place: path for place, path in images.items()}
+            shifted = {len(opening) + position: path for position, path in images.items()}
             documents, sizes = [*opening, *texts_of(passages)], [len(opening), *sizes_of(found, passages)]
             record = yield from self._reason(iteration, question, documents, shifted, sizes)
             records += [record] if record.strip() else []
             if self.settings.answer_each:
-                answer = yield from self._shortened(question, iteration, so_far)
-            least = self.settings.gate_stop if iteration < self.settings.iterations else 0
-            if (yield from is_evidence(iteration, question, record, least)):
+                answer = yield from self._answer(question, iteration, findings)
+            is_last = iteration == self.settings.iterations
+            if (yield from is_evidence(iteration, question, record, 0 if is_last else self.settings.gate_stop)):
                 return SUPPORTED, answer
         return ended, answer
 
     def _first(self, question: Question) -> Steps[tuple[list[str], list[str]]]:
-        """Write the first query and the image's description: [Q; description]; without an image the question."""
+        """Return the first query, [Q; description], and the image's description; the question if it has no image."""
         if not question.image:
             return [question.text], []
         slots = {"question": question.text}
@@ -242,7 +247,7 @@ class RecordTrajectory(ABC):
         """Write the queries of a further iteration from the records, at least one."""
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
-        """Return True if queries repeat `earlier` ones, to which they are added. MI-RAG never stops for that."""
+        """Return True if queries repeat `earlier` ones, and add them to those. MI-RAG never stops on repetition."""
         yield from ()
         return False
 
@@ -257,14 +262,14 @@ class RecordTrajectory(ABC):
         return [1] * len(queries)
 
     def _generate(
-        self, iteration: int, template: str, question: Question, records: Sequence[str], most: int
+        self, iteration: int, template: str, question: Question, records: Sequence[str], max_queries: int
     ) -> Steps[list[str]]:
-        """Generate queries from all records."""
+        """Generate at most `max_queries` queries from all records."""
         slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write(
             "rewrite", iteration, template, slots, documents=records, max_tokens=longest, form="queries"
         )
-        return [*read_queries(reply.text, most)]
+        return [*read_queries(reply.text, max_queries)]
 
     def _reason(
         self,
@@ -274,7 +279,7 @@ class RecordTrajectory(ABC):
         images: Mapping[int, str],
         sizes: Sequence[int],
     ) -> Steps[str]:
-        """Reason over the results: write a record of what is new."""
+        """Reason over the results: write a record of the new information."""
         template = REASON if question.image else REASON_TEXTS
         slots, longest = {"question": question.text}, self.settings.max_record_tokens
         reply = yield from write(
@@ -290,14 +295,14 @@ class RecordTrajectory(ABC):
         )
         return reply.text
 
-    def _shortened(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
-        """Answer, and shorten the answer unless that reply can't be read."""
-        answer = yield from self._answer(question, iteration, so_far)
+    def _answer(self, question: Question, iteration: int, findings: Findings) -> Steps[WriteReply]:
+        """Answer, and shorten the answer. If the short one can't be parsed, the detailed one is returned."""
+        answer = yield from self._answer_in_detail(question, iteration, findings)
         if self.shorten is None:
             return answer
-        return (yield from self.shorten(question, iteration, answer.text, so_far.records)) or answer
+        return (yield from self.shorten(question, iteration, answer.text, findings.records)) or answer
 
-    def _answer(self, question: Question, iteration: int, so_far: Findings) -> Steps[WriteReply]:
+    def _answer_in_detail(self, question: Question, iteration: int, findings: Findings) -> Steps[WriteReply]:
         """Answer from the records, or from the passages if there are none."""
         template = (ANSWER if question.image else ANSWER_TEXTS) + answer_instruction(
             question, detailed=self.settings.detailed_answer
@@ -311,7 +316,7 @@ class RecordTrajectory(ABC):
             iteration,
             template,
             {"question": question.text},
-            documents=so_far.records or texts_of([*so_far.passages.values()]),
+            documents=findings.records or texts_of([*findings.passages.values()]),
             max_tokens=self.settings.answer_tokens,
             model="answerer",
             earlier=earlier,

@@ -93,7 +93,7 @@ class MMKBRAG:
         Args:
             reader: The fine-tuned model, with its scheme.
             finder: Finds documents.
-            base: The model that answers, plainly; None: the tuned one answers.
+            base: The model that answers, without reflection; None: the tuned model answers.
         """
         self._reader, self._finder, self._settings, self._base = reader, finder, settings, base
 
@@ -111,15 +111,15 @@ class MMKBRAG:
         ]
         publish(traces)
         with clock.step("retrieve"):
-            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
-        retrieved = dict(zip(rows, made, strict=True))
+            found = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
+        retrieved = dict(zip(rows, found, strict=True))
         for i in rows:
             traces[i] = dataclasses.replace(traces[i], hits=retrieved[i].hits)
         publish(traces)
         with clock.step("judge"):
             scores = self._judge(opened, retrieved)
         for i in rows:
-            traces[i] = self._looked_up(traces[i], retrieved[i], scores[i])
+            traces[i] = self._select_documents(traces[i], retrieved[i], scores[i])
         publish(traces)
         with clock.step("agree"):
             traces = self._agree(opened, traces)
@@ -140,8 +140,8 @@ class MMKBRAG:
             return self._reader.judge(opened, documents, [places(question_hits) for question_hits in hits])
         return [[None] * len(question_documents) for question_documents in documents]
 
-    def _looked_up(self, trace: Trace, retrieved: FoundDocuments, scores: Sequence[float | None]) -> Trace:
-        """Return the trace of a question after SRT."""
+    def _select_documents(self, trace: Trace, retrieved: FoundDocuments, scores: Sequence[float | None]) -> Trace:
+        """Return the trace of a question after SRT selected documents."""
         settings = self._settings
         passages = retrieved.traces(scores, settings.s_ret_temperature)
         kept, below = keep_documents(passages, retrieved.hits, settings)
@@ -156,11 +156,11 @@ class MMKBRAG:
         )
 
     def _agree(self, opened: OpenedQuestions, traces: Sequence[Trace]) -> list[Trace]:
-        """Return the traces after MCT, which reads questions that kept two documents or more."""
+        """Return the traces after MCT, which runs for questions with at least two kept documents."""
         mode = self._settings.mct
         if mode == "entry":
             share = bool(self._settings.s_ret_temperature)
-            return [dataclasses.replace(trace, used=tuple(_of_one_entry(trace, share))) for trace in traces]
+            return [dataclasses.replace(trace, used=tuple(_best_entry_documents(trace, share))) for trace in traces]
         kept_passages = {i: [t.passages[k].passage for k in t.kept] for i, t in enumerate(traces) if len(t.kept) >= 2}
         replies = self._reader.agree(opened, kept_passages) if mode != "none" else {}
         agreed = list(traces)
@@ -176,14 +176,14 @@ class MMKBRAG:
     ) -> Mapping[int, ReaderAnswer]:
         if self._base is None:
             return self._reader.answer(opened, contexts)
-        made = self._base.answer_plainly(opened.questions, images, [contexts[i] for i in range(len(images))])
-        for i, answer in enumerate(made):
+        answers = self._base.answer_plainly(opened.questions, images, [contexts[i] for i in range(len(images))])
+        for i, answer in enumerate(answers):
             opened.usage.add(i, **answer.usage)
-        return dict(enumerate(made))
+        return dict(enumerate(answers))
 
 
-def _of_one_entry(trace: Trace, is_share: bool) -> list[int]:
-    """Return the kept documents of the entry with the highest sum of Score_SRT, times S_ret where that is a share."""
+def _best_entry_documents(trace: Trace, is_share: bool) -> list[int]:
+    """Return the kept documents of the entry with the highest sum of Score_SRT, times S_ret if `is_share`."""
     scores = [
         (p.s_rel if p.s_rel is not None else 1.0) * (p.s_ret if is_share and p.s_ret is not None else 1.0)
         for p in trace.passages
@@ -227,7 +227,7 @@ def _context(trace: Trace) -> list[Passage]:
 
 
 def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str, int]) -> Trace:
-    """Add the answer to a trace, and how much of its context the answering model could read."""
+    """Add the answer to a trace, and the number of documents that fit the answering model's context."""
     read = answer.passages_read
     mct = trace.mct
     if mct is not None and mct.merged and not read:
@@ -245,7 +245,7 @@ def _answered(trace: Trace, answer: ReaderAnswer, given: int, usage: Mapping[str
 
 
 class ReflectionScores:
-    """Score_RET of every question and Score_SRT of the knowledge-based ones, whatever RET decides; no answers."""
+    """Computes Score_RET of all questions and Score_SRT of all knowledge-based ones, independent of RET."""
 
     name = "reflection"
 
@@ -261,8 +261,8 @@ class ReflectionScores:
             gates = self._reader.gates(opened)
         with clock.step("retrieve"):
             rows = [i for i, question in enumerate(questions) if question.requires_retrieval is not False]
-            made = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
-            by_row = dict(zip(rows, made, strict=True))
+            found = self._finder.find([questions[i] for i in rows], [images[i] for i in rows])
+            by_row = dict(zip(rows, found, strict=True))
             retrieved = [by_row.get(i, FoundDocuments()) for i in range(len(questions))]
         with clock.step("judge"):
             documents = [retrieval.documents for retrieval in retrieved]
@@ -336,7 +336,7 @@ class DocumentAnswers:
     Args:
         reader: The fine-tuned model.
         finder: Finds documents.
-        base: The model that answers, plainly; None: the tuned one answers.
+        base: The model that answers, without reflection; None: the tuned model answers.
     """
 
     name = "document_answers"
@@ -374,8 +374,8 @@ class DocumentAnswers:
         rows = [(i, k) for i, retrieval in enumerate(retrieved) for k in range(len(retrieval.documents))]
         contexts = [[retrieved[i].documents[k]] for i, k in rows]
         if self._base is not None:
-            row_questions, seen = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
-            return dict(zip(rows, self._base.answer_plainly(row_questions, seen, contexts), strict=True))
+            row_questions, row_images = [questions[i] for i, _ in rows], [images[i] for i, _ in rows]
+            return dict(zip(rows, self._base.answer_plainly(row_questions, row_images, contexts), strict=True))
         opened = self._reader.open(questions, images)
         answers: dict[DocumentPosition, ReaderAnswer] = {}
         for position in range(max((k + 1 for _, k in rows), default=0)):

@@ -15,7 +15,7 @@ from reflectune.core.config import setting
 from reflectune.core.types import Passage, Question
 from reflectune.formats.hits import Hit
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, drawn_place, fallback_of
+from reflectune.inference.pipelines.gated import Fallback, GatedPipeline, GatedSettings, fallback_of, random_position
 from reflectune.inference.pipelines.oracle import GoldRetriever
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed, with_entry
 from reflectune.inference.pipelines.requirements import ENTRIES
@@ -110,7 +110,7 @@ class MR2AG(GatedPipeline):
         rows = [(i, k) for i, row in enumerate(reads) for k, p in enumerate(row) if p.relevant or not self.judging]
         for i, fallback in fallbacks.items():
             positions = range(len(reads[i]))
-            drawn = [drawn_place(opened.questions[i], len(reads[i]))] if fallback == "random" else []
+            drawn = [random_position(opened.questions[i], len(reads[i]))] if fallback == "random" else []
             rows += [(i, k) for k in (positions if fallback == "best_product" else drawn)]
         rows.sort()
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):
@@ -147,14 +147,14 @@ def choose_again(
     without: Collection[int] = (),
     hits: Sequence[Hit] | None = None,
 ) -> CandidateChoice | None:
-    """Choose among a stored trace's candidates by other settings. No model is read.
+    """Choose among a stored trace's candidates under other settings, without running a model.
 
     Args:
-        trace: See `decide_again`. Passages of entries that are not among its hits are no candidates.
+        trace: See `decide_again`. Passages of entries that are not among its hits are not candidates.
         settings: The settings.
         judging: See `MR2AG`.
         threshold: A passage is relevant if its share of [Relevant] against [Irrelevant] is above this.
-        without: Positions of passages that are no candidates.
+        without: Positions of passages that are not candidates.
         hits: Entries in place of the trace's.
 
     Returns:
@@ -187,10 +187,10 @@ def choose_again(
 
 
 def decide_again(trace: Trace, settings: ChoiceSettings, *, judging: bool = True) -> Trace:
-    """Decide a stored trace by other settings. No model is read.
+    """Decide a stored trace under other settings, without running a model.
 
-    If every passage has an answer, as `mr2ag_unjudged` stores them, the result is the pipeline's with these settings
-    and `fallback: best_product`. Passages without an answer can't be chosen.
+    If every passage has an answer, as in traces of `mr2ag_unjudged`, the result equals the pipeline's with these
+    settings and `fallback: best_product`. Passages without an answer can't be chosen.
 
     Args:
         trace: A trace of mR²AG or a control.
@@ -231,7 +231,7 @@ Kind = TypeVar("Kind", bound=MR2AG)
 
 
 class Unjudged(MR2AG):
-    """mR²AG without its verdicts: the answer with the highest S_ret · S_ans, of every passage's."""
+    """mR²AG without its verdicts: of all passages' answers, the one with the highest S_ret · S_ans."""
 
     name, judging = "mr2ag_unjudged", False
 

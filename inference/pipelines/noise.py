@@ -52,18 +52,18 @@ def with_noise(
         rng = random.Random(f"places {question.id}")
         spread = [rng.random() for _ in texts]
 
-        def shown(request: StepRequest | tuple[StepRequest, ...]) -> Any:
+        def add_noise(request: StepRequest | tuple[StepRequest, ...]) -> Any:
             if isinstance(request, tuple):
-                return tuple(map(shown, request))
+                return tuple(map(add_noise, request))
             if not isinstance(request, WriteRequest) or request.operator not in _READ_FROM_RECORDS:
                 return request
             if "{documents}" not in request.prompt.template:  # PMSR-web condenses a question without its records
                 return request
-            mixed = among(request.prompt.documents, texts, spread)
+            mixed = insert_between(request.prompt.documents, texts, spread)
             return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, documents=mixed))
 
         def relay(request: Any) -> Steps[Any]:
-            return (yield shown(request))
+            return (yield add_noise(request))
 
         outcome = yield from relayed(trajectory(question), relay)
         return dataclasses.replace(outcome, counts={**outcome.counts, NOISE: len(texts)})
@@ -71,15 +71,16 @@ def with_noise(
     return steps
 
 
-def among(records: Sequence[str], texts: Sequence[str], spread: Sequence[float]) -> tuple[str, ...]:
-    """Insert texts between records, at fractions of their length from 0 (before the first) to 1 (after the last).
+def insert_between(records: Sequence[str], texts: Sequence[str], positions: Sequence[float]) -> tuple[str, ...]:
+    """Insert texts between records, at relative positions from 0 (before the first) to 1 (after the last).
 
     Example:
-        >>> among(["first", "second"], ["noise"], [0.5])
+        >>> insert_between(["first", "second"], ["noise"], [0.5])
         ('first', 'noise', 'second')
     """
     placed = [((index + 0.5) / len(records), record) for index, record in enumerate(records)]
-    return tuple(text for _, text in sorted([*placed, *zip(spread, texts, strict=True)], key=lambda pair: pair[0]))
+    placed += zip(positions, texts, strict=True)
+    return tuple(text for _, text in sorted(placed, key=lambda pair: pair[0]))
 
 
 def drawn_passages(knowledge: KnowledgeBase, count: int, lead: Lead) -> Callable[[Question], list[str]]:
@@ -97,8 +98,8 @@ def drawn_passages(knowledge: KnowledgeBase, count: int, lead: Lead) -> Callable
         texts = irrelevant_texts(knowledge, question, count, random.Random(question.id), lead)
         if len(texts) < count:
             raise UserError(
-                f"`noise` is {count}, but the knowledge base has hardly {len(texts)} passages that are irrelevant to "
-                f"question {question.id}; lower it"
+                f"`noise` is {count}, but only {len(texts)} passages irrelevant to question {question.id} were found; "
+                "lower it"
             )
         return texts
 

@@ -59,7 +59,7 @@ def _passages(knowledge: KnowledgeBase, entry_ids: Sequence[str], lead: Lead) ->
 
 
 def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], ContextPipeline]:
-    """Return the maker of a pipeline that reads the right article, whole, or its evidence passage."""
+    """Return the function that builds a pipeline which reads the gold article, or its evidence passages alone."""
 
     def make(name: str, settings: LeadSettings, parts: PipelineParts) -> ContextPipeline:
         def gold(question: Question) -> list[Passage]:
@@ -77,8 +77,7 @@ def _oracle(given: Given) -> Callable[[str, LeadSettings, PipelineParts], Contex
 def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> ContextPipeline:
     """Return a pipeline that reads the gold article among the highest-ranked others, in a random order.
 
-    This measures whether a reader finds the right article among several, independently of the retriever's misses.
-    All images are searched for each number of gold entries, since an encoder's last digits depend on the batch.
+    This measures whether a reader finds the right article among several, independent of the retriever's misses.
     """
     retriever, top_n = needed(parts.retriever), settings.top_n
 
@@ -86,11 +85,13 @@ def _among_others(name: str, settings: EntrySettings, parts: PipelineParts) -> C
         gold = [gold_entries(question) for question in questions]
         with clock.step("retrieve"):
             queries = image_queries(questions, images)
-            by_count = {n: retriever.search(queries, top_n + n) for n in {len(first) for first in gold}}
+            # always with the whole batch, since the last digits of an encoder's vectors depend on it
+            by_count = {n: retriever.search(queries, top_n + n) for n in {len(entries) for entries in gold}}
         hits, passages = [], []
-        for row, (question, first) in enumerate(zip(questions, gold, strict=True)):
-            found = by_count[len(first)][row]
-            chosen = [*first, *(hit.entry_id for hit in found if hit.entry_id not in first)][: max(top_n, len(first))]
+        for row, (question, entries) in enumerate(zip(questions, gold, strict=True)):
+            found = by_count[len(entries)][row]
+            others = [hit.entry_id for hit in found if hit.entry_id not in entries]
+            chosen = [*entries, *others][: max(top_n, len(entries))]
             hits.append([hit for hit in found if hit.entry_id in chosen])
             drawn = random.Random(question.id).sample(chosen, len(chosen))
             passages.append(_passages(parts.knowledge, drawn, settings.lead))

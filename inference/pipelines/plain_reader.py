@@ -24,7 +24,7 @@ def plain_reader(parts: PipelineParts, max_new_tokens: int) -> PlainReader:
 
 
 class ServedReader:
-    """A model behind a server, asked in the words of `Reader`. Passages are separated by line breaks.
+    """A model behind a server, with the prompts of `Reader`. Passages are separated by line breaks.
 
     Args:
         model: The model.
@@ -37,9 +37,9 @@ class ServedReader:
     def answer_plainly(
         self, questions: Sequence[Question], images: Sequence[Images], contexts: Sequence[Sequence[Passage]]
     ) -> list[ReaderAnswer]:
-        """Answer each question by one request; as many are under way as the server takes.
+        """Answer each question by one request, `llm_concurrency` of them at a time.
 
-        A question that the server refuses with a single passage has an `error`.
+        A question that the server refuses even with a single passage has an `error`.
         """
         replies: dict[int, WriteReply] = {}
         with RequestPool[int](self._model.concurrency) as pool:
@@ -53,9 +53,9 @@ class ServedReader:
 
 def plain_prompt(question: Question, image: Images, passages: Sequence[Passage]) -> Prompt:
     """Return the prompt that `Renderer.plain` renders."""
-    asked = answer_prompt(question.answer_style, documents=bool(passages)).replace("{passage}", "{documents}")
+    prompt = answer_prompt(question.answer_style, documents=bool(passages)).replace("{passage}", "{documents}")
     return Prompt(
-        f"{{question}} {asked}".strip(),
+        f"{{question}} {prompt}".strip(),
         {"question": question.text},
         tuple(map(passage_text, passages)),
         more_images=len(each_image(image)) - 1,

@@ -74,13 +74,15 @@ class PmsrWeb(Pmsr):
 
     def _of_record(self, iteration: int, question: Question, records: Sequence[str]) -> Steps[list[str]]:
         """Return the query of the last record, condensed if it is long; none if its scope isn't used."""
+        if self.settings.scopes == "trajectory":
+            return []
         query = expand(question.text, records[-1])
-        if self.settings.scopes == "trajectory" or len(query) <= self.settings.condense_above:
-            return [query] if self.settings.scopes != "trajectory" else []
+        if len(query) <= self.settings.condense_above:
+            return [query]
         return [(yield from self._condense(iteration, question, query)) or question.text]
 
     def _repeats(self, iteration: int, question: Question, queries: Sequence[str], earlier: list[str]) -> Steps[bool]:
-        """Return True if queries repeat earlier ones; the image's is none."""
+        """Return True if queries repeat earlier ones. The empty query of the image alone doesn't count."""
         earlier[:] = filter(None, earlier)
         return (yield from super()._repeats(iteration, question, queries, earlier))
 
@@ -130,7 +132,7 @@ class PmsrWeb(Pmsr):
 
 
 def condensed(reply: str) -> str:
-    """Parse the query in a reply to `CONDENSE`: its question, else all of it on one line; "" if it is empty."""
+    """Parse the query in a reply to `CONDENSE`: its question, or else the whole reply on one line."""
     return next(iter(read_queries(reply, 1)), "") or " ".join(clean_reply(reply).split())
 
 

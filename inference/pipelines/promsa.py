@@ -74,10 +74,10 @@ class PromsaSettings(SearchSettings, TrajectorySettings):
     call_passages: int = setting(3, "promsa: passages that a call returns; 3, as published", ge=1)
     turns: int = setting(8, "promsa: maximum replies per question; 8 in the released code", ge=1)
     describe_tools: bool = setting(
-        True, "promsa: describe tools and the form of replies in a system prompt; an agent trained without knows them"
+        True, "promsa: describe tools and the form of replies in a system prompt; false for an agent trained without it"
     )
     page_summaries: Literal["none", "reader", "answerer"] = setting(
-        "none", "promsa: who summarizes passages before the agent reads them; `answerer: server` for a larger model"
+        "none", "promsa: model that summarizes passages for the agent; set `answerer: server` for a larger one"
     )
 
     @property
@@ -135,8 +135,8 @@ class Promsa:
                 dialogue.rounds[-1] = (reply.text, (yield from self._call(turn, question, dialogue, action)))
         except BudgetSpent as spent:
             if dialogue.rounds:
-                said, result = dialogue.rounds[-1]
-                dialogue.rounds[-1] = (said, f"{result}\n\n{LAST}".strip())
+                earlier_reply, result = dialogue.rounds[-1]
+                dialogue.rounds[-1] = (earlier_reply, f"{result}\n\n{LAST}".strip())
             reply = yield from self._reply(len(dialogue.rounds), question, dialogue, "answer")
             return self._result(dialogue, _answer(reply.text), str(spent), reply.score, "budget")
         return self._result(dialogue, "", f"no answer in {self.settings.turns} turns")
@@ -167,17 +167,18 @@ class Promsa:
         dialogue.calls[tool] += 1
         seen = {passage.id for passage in dialogue.passages}
         base = PAIRS if tool == IMAGE_SEARCH else self.text_base
-        query, most = "" if tool == IMAGE_SEARCH else action.query, self.settings.call_passages
-        found = yield from search(turn, [query], {base: [most + len(seen)]}, question=query or question.text)
-        passages = [passage for passage in merge(found) if passage.id not in seen][:most]
+        query = "" if tool == IMAGE_SEARCH else action.query
+        count = self.settings.call_passages
+        found = yield from search(turn, [query], {base: [count + len(seen)]}, question=query or question.text)
+        passages = [passage for passage in merge(found) if passage.id not in seen][:count]
         dialogue.passages += passages
         texts = []
         for passage in passages:
-            texts.append((yield from self._shown(turn, question, passage)))
+            texts.append((yield from self._tool_text(turn, question, passage)))
         return "\n\n".join(f"- {text}" for text in texts) or "Nothing new was found."
 
-    def _shown(self, turn: int, question: Question, passage: Passage) -> Steps[str]:
-        """Return a passage as the agent reads it."""
+    def _tool_text(self, turn: int, question: Question, passage: Passage) -> Steps[str]:
+        """Return the text of a passage in a tool's result, summarized with `page_summaries`."""
         text = passage_text(passage)
         if self.settings.page_summaries == "none":
             return text
@@ -207,12 +208,12 @@ def _answer(reply: str) -> str:
 
 
 def first_turn(question: Question) -> str:
-    """Return the template of the first user turn: the question, and how its answer is wanted."""
+    """Return the template of the first user turn: the question, and the instruction for its answer."""
     return f"{{question}} {answer_prompt(question.answer_style, documents=False)}".strip()
 
 
 def promsa(settings: PromsaSettings, parts: PipelineParts) -> Promsa:
-    """Return the trajectory over the indexes that there are."""
+    """Return the trajectory over the configured indexes."""
     return Promsa(settings, PAIRS if parts.texts is None else "texts")
 
 

@@ -26,8 +26,8 @@ from reflectune.inference.pipelines.iterative import (
     CandidateSettings,
     TrajectorySettings,
     answer_instruction,
+    crop_boxes,
     iterative_recipe,
-    part_of_image,
 )
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.models.rendering.turns import answer_prompt
@@ -112,7 +112,7 @@ class ReAG:
     def __call__(self, question: Question) -> Steps[TrajectoryResult]:
         """Generate the steps."""
         settings, asked = self.settings, {"question": question.text}
-        boxes = (None, *part_of_image(question, settings.crop, settings.box_field))
+        boxes = (None, *crop_boxes(question, settings.crop, settings.box_field))
         tops = {"pairs": [settings.candidates] * len(boxes)}
         found = yield from search(0, [""] * len(boxes), tops, boxes=boxes)
         passages, kept = best_entries(found, settings.top_n), []

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reflectune.core.types import Passage, Question
 from reflectune.inference.pipelines.base import Clock
-from reflectune.inference.pipelines.gated import GatedPipeline, GatedSettings, drawn_place, fallback_of
+from reflectune.inference.pipelines.gated import GatedPipeline, GatedSettings, fallback_of, random_position
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe, every, needed
 from reflectune.inference.pipelines.requirements import ENTRIES
 from reflectune.inference.reading.passage_reader import PassageReader
@@ -34,11 +34,11 @@ class ReflectivaReader(PassageReader):
     def answer_together(
         self, opened: OpenedQuestions, passages: Mapping[int, Sequence[Passage]]
     ) -> dict[int, ReaderAnswer]:
-        """Answer some questions, by position, each from its passages as one paragraph.
+        """Answer questions, given by position, each from all of its passages in one paragraph.
 
-        The leading passages that fit the model's context whole are read.
+        Only the leading passages that fit the model's context whole are read.
         """
-        fitted = {i: self._fit_branch(opened, i, given) for i, given in passages.items()}
+        fitted = {i: self._fit_branch(opened, i, question_passages) for i, question_passages in passages.items()}
         branches = [[fitted[i][1]] if i in fitted else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
         answers = self._generate(state, [(i, 0) for i in fitted], [])
@@ -88,7 +88,7 @@ class ReflectiVA(GatedPipeline):
             return dataclasses.replace(trace, kept=relevant, used=relevant)
         used: tuple[int, ...] = ()
         if fallback == "random":
-            used = (drawn_place(question, len(positions)),)
+            used = (random_position(question, len(positions)),)
         if fallback == "best_product":
             used = (max(positions, key=lambda k: trace.passages[k].s_rel or 0.0),)
         return dataclasses.replace(trace, used=used, fallback=fallback)

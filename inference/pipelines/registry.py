@@ -35,7 +35,7 @@ def find_recipe(name: str) -> Recipe[Any]:
     """Return the recipe of a pipeline or stage.
 
     Raises:
-        UserError: There is none of this name.
+        UserError: No pipeline has this name.
     """
     if name not in all_recipes():
         raise UserError(f"unknown pipeline `{name}`; one of {', '.join(all_recipes())}")

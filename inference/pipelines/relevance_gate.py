@@ -26,8 +26,8 @@ class RelevanceGateSettings(Settings):
 
     gate_filter: float = setting(
         0.0,
-        "MI-RAG, PMSR: a record reads the passages whose p([Relevant]) by `model` reaches this, or else the best one; "
-        "0: all, unjudged",
+        "MI-RAG, PMSR: write a record from the passages whose p([Relevant]) by `model` reaches this, or else the best "
+        "one; 0: from all, without judging",
         ge=0,
         le=1,
     )
@@ -47,7 +47,7 @@ class RelevanceGateSettings(Settings):
         """Check that a question has one image if it is to be judged.
 
         Raises:
-            UnusableInput: It has none, or several.
+            UnusableInput: It has no image, or several.
         """
         if self.has_gate:
             check_one_image(question, "the relevance gate (`gate_filter`, `gate_stop`)")
@@ -60,27 +60,27 @@ class RelevanceGateSettings(Settings):
 
 
 def relevant(
-    iteration: int, question: Question, passages: Sequence[Passage], judged: Judged, least: float
+    iteration: int, question: Question, passages: Sequence[Passage], judged: Judged, threshold: float
 ) -> Steps[list[Passage]]:
-    """Return the passages whose p([Relevant]) reaches `least`, in order; the most relevant one if none does.
+    """Return the passages whose p([Relevant]) reaches `threshold`, in order; the most relevant one if none does.
 
     Args:
         passages: The passages found.
         judged: Earlier judgements, which are not repeated; new ones are added.
-        least: The threshold; 0 to judge nothing and return all.
+        threshold: The threshold; 0 to judge nothing and return all.
     """
-    if not least:
+    if not threshold:
         return [*passages]
     new = [passage for passage in passages if passage not in judged]
     replies = yield from relevance(iteration, question, texts_of(new))
     judged.update(zip(new, replies.each, strict=True))
     best = sorted(passages, key=lambda passage: -judged[passage].yes)[:1]
-    return [passage for passage in passages if judged[passage].yes >= least] or best
+    return [passage for passage in passages if judged[passage].yes >= threshold] or best
 
 
-def is_evidence(iteration: int, question: Question, record: str, least: float) -> Steps[bool]:
-    """Return True if a record's p([Relevant]) reaches `least`. An empty one isn't judged, and none if `least` is 0."""
-    if not (least and record.strip()):
+def is_evidence(iteration: int, question: Question, record: str, threshold: float) -> Steps[bool]:
+    """Return True if a record's p([Relevant]) reaches `threshold`. An empty record, or threshold 0, isn't judged."""
+    if not (threshold and record.strip()):
         return False
     replies = yield from relevance(iteration, question, [record], kind="record")
-    return replies.each[0].yes >= least
+    return replies.each[0].yes >= threshold

@@ -32,16 +32,16 @@ class RoleSettings(Settings):
     )
 
     step_models: dict[WriteOperator, str] = setting(
-        {}, "iterative: models of the server that do some steps, e.g. {caption: Qwen3-VL-2B}; others: `llm_model`"
+        {}, "iterative: the server's models of single operators, e.g. {caption: Qwen3-VL-2B}; for others `llm_model`"
     )
 
     @cross_check
     def step_problems(self) -> Iterator[str]:
-        """Yield the problem of steps that no server's model does."""
+        """Yield the problems of `step_models` that are not used."""
         if self.step_models and self.reader != SERVER:
             yield "`step_models` needs `reader: server`"
         elif "answer" in self.step_models and self.answerer not in ("", SERVER):
-            yield f"`step_models` names who answers, and so does `answerer: {self.answerer}`; leave one out"
+            yield f"`step_models` and `answerer: {self.answerer}` both name the model that answers; leave one out"
 
     @property
     def is_served(self) -> bool:
@@ -94,7 +94,7 @@ def _no_server(config: Any, names: str) -> Iterable[str]:
 
 
 def _reads_images(key: str = "", value: str = "") -> Callable[[Any, str], Iterable[str]]:
-    """Return a check that the reranker reads texts alone, if the key has this value."""
+    """Return a check that the reranker reads only texts, which applies if the key has this value, or if it is ""."""
 
     def missing(config: Any, names: str) -> Iterable[str]:
         if not key or getattr(config, key) == value:

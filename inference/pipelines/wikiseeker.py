@@ -70,7 +70,7 @@ class WikiSeeker:
             query = next(iter(read_queries(refined.text, 1)), question.text)
             passages = merge((yield from search(0, [query], {"pairs": [self.settings.pair_passages]})))
             if passages:
-                passed = True  # also without the budget to inspect them
+                passed = True  # if the budget ends before the inspection
                 passed = (yield from judge(0, INSPECT, asked, documents=texts_of(passages))).share > 0.5
         if passed:
             template = ANSWER + answer_instruction(question, detailed=False)

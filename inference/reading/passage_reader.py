@@ -1,4 +1,4 @@
-"""Reader of models that reflect turn by turn: open questions, read the gate, judge passages, answer."""
+"""Reader of models that reflect turn by turn: read the gate, judge passages, answer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class JudgedPassages:
 
     Attributes:
         branches: The engine's state.
-        passages: Per question, the passages read: those that fit the model's context.
-        relevance: Per question and passage: p([Relevant]) (S_rel, equation 6) and p([Irrelevant]), full softmax.
+        passages: Passages of each question that fit the model's context.
+        relevance: For each of them p([Relevant]) (S_rel, equation 6) and p([Irrelevant]) in the full softmax.
         usage: Counts of each question.
     """
 
@@ -47,13 +47,13 @@ class PassageReader(Reader):
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
         """Compute P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) of each question, after equation 1."""
-        both = opened.prefixes.probabilities(self._renderer.ids_of("retrieve", "no_retrieve")).tolist()
+        pairs = opened.prefixes.probabilities(self._renderer.ids_of("retrieve", "no_retrieve")).tolist()
         for row, length in enumerate(opened.lengths):
             opened.usage.branch(row, length, 0)
-        return [calibrated(self._engine, self.scheme.gates[0].name, share(yes, no)) for yes, no in both]
+        return [calibrated(self._engine, self.scheme.gates[0].name, share(yes, no)) for yes, no in pairs]
 
     def answer_directly(self, opened: OpenedQuestions, rows: Sequence[int]) -> list[ReaderAnswer]:
-        """Answer these questions after [No Retrieval], equation 2, with the instruction for a short answer."""
+        """Answer the questions at these positions after [No Retrieval], equation 2."""
         if not rows:
             return []
         selected = set(rows)
@@ -70,7 +70,7 @@ class PassageReader(Reader):
     def judge(self, opened: OpenedQuestions, passages: Sequence[Sequence[Passage]]) -> JudgedPassages:
         """Read each question's passages after [Retrieval], all in one batch; a question may have none.
 
-        A passage that doesn't fit the context with its question and an answer is left out, never cut.
+        A passage that doesn't fit the context together with its question and an answer is left out, never truncated.
         """
         room = self._engine.max_length - self._max_new_tokens - 1  # one for [Relevant]
         read: list[list[Passage]] = []

@@ -52,7 +52,7 @@ class PromptedReader:
         self._max_new_tokens, self._max_reply_tokens = max_new_tokens, max_reply_tokens
 
     def open(self, questions: Sequence[Question], images: Sequence[Image.Image]) -> OpenedQuestions:
-        """Read images and questions up to where the four prompts branch."""
+        """Read images and questions: the prefix that the four prompts share."""
         return OpenedQuestions.read(self._engine, self.scheme, questions, images)
 
     def gates(self, opened: OpenedQuestions) -> list[float]:
@@ -73,10 +73,11 @@ class PromptedReader:
         Args:
             opened: The questions.
             documents: Their documents.
-            found: Place of each entry in the question's search results, by entry id (`places`), if P_SRT reads it.
+            found: Rank of each entry in the question's search results, by entry id (`places`), if P_SRT includes it.
 
         Returns:
-            In [0, 1], by question and document; None for a document that is too long with its question and an answer.
+            Scores in [0, 1], by question and document; None for a document that doesn't fit the context together with
+            its question and an answer.
         """
         fitting: list[list[int]] = []
         branches: list[list[list[int]]] = []
@@ -100,9 +101,9 @@ class PromptedReader:
         return scores
 
     def agree(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, PromptedReply]:
-        """Generate replies to P_MCT about the documents of some questions, by position of the question.
+        """Generate replies to P_MCT, by position of the question.
 
-        A question whose context holds fewer than two of its documents gets none.
+        A question gets no reply if fewer than two of its documents fit the context.
         """
         fitted = {
             i: self._fit("mct", opened, i, question_documents, self._max_reply_tokens)
@@ -122,31 +123,35 @@ class PromptedReader:
         }
 
     def answer(self, opened: OpenedQuestions, documents: Mapping[int, Sequence[Passage]]) -> dict[int, ReaderAnswer]:
-        """Answer some questions from their documents by P_vqa, equation 9; from the question alone if it has none.
+        """Answer questions, given by position, from their documents by P_vqa, equation 9.
 
-        The leading documents that fit the model's context whole are read.
+        Only the leading documents that fit the model's context whole are read. A question without documents is answered
+        from its image alone.
         """
         fitted = {
             i: self._fit("vqa", opened, i, question_documents, self._max_new_tokens)
             for i, question_documents in documents.items()
         }
         generations = self._generate(opened, {i: ids for i, (_, ids) in fitted.items()}, self._max_new_tokens)
-        return {i: ReaderAnswer.of(made, self._renderer, fitted[i][0]) for i, made in generations.items()}
+        return {i: ReaderAnswer.of(reply, self._renderer, fitted[i][0]) for i, reply in generations.items()}
 
     def _fit(
-        self, name: PromptName, opened: OpenedQuestions, row: int, passages: Sequence[Passage], reply: int
+        self, name: PromptName, opened: OpenedQuestions, row: int, passages: Sequence[Passage], max_tokens: int
     ) -> tuple[int, list[int]]:
         """Return the number of leading passages that leave room for a reply, and the prompt with them."""
-        style, room = opened.questions[row].answer_style, self._engine.max_length - opened.lengths[row] - reply
+        style = opened.questions[row].answer_style
+        room = self._engine.max_length - opened.lengths[row] - max_tokens
         return fit_leading(
             lambda count: self.scheme.prompt_branch(self._renderer, name, passages[:count], style), len(passages), room
         )
 
-    def _generate(self, opened: OpenedQuestions, prompts: Mapping[int, list[int]], most: int) -> dict[int, Generation]:
+    def _generate(
+        self, opened: OpenedQuestions, prompts: Mapping[int, list[int]], max_tokens: int
+    ) -> dict[int, Generation]:
         branches = [[prompts[i]] if i in prompts else [] for i in range(len(opened.questions))]
         state = self._engine.branch(opened.prefixes, branches)
-        generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=most)
+        generations = self._engine.generate(state, [(i, 0) for i in prompts], max_new_tokens=max_tokens)
         self._engine.check_numbers(*(generation.score for generation in generations))
-        for i, made in zip(prompts, generations, strict=True):
-            opened.usage.branch(i, opened.lengths[i], len(prompts[i]), len(made.token_ids))
+        for i, generation in zip(prompts, generations, strict=True):
+            opened.usage.branch(i, opened.lengths[i], len(prompts[i]), len(generation.token_ids))
         return dict(zip(prompts, generations, strict=True))

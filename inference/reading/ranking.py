@@ -44,8 +44,8 @@ class PassageScores:
 def entry_shares(similarities: Sequence[float], temperature: float) -> list[float]:
     """Compute S_ret as a softmax over the retrieved entries: similarity / temperature.
 
-    Cosines of retrieved entries lie so close together that they hardly count as factors of a product; their differences
-    count again in a softmax.
+    Cosines of retrieved entries are nearly equal, so they hardly matter as factors of a product. A softmax enlarges
+    their differences.
 
     Args:
         similarities: Similarities of one question's entries.
@@ -72,10 +72,10 @@ def entry_scores(hits: Sequence[Hit], temperature: float) -> dict[str, float]:
 
 
 def shift_relevance(s_rel: float, s_irr: float, shift: float) -> tuple[float, float]:
-    """Add `shift` to the log-odds of [Relevant] against [Irrelevant]. The sum of both probabilities stays.
+    """Add `shift` to the log-odds of [Relevant] against [Irrelevant]. The sum of both probabilities stays the same.
 
-    A model that was trained on 1 relevant passage to 3 others, and is asked about 1 to 100, has prior log-odds that are
-    too high by log(100 / 3) = 3.5 (Bayes' rule).
+    This corrects the prior: if 1 of 4 passages is relevant in training, and 1 of 101 in inference, the log-odds are too
+    high by log(100 / 3) = 3.5 (Bayes' rule).
     """
     if not shift:
         return s_rel, s_irr
@@ -114,7 +114,7 @@ def best(
     Args:
         candidates: The scores.
         exponents: Exponents of S_ret, S_rel and S_ans.
-        answers: Normalized answers, if candidates with equal ones add up their products; the best of these is chosen.
+        answers: Normalized answers, to add up the products of candidates with equal answers; None: no votes.
 
     Raises:
         ValueError: `candidates` is empty.
@@ -131,7 +131,7 @@ def choice_weights(candidates: Sequence[PassageScores], ranking: str) -> list[fl
     """Compute the probability with which a ranking chooses each candidate: 1 for the best, shared equally between ties.
 
     `random` multiplies nothing, so all candidates tie: the weights give the exact expectation of a random choice.
-    `ret` can't distinguish passages of one entry, and shares between them.
+    `ret` can't distinguish passages of one entry, which share its weight.
 
     Returns:
         A weight for each candidate; they sum to 1 (or there are none).

@@ -29,10 +29,10 @@ class ReaderAnswer:
     Attributes:
         text: The answer without reflection tokens and thoughts, stripped.
         score: S_ans, equation 7: geometric mean probability of its tokens and the end token, given any thoughts; 0 if
-            the reply was cut off inside the thoughts.
+            the reply was truncated inside the thoughts.
         tokens: Number of tokens generated, thoughts included.
         passages_read: Number of the given passages that were read.
-        read: Tokens of the prompt of a one-turn answer.
+        read: Tokens of the prompt, for answers in one turn.
         cut: True if it was truncated at the maximum length.
         error: Reason why the model could not answer; "" if it could.
     """
@@ -66,9 +66,9 @@ USAGE = ("calls", "read", "computed", "generated")
 class Usage:
     """Costs of each question of a batch, by its position.
 
-    `calls` counts prompts. `read` counts their tokens as separate calls would read them, each prompt from its start;
-    `computed` counts a question's shared prefix once. `generated` counts generated tokens. Recomputation after memory
-    shortage and images shared between questions are not counted: a question's counts don't depend on its batch.
+    `calls` counts prompts. `read` counts the tokens of all prompts, each from its start, as separate calls would read
+    them. `computed` counts a question's shared prefix once. `generated` counts generated tokens. Counts don't depend on
+    the batch: they ignore recomputation after memory shortage, and images shared between questions.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class OpenedQuestions:
 
 
 class Reader:
-    """A loaded model with its engine, asked plainly: closed book, naive RAG, oracle."""
+    """A loaded model that answers without reflection: closed book, naive RAG, oracle."""
 
     def __init__(self, engine: Engine, max_new_tokens: int) -> None:
         """Bind the engine; set the maximum length of an answer in tokens."""
@@ -166,7 +166,7 @@ class Reader:
 
 
 def calibrated(engine: Engine, gate: str, probability: float) -> float:
-    """Return a gate's probability, scaled if the engine's model is read by a calibration of the gate."""
+    """Return a gate's probability, scaled if the engine has a calibration of the gate."""
     scaling = engine.calibration.get(gate)
     return probability if scaling is None else float(scaling.apply(probability))
 

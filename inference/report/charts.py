@@ -50,16 +50,21 @@ def confidence(trace: TextlessTrace) -> float | None:
 
 
 def _gate(title: str, rows: Sequence[tuple[float, float]], kinds: tuple[str, str], gamma: float) -> Chart | None:
-    """Draw the gate's decisions by γ; rows are (probability, 1 if it requires retrieval else 0)."""
+    """Draw the gate's decisions by γ.
+
+    Args:
+        rows: Pairs of the gate's probability, and 1 if retrieval is needed, else 0.
+        kinds: Names of the questions that need retrieval, and of the others.
+    """
     if not rows:
         return None
-    values, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
-    needed = [value for value, label in zip(values, labels, strict=True) if label]
-    needless = [value for value, label in zip(values, labels, strict=True) if not label]
+    probabilities, labels = [value for value, _ in rows], [label == 1 for _, label in rows]
+    positives = [value for value, label in zip(probabilities, labels, strict=True) if label]
+    negatives = [value for value, label in zip(probabilities, labels, strict=True) if not label]
     lines = [
-        Line("right decisions", curves.accuracy_at(values, labels)),
-        Line(f"retrieves: {kinds[0]}", curves.share_at_least(needed)),
-        Line(f"retrieves: {kinds[1]}", curves.share_at_least(needless)),
+        Line("right decisions", curves.accuracy_at(probabilities, labels)),
+        Line(f"retrieves: {kinds[0]}", curves.share_at_least(positives)),
+        Line(f"retrieves: {kinds[1]}", curves.share_at_least(negatives)),
     ]
     drawn = [line for line in lines if line.points]
     return Chart(title, "γ", "share of questions", drawn, marker=(gamma, f"γ = {gamma:g}"))

@@ -19,7 +19,7 @@ Record = dict[str, Any]
 Metrics = Mapping[str, Any]
 
 ORACLE = "oracle"
-"""Part of the names of pipelines that are given the entry or passage that others have to find."""
+"""Part of the names of pipelines that are given the gold entry or passage."""
 
 
 def read_metrics(folders: Sequence[str], file: str = "metrics.json") -> dict[str, Metrics]:
@@ -34,10 +34,14 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
         metrics: Content of metrics.json, by evaluation.
 
     Returns:
-        `metric`, `evaluations` (names), `names` (plain ones of pipelines), `best_baselines` (one per evaluation),
-        `question_sets` (count), and by pipeline in `pipelines`: `score`, `columns` and `lead` over the evaluation's
-        best baseline (lists, one item for each evaluation that ran it), `standing`, `costs` (means), `budget` (values
-        by key), `unasked` (question sets that it was not asked) and `on_front` (by kind of cost).
+        `metric`, `evaluations` (names), `names` (titles of pipelines), `best_baselines` (one per evaluation),
+        `question_sets` (count), and by pipeline in `pipelines`:
+
+        - `score`, `columns`, and `lead` over the evaluation's best baseline: lists with an item for each evaluation
+          that ran the pipeline;
+        - `standing`; `costs` (means); `budget` (values by key);
+        - `unasked`: number of question sets that it was not run on;
+        - `on_front`: True if it is on the Pareto front of score and cost, by kind of cost.
 
     Raises:
         UserError: The evaluations are scored by different metrics, or by different checkpoints of BEM.
@@ -67,18 +71,19 @@ def flips(before: Metrics, after: Metrics) -> Record:
 
     Args:
         before: Content of an evaluation's scored.json.
-        after: That of the other one.
+        after: Content of the other one's scored.json.
 
     Returns:
-        By pipeline `asked`, the number of questions that both asked, and `flipped`: id, and outcome in each.
+        By pipeline `asked`, the number of questions in both, and `flipped`: their ids, with the outcome in each.
     """
     table = {}
     for name in [name for name in before["outcomes"] if name in after["outcomes"]]:
-        first, second = (
-            dict(zip(question_keys(record), record["outcomes"][name], strict=True)) for record in (before, after)
-        )
+        first = dict(zip(question_keys(before), before["outcomes"][name], strict=True))
+        second = dict(zip(question_keys(after), after["outcomes"][name], strict=True))
         asked = [
-            {"id": key[0], "before": old, "after": second[key]} for key, old in first.items() if old and second.get(key)
+            {"id": key[0], "before": outcome, "after": second[key]}
+            for key, outcome in first.items()
+            if outcome and second.get(key)
         ]
         flipped = [row for row in asked if (row["before"] == RIGHT) != (row["after"] == RIGHT)]
         table[name] = {"asked": len(asked), "flipped": flipped}
@@ -92,9 +97,9 @@ def mean_score(scores: Sequence[Mapping[str, float] | None]) -> float | None:
 
 
 def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
-    """Return how a pipeline compares with the best baseline by the paired intervals of all evaluations, "" without any.
+    """Return whether a pipeline is ahead of the best baseline, behind, or ties; "" without a lead.
 
-    It is ahead if each interval is above 0, and behind if each is below.
+    It is ahead if the paired interval of every evaluation is above 0, and behind if every one is below 0.
     """
     known = [lead for lead in leads if lead is not None]
     ahead, behind = sum(lead["low"] > 0 for lead in known), sum(lead["high"] < 0 for lead in known)
@@ -104,7 +109,7 @@ def standing(leads: Sequence[Mapping[str, Any] | None]) -> str:
 
 
 def with_folder_names(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
-    """Return evaluations in which pipelines of one name are renamed, as `seeds.joined` does, so that none is a mean."""
+    """Return evaluations in which pipelines that several ran are renamed by folder, as in `seeds.joined`."""
     ran = Counter(name for content in metrics.values() for name in content["pipelines"])
     several = {name for name, count in ran.items() if count > 1} - {*BESTS}
     return {
@@ -116,7 +121,7 @@ def with_folder_names(metrics: Mapping[str, Metrics]) -> dict[str, Metrics]:
 
 
 def _with_noise_named(content: Metrics) -> Metrics:
-    """Rename pipelines that read irrelevant passages, so that they are not averaged with those that did not."""
+    """Add `noise` to the names of pipelines with irrelevant passages, so that they are averaged separately."""
     return _renamed(content, {name: f"{name}, noise {count}" for name, count in content["noise"].items()})
 
 
@@ -162,7 +167,7 @@ def _question_sets(evaluations: Sequence[Metrics]) -> set[str]:
 
 
 def plain(name: str) -> str:
-    """Return the name of a pipeline without what was added to tell it apart.
+    """Return a pipeline's name without its suffixes.
 
     Example:
         >>> plain("pmsr, noise 4 (runs/oracle)")
@@ -172,15 +177,15 @@ def plain(name: str) -> str:
 
 
 def headline_score(table: Metrics) -> Metrics | None:
-    """Return the overall score; the score of InfoSeek's one half if only that was asked."""
+    """Return the overall score; for InfoSeek with questions of only one half, the score of that half."""
     scores = (table.get(OVERALL), *(score for column, score in table.items() if column != "by_type"))
     return next((score for score in scores if score is not None), None)
 
 
 def _is_on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool | None:
-    """Return True if no other pipeline is at least as good and as cheap, and better in one.
+    """Return True if a pipeline is on the Pareto front: no other is at least as good and as cheap, and better in one.
 
-    Oracles and pipelines that were asked a part of the questions do not count: None.
+    Oracles and pipelines that ran on only a part of the questions are excluded: None.
     """
     points = {
         other: (row["costs"][cost], score)
@@ -190,5 +195,8 @@ def _is_on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool 
     }
     if name not in points:
         return None
-    own = points[name]
-    return not any(price <= own[0] and value >= own[1] and (price, value) != own for price, value in points.values())
+    expense, score = points[name]
+    return not any(
+        other_expense <= expense and other_score >= score and (other_expense, other_score) != (expense, score)
+        for other_expense, other_score in points.values()
+    )

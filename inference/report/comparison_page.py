@@ -19,7 +19,7 @@ from reflectune.metrics.reporting.breakdown import OVERALL
 _AXIS = "read"
 """Cost on the horizontal axis of the plot."""
 _LEAST = 1e-3
-"""Position of a cost of 0 on the logarithmic axis."""
+"""Stands for a cost of 0 on the logarithmic axis."""
 _MAX_FLIPS = 20
 
 
@@ -46,7 +46,7 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def plot(record: Mapping[str, Any]) -> str:
-    """Return the plot of score against tokens read as SVG. The front is orange; names stand in the right margin.
+    """Return the plot of score against tokens read as SVG. The front is orange; names are in the right margin.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -105,7 +105,7 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how many questions flipped and at which steps answers were lost or won, then the questions."""
+    """Yield a table of the flipped questions by step, and a list of them."""
     before, after = record["evaluations"]
     yield from ("", "## What flipped", "", f"From {before} to {after}, over the questions that both asked.")
     yield from (
@@ -167,7 +167,7 @@ def _caption(record: Mapping[str, Any]) -> str:
         "the 95 % interval of one evaluation, or the lowest to the highest of several. The lead is over the best "
         f"baseline of the same evaluation ({baselines}), paired by question. A pipeline is ahead if its interval is "
         "above 0 in every evaluation. Costs are of one scored question: tokens read are those of all prompts, each "
-        "from its beginning; tokens computed count a shared beginning once. A pipeline is on the front of a cost if "
+        "from its beginning; tokens computed count a shared prefix once. A pipeline is on the front of a cost if "
         "no other is as good and as cheap, and better in one. Oracles are last and on no front."
     )
 
@@ -181,7 +181,7 @@ def _notes(record: Mapping[str, Any]) -> Iterator[str]:
     leading = {name: plain(name) for name, row in pipelines.items() if any(row["lead"])}
     deeper = [name for name, recipe in leading.items() if recipe in known and known[recipe].has_own_depth]
     if deeper:
-        yield f"- Leads not at equal depth, since keys of their own set how much they read: {', '.join(deeper)}."
+        yield f"- Leads not at equal depth, since these pipelines set their own depth: {', '.join(deeper)}."
     for name, row in pipelines.items():
         if row["budget"]:
             yield f"- Budget of {name} (its paper's): {', '.join(_budget(*item) for item in row['budget'].items())}."

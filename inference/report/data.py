@@ -31,7 +31,7 @@ from reflectune.metrics.reporting.breakdown import headline
 from reflectune.metrics.scoring.registry import is_wrong
 
 REFLECTING = MR2AG.name
-"""The pipeline whose stored candidates can be chosen among again."""
+"""The pipeline whose choice among stored candidates the page can recompute."""
 
 QUESTION_SIDE, ENTRY_SIDE = 224, 128
 """Longest sides of a question's and an entry's image, in pixels; larger ones are scaled down."""
@@ -52,17 +52,17 @@ def browser_data(
 
     Args:
         dataset: The data set with images and entries.
-        questions: The questions to list. The first ones that fit `max_bytes` are listed, in the order of their ids.
+        questions: The questions. The first ones that fit `max_bytes` are listed, sorted by id.
         traces: By pipeline, then by question id.
         measure: Scorer of answers.
         gamma: Threshold of the gate.
         names: Plain names of the pipelines.
-        choice: Settings of mR²AG's choice, if its answers can be chosen again.
-        max_bytes: Size of the JSON.
+        choice: Settings of mR²AG's choice, if the page can recompute it.
+        max_bytes: Maximum size of the JSON.
 
     Returns:
-        `images` (data URIs), `entries`, `passages` and `questions`; the latter refer to the former by position. Rows
-        leave out fields that are None, false or empty.
+        `images` (data URIs), `entries`, `passages` and `questions`, which refer to the others by position. Fields that
+        are None, false or empty are left out.
     """
     tables, rows, size = _Tables(dataset), [], 0
     ordered = sorted(traces, key=lambda name: (name not in reflecting(), name))
@@ -113,7 +113,7 @@ class _Tables:
         self.bytes = 0
 
     def image(self, path: str | Path, roots: Roots, side: int) -> int:
-        """Return the position of an image below `roots`; -1 if it can't be read, which the evaluation has reported."""
+        """Return the position of an image below `roots`; -1 if it can't be read (the evaluation reported that)."""
         key = ("image", side, str(Path(self._dataset.root, path).resolve()))
         if key not in self._places:
             try:
@@ -123,7 +123,7 @@ class _Tables:
         return self._places[key]
 
     def entry(self, entry_id: str, kb: str = "", title: str = "") -> int:
-        """Return the position of an entry. Of entries outside the data set's knowledge base only the title is known."""
+        """Return the position of an entry; with its title alone if it is from another knowledge base."""
         home = self._dataset.knowledge.name
         key = ("entry", entry_id if kb in ("", home) else f"{kb}: {entry_id}")
         if key not in self._places and kb not in ("", home):
@@ -157,7 +157,7 @@ class _Tables:
         return len(self.images), len(self.entries), len(self.passages)
 
     def truncate(self, lengths: tuple[int, ...]) -> None:
-        """Remove the last rows; none may be added after."""
+        """Remove the last rows. Nothing may be added afterwards."""
         tables: tuple[list[Any], ...] = (self.images, self.entries, self.passages)
         for rows, length in zip(tables, lengths, strict=True):
             del rows[length:]
@@ -170,7 +170,7 @@ class _Tables:
 
 
 def data_uri(image: Image.Image, side: int) -> str:
-    """Return a small copy of an image as a data URI. It is made from the pixels, without the file's metadata."""
+    """Return a small copy of an image as a data URI, without the file's metadata."""
     small = image.copy()
     small.thumbnail((side, side))
     buffer = io.BytesIO()
@@ -235,7 +235,7 @@ def _without_empty(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _again(choice: ChoiceSettings, traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return the settings of mR²AG's choice, and the range in which its stored candidates allow others."""
+    """Return the settings of mR²AG's choice, and the range of settings for which its candidates are stored."""
     is_answered = all(read.answer is not None for trace in traces.values() for read in trace.passages)
     return {
         "pipeline": REFLECTING,
@@ -251,9 +251,9 @@ def _again(choice: ChoiceSettings, traces: Mapping[str, Trace]) -> dict[str, Any
 def _candidates(
     question: Question, trace: Trace, measure: TraceScorer, choice: ChoiceSettings
 ) -> dict[str, list[Any]] | None:
-    """Return the entries' similarities, and of each answered passage position, entry's rank, scores, worth and vote.
+    """Return the entries' similarities and the answered passages: position, entry's rank, scores, worth and vote.
 
-    Numbers are whole, since a rounded one may decide otherwise.
+    Numbers aren't rounded, since rounding may change the choice.
     """
     ranks, read = {hit.entry_id: rank for rank, hit in enumerate(trace.hits)}, []
     for k, p in enumerate(trace.passages):
@@ -265,15 +265,13 @@ def _candidates(
 
 
 def _should_look_up(name: str, question: Question, traces: Mapping[str, Trace], measure: TraceScorer) -> bool | None:
-    """Return the gate's right decision or None; in MMKB-RAG True if the base model is wrong by RET's labels."""
+    """Return the right decision of the gate; None if unknown. In MMKB-RAG, True if the base model is wrong."""
     if find_recipe(name).base_answers is None:
         return question.is_knowledge_based
     base = traces.get("closed_book")
-    return (
-        None
-        if base is None or base.error or not measure.has_truth(question)
-        else is_wrong(measure.correctness(question, base))
-    )
+    if base is None or base.error or not measure.has_truth(question):
+        return None
+    return is_wrong(measure.correctness(question, base))
 
 
 def _passage(read: PassageTrace, tables: _Tables, kb: str, exponents: Sequence[float]) -> dict[str, Any] | int:

@@ -55,13 +55,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the unit square.
+    """A chart whose axes both range from 0 to 1.
 
     Attributes:
         title: Title, above the chart.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
-        lines: Lines; after six the colours begin again, with other dashes.
+        lines: Lines; the six colours repeat with other dashes.
         note: Sentence below the chart.
         marker: x of a vertical line, and its label.
         diagonal: Draw y = x, where a calibrated probability lies.

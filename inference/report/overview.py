@@ -24,14 +24,18 @@ def finding(metrics: Mapping[str, Any]) -> str:
     sentence = f"{names[method]} scores {value} %, 95 % interval {low} to {high}"
     if not (lead := metrics["comparisons"].get(f"{method} - {BEST_BASELINE}")):
         return sentence + "."
-    verdict = "a lead" if lead["low"] > 0 else "behind" if lead["high"] < 0 else "a tie"
+    verdict = "a tie"
+    if lead["low"] > 0:
+        verdict = "a lead"
+    elif lead["high"] < 0:
+        verdict = "behind"
     value, low, high = (f"{100 * lead[key]:+.1f}".replace("-", "−") for key in ("value", "low", "high"))
     difference = f"The difference is {verdict}: {value} points, {low} to {high}."
     return f"{sentence}; the best baseline is {names[metrics[BEST_BASELINE]]}. {difference}"
 
 
 def lost(metrics: Mapping[str, Any]) -> str:
-    """Return at which steps the method loses answers, the most frequent first; "" without a method."""
+    """Return a sentence with the steps at which the method loses answers, most frequent first; "" without a method."""
     counts = {key: count for key, count in metrics["losses"].get(_method(metrics), {}).items() if key != RIGHT}
     steps = ", ".join(f"{counts[key]} {OUTCOMES[key]}" for key in sorted(counts, key=lambda key: -counts[key]))
     return f"{plain_names(metrics)[_method(metrics)]} loses {sum(counts.values())} answers: {steps}." if counts else ""
@@ -70,7 +74,7 @@ def _rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _method(metrics: Mapping[str, Any]) -> str:
-    """Return the run's reflecting pipeline, else its only iterative one; "" without."""
+    """Return the run's only reflecting pipeline, or else its only iterative one; "" if there is none, or several."""
     ran = [name for name in reflecting() if name in metrics["pipelines"]]
     ran = ran or [name for name in iterative() if name in metrics["pipelines"]]
     return ran[0] if len(ran) == 1 else ""

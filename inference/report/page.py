@@ -22,9 +22,9 @@ from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.trace_files.columns import with_texts
 
 MAX_BYTES = 20_000_000
-"""Size of a report. As many questions are listed as fit."""
+"""Maximum size of a report. As many questions are listed as fit."""
 MAX_QUESTIONS = 1000
-"""Questions to list; of more a random sample."""
+"""Maximum number of listed questions, a random sample."""
 _RESERVED = 10_000
 """Bytes for sentences that depend on the number of listed questions."""
 
@@ -52,7 +52,7 @@ def write_report(
         metrics: The content of metrics.json.
         title: Title of the page.
         facts: Facts of the run by name, shown as a table.
-        notices: Sentences at the head.
+        notices: Sentences at the top of the page.
         measure: Scorer of answers.
         choice: Settings of mR²AG's choice; None if it was not run.
     """
@@ -86,11 +86,11 @@ def write_report(
         max_bytes=MAX_BYTES - _RESERVED - len(filled(browse_note="", data={}).encode()),
     )
     count = len(data["questions"])
-    why = f" The file is kept below {MAX_BYTES / 1e6:g} MB." if count < len(drawn) else ""
+    reason = f" The file is kept below {MAX_BYTES / 1e6:g} MB." if count < len(drawn) else ""
     note = (
         f"All {count} questions."
         if count == len(questions)
-        else f"A random sample of {count} of the {len(questions)} questions; traces/ has all of them.{why}"
+        else f"A random sample of {count} of the {len(questions)} questions; traces/ has all of them.{reason}"
     )
     write_atomically(path, filled(browse_note=note, data=data))
 
@@ -110,6 +110,6 @@ def fill(*, data: Mapping[str, Any], **values: Any) -> Markup:
     )
 
 
-def sample(questions: Sequence[Question], most: int, seed: int) -> list[Question]:
-    """Return at most `most` questions, in random order."""
-    return random.Random(seed).sample(list(questions), min(most, len(questions)))
+def sample(questions: Sequence[Question], max_questions: int, seed: int) -> list[Question]:
+    """Return at most `max_questions` questions, in random order."""
+    return random.Random(seed).sample(list(questions), min(max_questions, len(questions)))

@@ -39,7 +39,7 @@ def plain_names(metrics: Mapping[str, Any]) -> dict[str, str]:
 
 
 def scores(metrics: Mapping[str, Any]) -> Markup:
-    """Return the official scores of every pipeline by split and type, the leads of tuned ones, and the break-downs."""
+    """Return the official scores of every pipeline by split and type, with leads and scores by group."""
     heads, names = metrics["metric"]["columns"], plain_names(metrics)
     tables = {name: table for name, table in metrics["pipelines"].items() if name not in BESTS}
     types = sorted({kind for table in tables.values() for kind in table["by_type"]} - set(heads))
@@ -63,7 +63,7 @@ def scores(metrics: Mapping[str, Any]) -> Markup:
 
 
 def _reader(metrics: Mapping[str, Any], name: str) -> str:
-    """Return the contexts of a tuned baseline's training, and if it reads others."""
+    """Return the contexts that a tuned baseline was trained on, and a note if it reads others."""
     if not (reader := metrics["readers"].get(name)):
         return ""
     tuned_on = ", ".join(reader["tuned_on"]) or "unknown contexts"
@@ -116,7 +116,7 @@ def _reflection(
 
 
 def rankings(metrics: Mapping[str, Any]) -> Markup:
-    """Return the scores of mR²AG's eight rankings (Table 5 of the paper), and whether the full product is the best."""
+    """Return the scores of mR²AG's eight rankings (Table 5 of the paper), and a verdict on the full product."""
     measured = metrics["rankings"]
     if not measured:
         return _html(notes=["mr2ag was not run; no other pipeline ranks its answers by products."])
@@ -133,13 +133,16 @@ def rankings(metrics: Mapping[str, Any]) -> Markup:
 
 
 def ranking_sentences(measured: Mapping[str, Any], heads: Mapping[str, str]) -> list[str]:
-    """Return how the full product compares with the other rankings, a sentence per column."""
+    """Return a sentence per column that compares the full product with the other rankings."""
     sentences = []
     for column, leads in measured["full_product_leads"].items():
         behind = [name.replace("*", "·") for name, lead in leads.items() if lead["high"] < 0]
         ties = [name.replace("*", "·") for name, lead in leads.items() if lead["low"] <= 0 <= lead["high"]]
-        verdict = f"ties with {', '.join(ties)}" if ties else "is the best"
-        verdict = f"is behind {', '.join(behind)}" if behind else verdict
+        verdict = "is the best"
+        if behind:
+            verdict = f"is behind {', '.join(behind)}"
+        elif ties:
+            verdict = f"ties with {', '.join(ties)}"
         sentences.append(
             f"{heads[column].capitalize()}: the full product {verdict}, by the 95 % intervals of its leads."
         )
@@ -167,9 +170,9 @@ def calibration(metrics: Mapping[str, Any]) -> Markup:
     uncalibrated = ["without calibration.json, %"] if read_scaled else []
     head = ["gate", *uncalibrated, "error, %", "scaled, %", "points less", "scale of no", "of yes", "bias", "questions"]
     caption = (
-        "Expected calibration error over ten bins of the probabilities that decided, and after beta calibration: "
-        "each half of the questions by the fit to the other, with 95 % bootstrap intervals. The fit shown is all "
-        "questions'. A scale below 1 means that the gate is overconfident in its yes, or in its no."
+        "Expected calibration error over ten bins of the gate's probabilities, and after beta calibration, where each "
+        "half of the questions is scaled by the fit to the other half; with 95 % bootstrap intervals. The fit shown is "
+        "that of all questions. A scale below 1 means that the gate is overconfident in its yes, or in its no."
     )
     return _html(Table(head, rows, caption))
 
@@ -180,7 +183,7 @@ def facts(values: Mapping[str, str]) -> Markup:
 
 
 def _splits(metrics: Mapping[str, Any]) -> Table | None:
-    """Return scores by split, if they add to the official two."""
+    """Return scores by split, if the official columns don't show them already."""
     by_split = metrics["by_split"]
     splits = sorted({split for table in by_split.values() for split in table})
     shown = set(metrics["metric"]["columns"].values())
@@ -205,7 +208,7 @@ def _gains(metrics: Mapping[str, Any]) -> Table | None:
         ]
         for name, gain in metrics["comparisons"].items()
     ]
-    caption = "Difference of the scores in points, paired by question, with its 95 % interval; which score it is of."
+    caption = "Difference of the scores in points, paired by question, with its 95 % interval; and the score compared."
     return Table(["difference", "points", "score"], rows, caption) if rows else None
 
 
@@ -245,7 +248,7 @@ def _share(value: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format a number: three significant digits, whole from 100 on; a dash for None."""
+    """Format a number with three significant digits, without decimals from 100 on; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

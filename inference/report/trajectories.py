@@ -33,9 +33,9 @@ def costs(metrics: Mapping[str, Any]) -> Markup:
         if name not in BESTS
     ]
     caption = (
-        "Of a scored question, on average. Tokens read are those of all prompts, each from its beginning, as a loop of "
-        "calls reads them. Tokens computed count the shared beginning of a question's prompts once "
-        "(unknown behind a server). Seconds are of a batch, shared equally."
+        "Of a scored question, on average. Tokens read are those of all prompts, each from its beginning, as separate "
+        "calls read them. Tokens computed count the shared prefix of a question's prompts once (unknown behind a "
+        "server). Seconds are those of a batch, shared equally."
     )
     tables = [Table(["pipeline", *COST_HEADS.values()], rows, caption)]
     notes = []
@@ -115,7 +115,7 @@ def _iterations(name: str, measured: Mapping[str, Any]) -> Table:
 
 
 def _saturation(curve: Sequence[Mapping[str, float | None]]) -> Table:
-    """Return the costs and results that each τ would have had."""
+    """Return the costs and results of each threshold τ."""
     shares = ("stopped", "record", "answer")
     columns = [name for name in curve[0] if curve[0][name] is not None and name != "tau"]
     rows = [
@@ -141,7 +141,7 @@ def _sentence(name: str, measured: Mapping[str, Any]) -> str:
 
 
 def endings(measured: Mapping[str, Any]) -> str:
-    """Return why trajectories ended, with counts; the most common reasons by name."""
+    """Return the most common reasons why trajectories ended, with counts."""
     ended: Counter[str] = Counter(measured["ended"])
     if len(ended) > _TOO_MANY:
         return f"{len(ended)} different reasons"

@@ -10,7 +10,7 @@ from reflectune.inference.trace import PassageTrace, Step, Trace
 
 
 def explain(trace: Trace) -> str:
-    """Return the decision, the entries, the passages with their scores (best product first), and the answer."""
+    """Return the gate's decision, the entries, the passages with their scores (best product first), and the answer."""
     decision = "retrieve" if trace.retrieved else "answer from the image"
     lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
     if trace.kept:
@@ -43,7 +43,7 @@ def _step(step: Step) -> str:
 
 
 def _documents(trace: Trace) -> list[str]:
-    """Return MMKB-RAG's documents in SRT's order, MCT's reply, and the documents that the answer was read from."""
+    """Return MMKB-RAG's documents in SRT's order, marked if the answer was generated from them, and MCT's reply."""
     order = list(dict.fromkeys([*trace.kept, *by_relevance([p.s_rel for p in trace.passages])]))
     order += [position for position in range(len(trace.passages)) if position not in order]
     lines = ["documents:"] if order else []

@@ -1,4 +1,4 @@
-"""Open the searches of an agent's tools without a model: a teacher's, or those of a training."""
+"""Open the searches of an agent's tools, for a scripted teacher or for training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def agent_search(
         device: Device of the encoders.
     """
     entries = open_entries(retriever, dataset, device)
-    assert isinstance(entries, EntryRetriever | RankedRetriever)  # all that a config can name
+    assert isinstance(entries, EntryRetriever | RankedRetriever)  # a config selects one of these
     passages = open_texts(texts, dataset, device)
     opened = knowledge_bases(
         entries,

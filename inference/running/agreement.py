@@ -1,4 +1,4 @@
-"""Compare a server with the local engine: gates, passages and answers of the same questions, and the time of both."""
+"""Compare a server with the local engine: gates, passages, answers and speed for the same questions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def run(config: AgreementConfig) -> dict[str, Any]:
 
     Returns:
         `gates` with the largest and the median difference of probabilities by gate, `answers_equal`, `chosen_equal`,
-        `questions_a_minute`, `agrees`, and `prefix_hits`: the share of the prefixes' tokens that the server's prefix
-        cache had in all but a question's first request; None if the server doesn't say so.
+        `questions_a_minute`, `agrees`, and `prefix_hits`: the share of prefix tokens that came from the server's prefix
+        cache, over all but the first request of each question; None if the server doesn't report it.
 
     Raises:
-        UserError: A question can't be used, or the server can't.
+        UserError: A question or the server can't be used.
     """
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
     questions = select(dataset, config.splits, config.limit, config.seed)
@@ -75,7 +75,7 @@ def describe(config: AgreementConfig) -> str:
 def compare(local: Sequence[Trace], served: Sequence[Trace]) -> dict[str, Any]:
     """Compare traces of the same questions in the same order.
 
-    A passage that one side alone judged, since a gate opened there only, isn't compared; `retrieved_equal` counts it.
+    Passages that only one side judged, since only its gate opened, aren't compared; see `retrieved_equal`.
     """
     pairs = [*zip(local, served, strict=True)]
     differences: dict[str, list[float]] = {}
@@ -83,7 +83,7 @@ def compare(local: Sequence[Trace], served: Sequence[Trace]) -> dict[str, Any]:
         for gate, difference in _differences(one, other):
             differences.setdefault(gate, []).append(difference)
     if not differences:
-        raise UserError("no gate was read: `agreement` compares the decisions of a checkpoint that reflects")
+        raise UserError("no gate was read; `agreement` needs a `model` that was fine-tuned to reflect")
     same = {
         "answers_equal": [one.answer == other.answer for one, other in pairs],
         "chosen_equal": [(one.chosen, one.used) == (other.chosen, other.used) for one, other in pairs],
@@ -103,7 +103,7 @@ def table(figures: dict[str, Any]) -> str:
     lines = [f"{figures['questions']} questions", f"{'gate':20}{'read':>8}{'largest |Δp|':>16}{'median |Δp|':>16}"]
     for gate, values in figures["gates"].items():
         lines.append(f"{gate:20}{values['count']:8}{values['largest']:16.2e}{values['median']:16.2e}")
-    names = {"answers_equal": "equal answers", "chosen_equal": "same passages", "retrieved_equal": "same gate's side"}
+    names = {"answers_equal": "equal answers", "chosen_equal": "same passages", "retrieved_equal": "same gate decision"}
     lines += [f"{name:20}{figures[key]:8.1%}" for key, name in names.items()]
     hits = figures["prefix_hits"]
     known = f"{hits:8.1%} of the prefixes' tokens" if hits is not None else f"  {_UNKNOWN}"
@@ -115,7 +115,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def _differences(one: Trace, other: Trace) -> Iterator[tuple[str, float]]:
-    """Yield gate and |Δp| of what both sides read."""
+    """Yield the name and |Δp| of each probability that both sides computed."""
     if one.gate is not None and other.gate is not None:
         yield "retrieve", abs(one.gate - other.gate)
     others = {passage.passage: passage for passage in other.passages}

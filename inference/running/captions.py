@@ -1,4 +1,4 @@
-"""Captions of a knowledge base's images by a model: the entries' side C of mRAG (arXiv 2505.24073, §3.1)."""
+"""Caption a knowledge base's images by a model, for the entry modality C of mRAG (arXiv 2505.24073, §3.1)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from reflectune.retrieval.indexes.captions import CAPTION_FILE
 NAME: Final = "captions"
 """Name of the traces."""
 CAPTION: Final = "Generate an image caption that provides the essential clues within three sentences."
-"""Figure 5, after its "Given the image", since the image is first."""
+"""Figure 5, without its "Given the image", since the prompt begins with the image."""
 
 
 def run(config: CaptionConfig) -> int:
     """Write the captions; an interrupted run resumes.
 
     Returns:
-        The number of images left out, under `on_error: skip` or since a budget was spent.
+        The number of images left out, by `on_error: skip` or because a budget was spent.
 
     Raises:
         UserError: The knowledge base has no images, or one can't be used and `on_error` is `stop`.
@@ -53,7 +53,7 @@ def run(config: CaptionConfig) -> int:
         print(f"would caption {len(images):,} of {len(kb):,} entries' images with {writer}, into {config.output}")
         return 0
     processes = launch_processes(config.output)
-    traces = _written(config, kb, images)
+    traces = _run_captioning(config, kb, images)
     if processes.index:
         return 0
     captions = {image.id: traces[image.id].answer.strip() for image in images}
@@ -65,12 +65,12 @@ def run(config: CaptionConfig) -> int:
     return len(left_out)
 
 
-def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -> StoredTraces:
-    """Run the captioning of all images that have no caption yet."""
+def _run_captioning(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -> StoredTraces:
+    """Caption all images that have no caption yet; return the traces of all images."""
     is_served, output = config.reader == SERVER, Path(config.output)
     use = ModelUse(None if is_served else "base_model", is_served=is_served)
     parts = PipelineParts(kb, use=use, batch_questions=config.batch_questions)
-    by: tuple[Any, ...] = hash_server(config) if is_served else ()
+    model_key: tuple[Any, ...] = hash_server(config) if is_served else ()
     with open_servers(config, parts, output, remote=is_served, pages=False) as ready:
         if not is_served:
             loaded = load(
@@ -81,7 +81,7 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -
                 device_map=config.device_map,
             )
             ready = dataclasses.replace(ready, engine=open_engine(EngineSettings.of(config), loaded))
-            by = (loaded.fingerprint, config.precision, config.batch_questions)
+            model_key = (loaded.fingerprint, config.precision, config.batch_questions)
 
         def start(question: Question) -> Steps[TrajectoryResult]:
             slots = {"question": question.text}
@@ -94,7 +94,7 @@ def _written(config: CaptionConfig, kb: KnowledgeBase, images: list[Question]) -
             images,
             image_root=kb.image_root,
             folder=output / "traces",
-            fingerprint=fingerprint([kb.fingerprint, CAPTION, config.max_new_tokens, by]),
+            fingerprint=fingerprint([kb.fingerprint, CAPTION, config.max_new_tokens, model_key]),
             batch_questions=None if is_served else config.batch_questions,
             on_error=config.on_error,
             form=config.traces,

@@ -40,7 +40,7 @@ from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import IndexKeys, RetrieverConfig
 from reflectune.retrieval.retrievers.queries import Fusion
 
-# Type checkers see no keys here: only the pipelines' own files may read them.
+# Type checkers don't see the pipelines' keys here, so that only the pipelines' own files can use them.
 if TYPE_CHECKING:
     AllPipelines = Settings
     ReflectingPipelines = Settings
@@ -64,7 +64,7 @@ class PipelinesConfig(ModelSettings, AllPipelines):
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
-        """Return the settings of pipelines that are not named, or by default not run."""
+        """Return the settings that none of the selected pipelines reads."""
         given = values.get("pipelines", cls.model_fields["pipelines"].default)
         names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
         chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
@@ -93,7 +93,7 @@ class PipelinesConfig(ModelSettings, AllPipelines):
         issues = missing_parts(self, recipes)
         if isinstance(self.plain_model, dict) and self.plain_model:
             issues += [
-                f"`plain_model` has no reader of {recipe.reads}, which {name} reads; add one to {[*self.plain_model]}"
+                f"`plain_model` has no checkpoint for {name}, which reads {recipe.reads}; found {[*self.plain_model]}"
                 for name, recipe in recipes.items()
                 if recipe.model == "plain_model" and recipe.reads not in self.plain_model
             ]
@@ -136,9 +136,9 @@ class PipelinesConfig(ModelSettings, AllPipelines):
         return sorted(roles)
 
     def forms(self) -> list[str]:
-        """Return the selected pipelines: `naive_rag`, `oracle` and `tuned_baselines` select several each.
+        """Return the selected pipelines. `naive_rag`, `oracle` and `tuned_baselines` select several each.
 
-        Of several plain models, `tuned_baselines` selects those baselines that have a reader.
+        If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one.
         """
         selected = {form: name for name in self.pipelines for form in all_forms().get(name, (name,))}
         readers = self.plain_model if isinstance(self.plain_model, dict) else {}
@@ -164,20 +164,20 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
     )
     diagnose: bool = setting(
         True,
-        "also measure the gates on evidence and look-alikes that the pipeline doesn't read; about doubles the cost",
+        "also measure the gates on evidence and look-alikes; about doubles the cost",
     )
-    leave_out: str = setting("", "folder of reflection data whose questions are not asked, e.g. the training's")
+    leave_out: str = setting("", "folder of reflection data whose questions are left out, e.g. the training data")
     fit_calibration: bool = setting(
         False, "fit scalings of the gates to these questions, and write them as calibration.json into `model`'s folder"
     )
 
     @cross_check
     def calibration_problems(self) -> Iterator[str]:
-        """Yield the problem of fitting a calibration."""
+        """Yield the problems of `fit_calibration`."""
         if self.fit_calibration and (self.calibrated or not Path(self.model).is_dir()):
-            yield "`fit_calibration` writes into the folder of `model`, and fits its gates without `calibrated`"
+            yield "`fit_calibration` needs a `model` that is a folder, and `calibrated: false`"
         if self.fit_calibration and not self.diagnose:
-            yield "`fit_calibration` fits to the answers of `diagnose`"
+            yield "`fit_calibration` needs `diagnose: true`, whose judgements it is fitted to"
 
 
 class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipelines):
@@ -187,11 +187,11 @@ class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipeli
     question: str = setting("", "the question")
     compile: Literal["auto", "off"] = setting("off", "see evaluate; compiling takes longer than one answer")
     as_json: bool = setting(False, "print the whole trace as JSON")
-    evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, and answer nothing")
-    question_id: str = setting("", "id of the evaluation's question; all questions, a line of JSON each, if unset")
+    evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, without a new answer")
+    question_id: str = setting("", "id of the evaluation's question; if unset, print all questions as JSONL")
     pipeline: str = setting("", "pipeline of `evaluation` whose trace to show; all pipelines and stages if unset")
     otlp: str = setting(
-        "", "send the evaluation's traces there as OpenTelemetry spans: http://localhost:6006/v1/traces is Phoenix"
+        "", "OTLP endpoint to send the evaluation's traces to, e.g. http://localhost:6006/v1/traces for Phoenix"
     )
 
     def trace_files(self) -> dict[str, Path]:
@@ -208,10 +208,10 @@ class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipeli
     def answer_problems(self) -> Iterator[str]:
         """Yield the problems of the question, or of the evaluation to read."""
         if self.otlp and not (self.evaluation and self.otlp.startswith(("http://", "https://"))):
-            yield "`otlp` is an address that begins with http:// or https://, and needs `evaluation`"
+            yield "`otlp` must begin with http:// or https://, and needs `evaluation`"
         if not self.evaluation:
             yield from (
-                f"`{key}` chooses a trace of `evaluation`; without one the pipeline is that of the checkpoint's scheme"
+                f"`{key}` selects a trace of `evaluation`, which is not set; leave `{key}` out to answer a question"
                 for key in ("pipeline", "question_id")
                 if getattr(self, key)
             )
@@ -226,10 +226,10 @@ class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipeli
 
 
 class AgreementConfig(ModelSettings, SplitsKeys, DatasetSettings, ReflectingPipelines):
-    """Compare a checkpoint behind a server with the same one here, on a data set's questions."""
+    """Compare a checkpoint behind a server with the same checkpoint in this process, on a data set's questions."""
 
     batch_questions: int = setting(8, "questions answered together", ge=1)
-    tolerance: float = setting(1e-3, "largest difference of a gate's probability for exit status 0", ge=0)
+    tolerance: float = setting(1e-3, "maximum difference of a gate's probability; above it the exit status is 1", ge=0)
     output: OutputFile = setting("", "JSON file for the figures; they are printed in any case")
 
     @cross_check
@@ -275,7 +275,7 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
         [0.0, 0.25, 0.5, 0.75, 1.0], "weights of titles in an entry's score; eq. 3: 0.5", needed=""
     )
     text_weights: list[Share] = setting(
-        [], "also search with the question's text: weights of its similarity to titles; the rest compares images"
+        [], "also search with the question's text: weights of its similarity to titles; the rest is the images'"
     )
     fusion: Fusion = setting(
         "scores", "text_weights: add up scores, or search one vector: their sum, or the encoder's own (features)"
@@ -291,4 +291,4 @@ class RecallConfig(SplitsKeys, TextIndexSettings, IndexKeys):
         if not self.finds_entries and not self.text_index:
             yield "`index` is needed, or `ranked_entities`, or `text_index`"
         if self.text_weights and not self.index:
-            yield "`text_weights` compare texts with an index's titles: set `index`"
+            yield "`text_weights` need an `index`, whose titles they compare with the question"

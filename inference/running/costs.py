@@ -1,4 +1,4 @@
-"""Forecast the requests and tokens of a pipeline behind a server, by its trajectories with a model that only counts."""
+"""Forecast the requests and tokens of a pipeline behind a server, by a dry run with a model that only counts."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from reflectune.retrieval.retrievers.two_stage import article_of
 from reflectune.retrieval.retrievers.web import WEB
 
 ASKED: Final = 16
-"""Questions whose trajectories are counted."""
+"""Number of questions that are simulated."""
 _BYTES_OF_TOKEN: Final = 4
 _IMAGE_TOKENS: Final = 576
 """Tokens of an image: LLaVA-1.5's, and Qwen2-VL's of 672 x 672 pixels."""
 _IMAGE: Final = Image.new("RGB", (1, 1))
 _ENTRIES: Final = 1000
-"""Entries that stand for the knowledge base."""
-_MANY: Final = 9
-"""Queries in a reply; a pipeline takes as many as it may."""
+"""Entries of the knowledge base that simulated searches find."""
+_MAX_QUERIES: Final = 9
+"""Queries in a simulated reply; a pipeline uses as many as its settings allow."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Cost:
     Attributes:
         requests: Number of requests.
         read: Tokens sent: a token for four bytes of text, and 576 for an image.
-        written: Tokens received, if each reply is as long as it may be.
+        written: Tokens received, if each reply has the maximum length.
         judged: Judgements of passages and records by `model` (`gate_filter`, `gate_stop`), not sent to `llm_url`.
     """
 
@@ -74,17 +74,16 @@ class Cost:
 
 
 def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions: Sequence[Question]) -> Cost | None:
-    """Return the cost of an iterative pipeline; None if neither a server's model works nor a relevance gate.
+    """Return the maximum cost of an iterative pipeline; None if it uses neither a served model nor a relevance gate.
 
-    Its trajectories run over a few of the questions. Replies are of the requested form and as long as they may be, and
-    differ; each query finds other passages of the knowledge base: a trajectory that may stop early doesn't. A gate
-    judges every passage found, keeps it, and lets no record end a trajectory. With `retry_unread` each reply that may
-    be unreadable counts twice.
+    Trajectories of a few questions are simulated so that none stops early: replies have the requested form and the
+    maximum length, and all differ; each query finds other passages; a gate keeps every passage and never ends a
+    trajectory. With `retry_unread` each reply that may be unreadable counts twice.
 
     Args:
         recipe: The pipeline's recipe.
         settings: Its settings.
-        parts: `knowledge`, `use` and the budget; an object with `knowledge` may stand for an index.
+        parts: `knowledge`, `use` and the budget. In place of an index, an object with `knowledge` is enough.
         questions: The questions.
     """
     use = parts.use
@@ -100,9 +99,12 @@ def forecast(recipe: Recipe[Any], settings: Any, parts: PipelineParts, questions
     tools = Tools(models, found.search, lambda texts: np.eye(len(texts), dtype=np.float32), found.rerank, parts.budget)
     pipeline = TrajectoryPipeline(recipe.form, recipe.trajectory(settings, parts), tools)
     pipeline.run(asked, [(_IMAGE,) * len(question.images) or None for question in asked])
-    reads, answers = use.reader is None, use.answerer == SERVER or (use.reader is None and not use.answerer)
-    served = [models["reader"]] * reads + [models["answerer"]] * answers
-    requests, read, written = (sum(it.counts[place] for it in served) / len(asked) for place in range(3))
+    served = []
+    if use.reader is None:
+        served.append(models["reader"])
+    if use.answerer == SERVER or (use.reader is None and not use.answerer):
+        served.append(models["answerer"])
+    requests, read, written = (sum(it.counts[k] for it in served) / len(asked) for k in range(3))
     return Cost(requests, read, written, models["gate"].counts[0] / len(asked))
 
 
@@ -139,13 +141,13 @@ def describe_cost(
         lines.append(f"    at most {cost.judged:,.1f} judgements a question by `model`; in all {total:,}")
     if not use.is_served:
         return lines
-    all_of_them = [round(each * len(questions)) for each in (cost.requests, cost.read, cost.written)]
-    price = RemoteConfig.of(config).endpoint().cost(*all_of_them[1:])
+    totals = [round(mean * len(questions)) for mean in (cost.requests, cost.read, cost.written)]
+    price = RemoteConfig.of(config).endpoint().cost(*totals[1:])
     priced = f", cost {price:,.2f}" if price else ""
     return [
         *lines,
         f"    at most {cost.requests:,.1f} requests a question, with about {cost.read:,.0f} tokens read and "
-        f"{cost.written:,.0f} written; in all {all_of_them[0]:,}, {all_of_them[1]:,} and {all_of_them[2]:,}{priced}",
+        f"{cost.written:,.0f} written; in all {totals[0]:,}, {totals[1]:,} and {totals[2]:,}{priced}",
     ]
 
 
@@ -163,7 +165,7 @@ class _Counting:
         self._retries, self.counts = retries, [0, 0, 0]
 
     def write(self, prompts: Sequence[tuple[Images, Prompt]], max_tokens: int) -> list[WriteReply]:
-        """Reply to each prompt in its form, as long as it may be."""
+        """Return a reply of the requested form and of maximum length to each prompt."""
         replies = []
         for image, prompt in prompts:
             text = _reply(prompt, max_tokens, self.counts[0])
@@ -173,11 +175,13 @@ class _Counting:
         return replies
 
     def judge(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeReply]:
-        """Judge documents as relevant, and responses and records as wrong: then a trajectory goes on."""
-        judged = [(_likely(prompt), image, prompt) for image, prompt in prompts]
-        return [
-            JudgeReply(it, 1 - it, prompt.documents_shown, self._read(image, prompt, 1)) for it, image, prompt in judged
-        ]
+        """Judge documents as relevant, and responses and records as wrong, so that trajectories continue."""
+        replies = []
+        for image, prompt in prompts:
+            probability = _probability(prompt)
+            read = self._read(image, prompt, 1)
+            replies.append(JudgeReply(probability, 1 - probability, prompt.documents_shown, read))
+        return replies
 
     def judge_each(self, prompts: Sequence[tuple[Images, Prompt]], yes: str, no: str) -> list[JudgeEachReply]:
         """Judge each document alone."""
@@ -187,9 +191,9 @@ class _Counting:
         ]
 
     def _read(self, image: Images, prompt: Prompt, written: int) -> int:
-        of_question = [""] * len(each_image(image)) if prompt.image else []
-        images = len(prompt.shown_images(prompt.droppable)) + len(of_question)
-        parts = [part for turn in conversation(of_question, prompt) for part in _parts(turn["content"])]
+        question_images = [""] * len(each_image(image)) if prompt.image else []
+        images = len(prompt.shown_images(prompt.droppable)) + len(question_images)
+        parts = [part for turn in conversation(question_images, prompt) for part in _parts(turn["content"])]
         texts = [part["text"] for part in parts if "text" in part]
         read = sum(len(text.encode()) for text in texts) // _BYTES_OF_TOKEN + _IMAGE_TOKENS * images
         self.counts = [count + more for count, more in zip(self.counts, (1, read, written), strict=True)]
@@ -198,7 +202,14 @@ class _Counting:
 
 @dataclass
 class _Found:
-    """Searches that find other entries or passages each time; with `all_differ` also if the knowledge base is small."""
+    """Simulated searches that find different passages each time.
+
+    Attributes:
+        parts: Have the knowledge bases.
+        depth: Maximum number of entries whose passages a search for pairs finds; 0: unlimited.
+        reads_articles: True if an entry's document is the whole article.
+        all_differ: True to rename entries, so that passages differ even in a small knowledge base.
+    """
 
     parts: PipelineParts
     depth: int
@@ -211,12 +222,12 @@ class _Found:
         self._pairs, self._pages = self._passages(self.parts.knowledge), itertools.count()
 
     def search(self, searches: Sequence[tuple[Images, SearchRequest]]) -> list[SearchReply]:
-        """Return as many passages as are requested; of several an entry those of `depth` entries."""
+        """Return the requested number of passages for each query; of pairs at most those of `depth` entries."""
         return [
             SearchReply(
                 tuple(
-                    {base: tuple(self._hits(base, tops[place])) for base, tops in request.tops.items()}
-                    for place in range(len(request.queries))
+                    {base: tuple(self._hits(base, tops[query])) for base, tops in request.tops.items()}
+                    for query in range(len(request.queries))
                 )
             )
             for _, request in searches
@@ -228,9 +239,8 @@ class _Found:
 
     def _hits(self, base: str, top: int) -> Iterator[PassageHit]:
         if base == PAIRS and self.depth:
-            passages = [it for entry in itertools.islice(self._entries, self.depth) for it in split_passages(entry)][
-                :top
-            ]
+            entries = itertools.islice(self._entries, self.depth)
+            passages = [passage for entry in entries for passage in split_passages(entry)][:top]
         elif base in (PAIRS, "texts") or (base == ENTRIES and not self.reads_articles):
             passages = list(itertools.islice(self._texts if base == "texts" else self._pairs, top))
         else:
@@ -247,8 +257,8 @@ class _Found:
         return itertools.cycle(passage for entry in entries for passage in split_passages(entry))
 
 
-def _likely(prompt: Prompt) -> float:
-    """Return P(yes) of a judgement: a gate keeps every passage, and no record ends a trajectory."""
+def _probability(prompt: Prompt) -> float:
+    """Return P(yes) of a judgement, so that a gate keeps every passage, and no record ends a trajectory."""
     if kind := prompt.texts.get("kind"):
         return float(kind == "passage")
     return 0.1 if "response" in prompt.texts else 0.9
@@ -263,7 +273,7 @@ def _reply(prompt: Prompt, length: int, number: int) -> str:
     documents, words = len(prompt.documents), " ".join([f"w{number:03}"] * length)
     form = prompt.form
     if form == "queries":
-        asked = (f"Question {n}: Which one is {number}-{n}?" for n in range(1, _MANY))
+        asked = (f"Question {n}: Which one is {number}-{n}?" for n in range(1, _MAX_QUERIES))
         return "## Queries\n" + "\n".join(asked)
     if form in ("order", "documents"):
         return " > ".join(f"[Document {n}]" for n in range(1, documents + 1))
@@ -271,7 +281,7 @@ def _reply(prompt: Prompt, length: int, number: int) -> str:
         return str([0.5] * documents)
     if form == "state":
         return "\n".join(f"{name}: {words}" for name in STATE_FIELDS)
-    if form == "action":  # text searches as long as they are allowed, then image searches
+    if form == "action":  # text searches while they are allowed, then image searches
         is_spent = any(result.endswith("calls of text_search.") for _, result in prompt.rounds)
         tool = "image_search" if is_spent else "text_search"
         return f'<tool_call>{{"name": "{tool}", "arguments": {{"query": "{number}"}}}}</tool_call>'

@@ -61,7 +61,7 @@ from reflectune.models.schemes.registry import load_scheme
 
 
 @dataclass(frozen=True)
-class Answered:
+class CompletedRun:
     """Traces of a run, and everything that their scores and the report need.
 
     Attributes:
@@ -111,7 +111,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     return metrics
 
 
-def _answer(config: EvaluateConfig, *, is_first: bool) -> Answered:
+def _answer(config: EvaluateConfig, *, is_first: bool) -> CompletedRun:
     """Check the questions, open the parts, and run the pipelines; BEM is opened in the first process alone."""
     dataset = Dataset(Path(config.dataset))
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
@@ -129,10 +129,10 @@ def _answer(config: EvaluateConfig, *, is_first: bool) -> Answered:
     hashes = hash_parts(config, dataset, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
         traces, loaded = _run_planned(dataset, served, planned, models, RunSettings.of(config), hashes)
-    return Answered(dataset, questions, planned, measure, calibration, parts, loaded, traces)
+    return CompletedRun(dataset, questions, planned, measure, calibration, parts, loaded, traces)
 
 
-def _score(config: EvaluateConfig, run: Answered) -> dict[str, Any]:
+def _score(config: EvaluateConfig, run: CompletedRun) -> dict[str, Any]:
     """Score a run's traces, write metrics.json and the record that `compare` reads, and return the metrics."""
     questions, traces, measure, settings = run.questions, run.traces, run.measure, run.settings
     failed = _count_failed(traces)
@@ -167,7 +167,7 @@ def _score(config: EvaluateConfig, run: Answered) -> dict[str, Any]:
     return metrics
 
 
-def _report(config: EvaluateConfig, run: Answered, metrics: Mapping[str, Any]) -> None:
+def _report(config: EvaluateConfig, run: CompletedRun, metrics: Mapping[str, Any]) -> None:
     """Write report.html."""
     settings = run.settings
     reflecting = Mr2agSettings.of(settings[MR2AG.name]) if MR2AG.name in settings else None
@@ -196,8 +196,8 @@ def _count_failed(traces: Traces) -> dict[str, int]:
     Raises:
         UserError: All of them failed, in all pipelines.
     """
-    errors = {name: [error for trace in made.values() if (error := trace.error)] for name, made in traces.items()}
-    if all(len(errors[name]) == len(made) for name, made in traces.items()):
+    errors = {name: [trace.error for trace in stored.values() if trace.error] for name, stored in traces.items()}
+    if all(len(errors[name]) == len(stored) for name, stored in traces.items()):
         raise UserError(f"all questions failed, in all pipelines; the first error: {next(iter(errors.values()))[0]}")
     return {name: len(found) for name, found in errors.items() if found}
 
@@ -205,7 +205,7 @@ def _count_failed(traces: Traces) -> dict[str, int]:
 def _fit_calibration(config: EvaluateConfig, dataset: Dataset, measured: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the scalings that were fitted to this run's gates into the checkpoint's folder."""
     if not measured:
-        raise UserError("`fit_calibration`: no gate has outcomes of both kinds here; use more questions")
+        raise UserError("`fit_calibration`: no gate has both positive and negative outcomes here; use more questions")
     folder, scalings = Path(config.model), fitted_scalings(measured)
     scheme = load_scheme(folder)
     Calibration(scalings, saved_weights(folder), dataset.fingerprint, config.splits).save(folder, scheme)
@@ -221,7 +221,7 @@ def _run_planned(
     running: RunSettings,
     hashes: Mapping[str, Any],
 ) -> tuple[Traces, list[ModelFacts]]:
-    """Run planned pipelines, model by model, so that memory holds only models that are needed at once."""
+    """Run planned pipelines, grouped by model, so that only the models in use are in memory."""
     traces: dict[str, StoredTraces] = {}
     loaded: list[ModelFacts] = []
 
@@ -253,7 +253,7 @@ def _run_planned(
 
 
 def _readers(planned: Plan, models: ModelSettings, *, base_stays: bool) -> list[tuple[ModelRole | None, str]]:
-    """Return role and name of each model that reads, in the order of running; several may be plain models."""
+    """Return role and name of each reader, in the order of running. The role `plain_model` may have several."""
     uses = [pipeline.use for pipeline in planned.values()] + [ModelUse("base_model")] * base_stays
     readers = dict.fromkeys((use.reader, use.checkpoint(models)) for use in uses)
     return sorted(readers, key=lambda reader: ROLES.index(reader[0]))
@@ -269,7 +269,7 @@ def _run(
     traces: dict[str, StoredTraces],
 ) -> None:
     if batch_questions is None and not pipeline.recipe.is_iterative and parts.remote is not None:
-        batch_questions = 4 * parts.remote.endpoint.concurrency  # few requests wait for a batch's last ones
+        batch_questions = 4 * parts.remote.endpoint.concurrency  # so that threads are rarely idle at a batch's end
     ready = dataclasses.replace(parts, use=pipeline.use, batch_questions=running.batch_questions, earlier=traces)
     traces[pipeline.name] = run_pipeline(
         pipeline.name,
@@ -296,7 +296,8 @@ def _fingerprint(
     batch_questions: int | None,
 ) -> str:
     """Hash everything that a pipeline's traces depend on; the number of questions is not part of it."""
-    use, by_role = pipeline.use, {model.role: model.fingerprint for model in loaded}  # of several, the last one reads
+    use = pipeline.use
+    by_role = {model.role: model.fingerprint for model in loaded}  # the current model of a role was loaded last
     roles = (use.reader, *(["base_model"] * use.base_answers), *(["model"] * use.judges))
     hashes: dict[str, Any] = {role: by_role[role] for role in roles if role}
     if answerer := use.other_answerer(models):

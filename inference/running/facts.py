@@ -28,7 +28,7 @@ from reflectune.retrieval.rerankers.config import RerankerConfig
 def run_facts(
     config: EvaluateConfig, dataset: Dataset, models: Sequence[ModelFacts], settings: Mapping[str, Settings]
 ) -> Mapping[str, str]:
-    """Return name and value of everything that determined a run, for its report.
+    """Return the name and value of everything that determined a run, for its report.
 
     Args:
         models: The models that were loaded.
@@ -150,7 +150,7 @@ def _part_facts(config: Settings, settings: Mapping[str, Settings]) -> Mapping[s
 
 
 def _settings_facts(settings: Mapping[str, Settings]) -> Mapping[str, str]:
-    """Return the settings of pipelines by name, pipelines of equal settings together."""
+    """Return the settings of pipelines by their names; pipelines with equal settings share a row."""
     names: dict[str, list[str]] = {}
     for name, pipeline_settings in settings.items():
         values = ", ".join(f"{key} {_in_words(value)}" for key, value in pipeline_settings.model_dump().items())

@@ -28,7 +28,7 @@ from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_t
 
 
 def require_models(names: Iterable[str]) -> None:
-    """Check that each model exists, by its folder or hub id and its config, before the first one runs for hours.
+    """Check that each model's folder or hub id exists and has a config, before the first model runs for hours.
 
     Raises:
         UserError: A model doesn't exist.
@@ -56,7 +56,7 @@ def open_tuned(models: ModelSettings) -> Loaded:
 
 
 def open_calibration(models: ModelSettings) -> Calibration | None:
-    """Read the fine-tuned checkpoint's calibration; None if its gates are read without."""
+    """Read the fine-tuned checkpoint's calibration; None unless `calibrated` is set."""
     if not models.calibrated:
         return None
     folder = Path(resolve(models.model))
@@ -64,14 +64,14 @@ def open_calibration(models: ModelSettings) -> Calibration | None:
 
 
 def calibration_for(models: ModelSettings, dataset: Dataset, splits: Iterable[str]) -> Calibration:
-    """Read the calibration that the gates of these splits are read by, an empty one if none.
+    """Read the calibration for an evaluation of these splits; an empty one unless `calibrated` is set.
 
     Raises:
-        UserError: It was fitted on one of the splits.
+        UserError: The calibration was fitted on one of the splits.
     """
     saved = open_calibration(models) or Calibration()
-    if saved.dataset == dataset.fingerprint and (both := sorted({*saved.splits} & {*splits})):
-        raise UserError(f"`calibrated`: {models.model} was calibrated on {', '.join(both)}; evaluate on other splits")
+    if saved.dataset == dataset.fingerprint and (shared := sorted({*saved.splits} & {*splits})):
+        raise UserError(f"`calibrated`: {models.model} was calibrated on {', '.join(shared)}; evaluate on other splits")
     return saved
 
 
@@ -110,10 +110,10 @@ def tuned_on(name: str) -> tuple[str, ...]:
 
 
 def open_plain(models: ModelSettings, name: str) -> Loaded:
-    """Load a model without a scheme, normally a base without reflection tokens.
+    """Load a model without requiring a scheme, normally the untuned base.
 
     Raises:
-        UserError: It is of the checkpoint's family, and fits images differently.
+        UserError: The model is of the checkpoint's family, but resizes images differently.
     """
     loaded = _load(models, name, None)
     if models.model and Path(models.model).is_dir():
@@ -122,7 +122,7 @@ def open_plain(models: ModelSettings, name: str) -> Loaded:
 
 
 def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
-    """Raise a UserError if two models of a family, which are compared or work together, fit images differently."""
+    """Raise a UserError if two models of one family, which are compared or combined, resize images differently."""
     processor = load_processor(checkpoint, base.model.config.model_type)
     if type(processor) is not type(base.processor):
         return
@@ -147,7 +147,7 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
 
 
 def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:
-    """Return the engine of a loaded model, or of one behind a server, which is compared with the checkpoint first."""
+    """Return the engine of a loaded model, or of a server, after a check that it serves this checkpoint."""
     if isinstance(settings, ModelSettings) and (url := settings.server_of(loaded.name)):
         return served_engine(loaded, TokenServer(settings.connect(url, loaded.name, "server")))
     return PrefixEngine(loaded, settings.token_budget, compiling=settings.compile == "auto")

@@ -38,7 +38,7 @@ class PlannedPipeline:
         settings: Its settings.
         use: The models that it uses.
         questions: The questions that it takes.
-        absent: Number of further ones, left out since the knowledge base lacks an entry of their truth.
+        absent: Number of further questions that are left out since the knowledge base lacks their gold entries.
     """
 
     name: str
@@ -60,11 +60,11 @@ def select(
 
     Args:
         leave_out: Folder of reflection data whose questions are left out; "" for none.
-        skip: Limits; the questions that each of them alone would draw by this seed are left out first, whether or not
-            `leave_out` was given.
+        skip: Limits of earlier runs. The questions that those runs drew by this seed are left out first, whether they
+            were run with `leave_out` or without.
 
     Raises:
-        UserError: The splits have no questions, or none is of `leave_out`.
+        UserError: The splits have no questions, or `leave_out` has none of their questions.
     """
     chosen: list[Question] = []
     trained = (
@@ -74,11 +74,11 @@ def select(
     )
     left_out = 0
     for split in splits:
-        every, key = list(dataset.questions(split)), f"{seed} {split}"
-        questions = [question for question in every if question.id not in trained]
-        asked = {q.id for size in skip for drawn_from in (every, questions) for q in _drawn(drawn_from, size, key)}
-        chosen += _drawn([q for q in questions if q.id not in asked], limit, key)
-        left_out += len(every) - len(questions)
+        all_questions, key = list(dataset.questions(split)), f"{seed} {split}"
+        questions = [question for question in all_questions if question.id not in trained]
+        skipped = {q.id for size in skip for pool in (all_questions, questions) for q in _sample(pool, size, key)}
+        chosen += _sample([q for q in questions if q.id not in skipped], limit, key)
+        left_out += len(all_questions) - len(questions)
     if leave_out and not left_out:
         raise UserError(
             f"`leave_out`: {leave_out} has no question of {', '.join(splits)}; was it built from another data set?"
@@ -88,7 +88,7 @@ def select(
     return chosen
 
 
-def _drawn(questions: list[Question], limit: int | None, seed: str) -> list[Question]:
+def _sample(questions: list[Question], limit: int | None, seed: str) -> list[Question]:
     return questions if limit is None or len(questions) <= limit else random.Random(seed).sample(questions, limit)
 
 
@@ -107,17 +107,20 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
     only_texts = bool(TextIndexSettings.of(config).text_index) and not RetrieverConfig.of(config).finds_entries
     for name in stages_for(config.forms(), diagnose=config.diagnose):
         recipe = find_recipe(name)
-        of_form = [question for question in questions if recipe.takes(question)]
-        taken = [q for q in of_form if not recipe.reads_gold or has_gold(q, knowledge)]
-        if taken and (recipe.takes_texts or not recipe.needs("entries") or not only_texts):
-            for question in taken if not recipe.takes_images and config.on_error == "stop" else ():
+        suitable = [question for question in questions if recipe.takes(question)]
+        taken = [q for q in suitable if not recipe.reads_gold or has_gold(q, knowledge)]
+        can_search = recipe.takes_texts or not recipe.needs("entries") or not only_texts
+        if not taken or not can_search:
+            continue
+        if not recipe.takes_images and config.on_error == "stop":
+            for question in taken:
                 check_one_image(question, f"the pipeline {name}")
-            settings, use, absent = recipe.settings_of(config), recipe.models(config), len(of_form) - len(taken)
-            planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent)
+        settings, use = recipe.settings_of(config), recipe.models(config)
+        planned[name] = PlannedPipeline(name, recipe, settings, use, taken, absent=len(suitable) - len(taken))
     if not planned.keys() & set(config.forms()):
         raise UserError(
-            f"no pipeline of {', '.join(config.forms())} takes one of these {len(questions):,} questions: oracles "
-            "need a question's entry in the knowledge base or its evidence; retrieval takes no visual question"
+            f"no pipeline of {', '.join(config.forms())} can answer any of these {len(questions):,} questions: oracles "
+            "need a question's entry in the knowledge base or its evidence, and retrieval knowledge-based questions"
         )
     return planned
 
@@ -168,5 +171,5 @@ def check_models(planned: Plan, models: ModelSettings) -> None:
 
 
 def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:
-    """Return the questions of a batch; None if a server's models do everything: their replies depend on no batch."""
+    """Return the number of questions in a batch; None if all models are served, whose replies don't depend on it."""
     return questions if not use.is_served or use.reader or use.second_model(models) or use.judges else None

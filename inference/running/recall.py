@@ -27,16 +27,16 @@ from reflectune.retrieval.retrievers.queries import Query, Weights, equation_3, 
 from reflectune.retrieval.retrievers.ranked_retriever import open_ranked
 from reflectune.retrieval.retrievers.text_retriever import TextRetriever, open_text_retriever
 
-Exactly = TypeVar("Exactly", EntryRetriever, TextRetriever)
+AnyRetriever = TypeVar("AnyRetriever", EntryRetriever, TextRetriever)
 
 
 def run(config: RecallConfig) -> Figures:
     """Search as configured, and print a table for each split.
 
     Returns:
-        By split the figures of `measure_entries`, its searches under `weights` and `text_weights`, of an index of
-        sections under `section_weights` too, whose k counts sections, or `ranked_entities`; and the figures of
-        `measure_passages` under `passages`.
+        Figures of `measure_entries` by split. Searches are under `weights` and `text_weights`, and for an index of
+        sections also under `section_weights`, where k counts sections; or under `ranked_entities`. Figures of
+        `measure_passages` are under `passages`.
 
     Raises:
         UserError: There is nothing to measure, or an index can't be opened.
@@ -90,7 +90,7 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
     elif config.index:
         encoder = open_encoder(config.encoder, config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
-        twin = _exact_twin(config, config.index, retriever)
+        twin = _exact_retriever(config, config.index, retriever)
         share = config.summary_share
         of_titles = {f"{weight:g}": equation_3(weight).with_summaries(share) for weight in config.title_weights}
         of_texts = {
@@ -107,7 +107,7 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
 
 
 def _sections(retriever: EntryRetriever, weights: Weights, queries: Sequence[Query], top: int) -> list[list[Hit]]:
-    """Return the entry of each of the best sections, several times if several of its sections are found."""
+    """Return the entries of the best sections, one per section, so that an entry may occur several times."""
     return [[hit for hit, _ in found] for found in retriever.search_sections(queries, top, weights=weights)]
 
 
@@ -121,15 +121,15 @@ def _measure_passages(config: RecallConfig, dataset: Dataset, questions: Sequenc
     """Measure passages found by the questions' text, and print the tables."""
     knowledge = config.article_source(dataset)
     retriever = open_text_retriever(config.text_index, knowledge, device=config.device)
-    twin = _exact_twin(config, config.text_index, retriever)
+    twin = _exact_retriever(config, config.text_index, retriever)
     exact = twin.search if twin is not None else None
     figures = measure_passages(questions, knowledge, retriever.search, config.depths, exact=exact, seed=config.seed)
     print("\n".join(passage_tables(figures, config.text_index)))
     return figures
 
 
-def _exact_twin(config: RecallConfig, index: str, retriever: Exactly) -> Exactly | None:
-    """Return the exact search to compare an index with; None if none is requested, or the index is searched exactly."""
+def _exact_retriever(config: RecallConfig, index: str, retriever: AnyRetriever) -> AnyRetriever | None:
+    """Return an exact search of the same index for `overlap`; None without it, or if the index is exact itself."""
     if not config.overlap:
         return None
     twin = retriever.exactly()

@@ -57,7 +57,7 @@ class GateRewardRollout:
         folder: Folder of the traces.
         correctness: Score of an answer by the data set's metric; see `find_metric`.
         batch_questions: Questions in a batch.
-        relevance: True to answer from every passage alone, too.
+        relevance: True to answer from every passage alone as well.
         run: Hash of everything that determines the weights in rounds after the first.
     """
 
@@ -82,19 +82,19 @@ class GateRewardRollout:
         self._correctness = correctness
         self._names = (DIRECT, RETRIEVED, PASSAGES) if relevance else (DIRECT, RETRIEVED)
         self._run = run
-        launch_processes(folder)  # raises if they don't share it
+        launch_processes(folder)  # raises if the processes don't share the folder
         for question in questions:
-            self._correctness("?", question)  # raises for a question that can't be scored, before hours of answering
+            self._correctness("?", question)  # raises now, not after hours, if a question can't be scored
 
     def __call__(self, number: int, *, kept: bool = False) -> list[GateOutcome]:
         """Return the outcomes of a round, one a question, in the order of the questions.
 
         Args:
             number: Number of the round, from 0.
-            kept: True if an earlier run must have finished this round, since the weights are later ones by now.
+            kept: True if the traces must exist already, since the model has been trained after this round.
 
         Raises:
-            UserError: `kept`, and the round's traces are missing; or they are of other settings.
+            UserError: `kept` is True and the round's traces are missing; or they were made with other settings.
         """
         folder = self._folder / f"round-{number:03d}"
         missing = [name for name in self._names if not (folder / f"{name}.jsonl").is_file()]
@@ -106,9 +106,9 @@ class GateRewardRollout:
         traces = self._answer(number, folder)
         gc.collect()  # an engine is part of a cycle: the base model would stay in memory while the gates are trained
         ids = [question.id for question in self._questions]
-        whole = {name: with_texts(stored, ids) for name, stored in traces.items()}
+        whole = {name: with_texts(round_traces, ids) for name, round_traces in traces.items()}
         return [
-            self._outcome(question, {n: pipeline_traces[question.id] for n, pipeline_traces in whole.items()})
+            self._outcome(question, {name: by_id[question.id] for name, by_id in whole.items()})
             for question in self._questions
         ]
 
@@ -194,23 +194,27 @@ class GateRewardRollout:
         )
 
     def _anchor(self, direct: Trace, retrieved: Trace, *, refined: bool) -> KLAnchor:
-        """Return the anchors of the KL penalty; `refined` if the relevance gates have rewards of their own."""
-        own_words = not self._base_answers
+        """Return the anchors of the KL penalty.
+
+        Args:
+            refined: True if the relevance gates have rewards of their own, and so no anchor.
+        """
+        tuned_answers = not self._base_answers
         passages = []
         for judged in _drawn_passage(retrieved):
             log_odds, answer = None if refined else _relevance(judged), judged.answer or ""
             if log_odds is not None or answer:
                 passages.append(AnchoredPassage(judged.passage, log_odds, answer))
-        replies = tuple(self._replies(retrieved, own_words))
-        return KLAnchor(tuple(passages), direct.answer if own_words else "", replies)
+        replies = tuple(self._replies(retrieved, tuned_answers))
+        return KLAnchor(tuple(passages), direct.answer if tuned_answers else "", replies)
 
-    def _replies(self, retrieved: Trace, own_words: bool) -> Iterator[AnchoredReply]:
+    def _replies(self, retrieved: Trace, tuned_answers: bool) -> Iterator[AnchoredReply]:
         documents, mct = [passage.passage for passage in retrieved.passages], retrieved.mct
         if mct is not None and not mct.problem:
-            shown = tuple(documents[place] for place in retrieved.kept[: mct.shown])
+            shown = tuple(documents[k] for k in retrieved.kept[: mct.shown])
             yield AnchoredReply("mct", shown, self._loaded.renderer.strip(mct.reply))
-        if own_words and retrieved.answer and retrieved.used and not (mct is not None and mct.merged):
-            yield AnchoredReply("vqa", tuple(documents[place] for place in retrieved.used), retrieved.answer)
+        if tuned_answers and retrieved.answer and retrieved.used and not (mct is not None and mct.merged):
+            yield AnchoredReply("vqa", tuple(documents[k] for k in retrieved.used), retrieved.answer)
 
 
 def _drawn_passage(retrieved: Trace) -> list[PassageTrace]:
@@ -219,8 +223,11 @@ def _drawn_passage(retrieved: Trace) -> list[PassageTrace]:
         (passage for passage in retrieved.passages if passage.s_rel is not None),
         key=lambda passage: -(passage.s_rel or 0.0),
     )
-    drawn = random.Random(retrieved.question_id)
-    return [drawn.choice(judged[1:] if judged[1:] and drawn.random() < 0.5 else judged[:1])] if judged else []
+    if not judged:
+        return []
+    rng = random.Random(retrieved.question_id)
+    others = judged[1:]
+    return [rng.choice(others if others and rng.random() < 0.5 else judged[:1])]
 
 
 def _passages(

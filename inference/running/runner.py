@@ -62,8 +62,8 @@ def run_pipeline(
     """Answer all unanswered questions; return all traces, by question id.
 
     Questions are sorted by id and cut into batches that all processes share. An interrupted run, or one on another
-    number of processes, ends with the same traces except for timings (see `run_batches`). A later run tries failed
-    questions again, and those that were edited.
+    number of processes, ends with the same traces except for timings (see `run_batches`). A later run repeats questions
+    that failed or were edited.
 
     Args:
         name: The pipeline's name, used in file names.
@@ -74,13 +74,14 @@ def run_pipeline(
         fingerprint: Hash of everything that determines an answer.
         batch_questions: Questions in a batch; None for a pipeline whose models are all served: there are no batches.
         on_error: Behaviour for a question whose image or text can't be used.
-        form: Format of the traces. Parquet traces stay on disk; `with_texts` reads the whole ones.
-        reopen: Returns True if a trace that this budget (`Trace.limit`) ended is computed again.
+        form: Format of the traces. Parquet traces stay on disk; `with_texts` reads them with their texts.
+        reopen: Returns True for a budget (`Trace.limit`) whose traces are computed again.
         takes_images: True if the pipeline takes questions with several images.
         prepare: Returns functions to call with the images of the next batch, in threads, while a batch is answered.
 
     Raises:
-        UserError: Questions share an id, one is bad under `on_error: stop`, or `folder` holds traces of other settings.
+        UserError: Questions share an id, one can't be used under `on_error: stop`, or `folder` holds traces of other
+            settings.
     """
     pipeline, failed, roots = functools.cache(build), functools.partial(_failed, name), image_roots(image_root)
     reader = "" if takes_images else f"the pipeline {name}"
@@ -101,7 +102,7 @@ def run_pipeline(
         if batch_questions is None:
             traces = _streamed(name, pipeline(), batch, image_root, on_error)
         else:
-            traces = iter(each_or_all(batch, answer, failed, on_error))
+            traces = iter(run_batch_or_each(batch, answer, failed, on_error))
         for trace in traces:
             row = to_row(dataclasses.replace(trace, question_hash=hashes[trace.question_id]))
             yield trace.question_id, row
@@ -122,7 +123,7 @@ def run_pipeline(
 def _streamed(
     name: str, built: Pipeline, asked: Iterable[Question], image_root: Path, on_error: OnError
 ) -> Iterator[Trace]:
-    """Yield the traces of a served pipeline as its trajectories end, those of unusable images last."""
+    """Yield the traces of a served pipeline as its trajectories end, then those of questions with unusable images."""
     if not isinstance(built, TrajectoryPipeline):
         raise ValueError(f"{name} has no trajectories")
     errors: dict[str, str] = {}
@@ -150,18 +151,18 @@ def _failed(name: str, question_id: str, message: str) -> Trace:
     return Trace(question_id=question_id, pipeline=name, error=message)
 
 
-def each_or_all(
+def run_batch_or_each(
     batch: Sequence[Question],
     make: Callable[[Sequence[Question]], Sequence[Made]],
     failed: Callable[[str, str], Made],
     on_error: OnError,
 ) -> list[Made]:
-    """Make a batch's results together; if an input of it can't be used, those of each question alone.
+    """Compute the results of a batch; if an input can't be used, compute them question by question.
 
     Args:
         batch: The questions.
-        make: Makes the results of questions.
-        failed: Makes the result of a question that can't be used, from its id and the error.
+        make: Computes the results of questions.
+        failed: Returns the result of a question that can't be used, given its id and the error.
         on_error: Behaviour for such a question.
 
     Raises:
@@ -173,12 +174,12 @@ def each_or_all(
         if error.question_id and on_error == "stop":
             raise
         if len(batch) > 1:
-            return [made for question in batch for made in each_or_all([question], make, failed, on_error)]
+            return [made for question in batch for made in run_batch_or_each([question], make, failed, on_error)]
         return [failed(*_problem(batch[0], error, on_error))]
 
 
 def _problem(question: Question, error: UnusableInput, on_error: OnError) -> tuple[str, str]:
-    """Return the id of a question that can't be used and its problem, or raise that.
+    """Return the id of a question that can't be used, and its problem; or raise the problem.
 
     Raises:
         UserError: `on_error` is "stop".

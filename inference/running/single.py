@@ -24,7 +24,7 @@ def answer(config: AnswerConfig) -> Trace:
     """Answer the config's question with the pipeline of the checkpoint's scheme.
 
     Raises:
-        UserError: The image, the checkpoint or the index is bad, or a base model is needed and none is given.
+        UserError: The image, the checkpoint or the index can't be used, or a base model is needed and none is given.
     """
     image = load_image(config.image)
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
@@ -44,7 +44,7 @@ def open_reflecting(
         retriever: Finds entries; opened here if None.
 
     Raises:
-        UserError: The checkpoint or the index is bad, or a base model is needed and none is given.
+        UserError: The checkpoint or the index can't be used, or a base model is needed and none is given.
     """
     tuned = open_tuned(models)
     name = tuned.scheme.name if tuned.scheme else ""  # a fine-tuned model has one

@@ -39,22 +39,23 @@ def calibration(
 
     Args:
         traces: By pipeline or stage, then by question id.
-        measure: Scorer of answers; RET predicts errors of the base model's.
-        scalings: By the gate's name in the scheme, those that the traces were read with.
+        measure: Scorer of answers, for the errors of the base model that RET predicts.
+        scalings: Scalings that were applied to the traces' gates, by the gate's name in the scheme.
 
     Returns:
         By gate, as `gate_predictions` names them:
 
         - `ece`: the error of the traces' probabilities;
-        - `ece_uncalibrated`: the error without the scaling that they were read with, if there is one;
-        - `ece_scaled`: the error after scaling, on questions that it was not fitted on. Each half is scaled by the
-          fit to the other, halved by a hash of the first entity (of the id if they name none);
+        - `ece_uncalibrated`: the error before the scaling that was applied, if there is one;
+        - `ece_scaled`: the error after scaling, cross-fitted: each half of the questions is scaled by the fit to the
+          other half. Halves are split by a hash of the first entity, or of the id of questions without one;
         - `reduction`: `ece` minus `ece_scaled`, paired by question;
         - `scale_no`, `scale_yes`, `bias`: the scaling fitted on all questions, for use on others;
-        - `temperature`: a fit of one temperature instead, for `decision.json`;
+        - `temperature`: a single temperature fitted instead, for `decision.json`;
         - `n`: number of questions.
 
-        Intervals resample entities with all passages, at fixed scalings. A gate whose half has one outcome is out.
+        Intervals resample entities with all passages, at fixed scalings. A gate is left out if a half of the questions
+        has only one outcome.
     """
     predictions = gate_predictions(questions, traces, measure)
     measured = {
@@ -139,7 +140,7 @@ def _calibrated(
 
 
 def _by_question(rows: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Reshape rows (decisions, 2) to (questions, most decisions of one, 2), with NaN where a question has fewer."""
+    """Reshape rows (decisions, 2) to (questions, maximum decisions of a question, 2), padded with NaN."""
     padded = np.full((len(counts), counts.max(), 2), np.nan)
     padded[np.arange(counts.max()) < counts[:, None]] = rows
     return padded

@@ -27,11 +27,11 @@ from reflectune.metrics.reporting.retrieval import article_recall_at_k
 from reflectune.models.schemes.calibration import GateScaling
 
 BEST_BASELINE, BEST_OF_ALL = BESTS = "best_baseline", "best_of_all"
-"""Names in tables of the strongest baseline, and, if controls were run, of the strongest of baselines and controls."""
+"""Rows of tables: the strongest baseline, and if controls were run, the strongest of baselines and controls."""
 
 
 def baselines() -> tuple[str, ...]:
-    """Return the baselines of a pipeline that reads `top_n` entries. None reads more, and none is an oracle."""
+    """Return the baselines at equal depth: they read at most `top_n` entries, and are not oracles."""
     forms = all_forms()
     tuned = (name for name in forms[TUNED_BASELINES] if name.removesuffix("_tuned") not in forms["oracle"])
     return (*forms["closed_book"], *forms["naive_rag"], *tuned)
@@ -51,7 +51,7 @@ def evaluate(
     """Compute all scores of a run.
 
     Args:
-        traces: By pipeline (or stage that measures one), then by question id.
+        traces: By pipeline or stage, then by question id.
         measure: Scorer of answers; selects the scored questions.
         groups: See `labels_of`.
         scalings: Scalings that the gates were read with, by the gate's name.
@@ -103,7 +103,7 @@ def evaluate(
 
 
 def _scored(official: Sequence[Question], traces: Mapping[str, TextlessTrace]) -> Mapping[str, TextlessTrace]:
-    """Return the traces of the scored questions, of all if none is scored: a closed gate on others costs little."""
+    """Return the traces of the scored questions, or of all if none is scored. Unscored ones would lower mean costs."""
     return {question.id: traces[question.id] for question in official if question.id in traces} or traces
 
 
@@ -117,7 +117,7 @@ def _table(
 
 
 def _strongest(tables: Mapping[str, Any], names: Iterable[str], headline: str) -> str | None:
-    """Return the pipeline with the highest score in this column on these very questions, which favours it."""
+    """Return the pipeline with the highest score in this column. Selection on the test questions favours it."""
     scores = {name: score["value"] for name in names if name in tables and (score := tables[name].get(headline))}
     return max(scores, key=lambda name: scores[name]) if scores else None
 
@@ -204,8 +204,8 @@ def _rankings(
     expected = np.array([measure.expectations(q, traces[q.id], RANKINGS) for q in answered])
     right = dict(zip(RANKINGS, expected.T.copy(), strict=True))
     table = {name: measure.breakdown(answered, values, seed) for name, values in right.items()}
-    every = (OVERALL, *(table_column.name for table_column in measure.columns(answered)))
-    columns = [column for column in every if table["random"][column] is not None]
+    names = (OVERALL, *(column.name for column in measure.columns(answered)))
+    columns = [name for name in names if table["random"][name] is not None]
     return {
         "scores": table,
         "full_product_leads": {
@@ -222,10 +222,10 @@ def _rankings(
 def _comparisons(
     questions: Sequence[Question], pipelines: Traces, measure: TraceScorer, seed: int
 ) -> dict[str, dict[str, Any] | None]:
-    """Compare reflecting and iterative pipelines with baselines and controls by the headline score, by question."""
-    every = itertools.product((*reflecting(), *iterative()), (*BESTS, *baselines(), *all_forms()[CONTROLS]))
+    """Compare reflecting and iterative pipelines with baselines and controls by headline score, paired by question."""
+    pairs = itertools.product((*reflecting(), *iterative()), (*BESTS, *baselines(), *all_forms()[CONTROLS]))
     table: dict[str, dict[str, Any] | None] = {}
-    for name, other in every:
+    for name, other in pairs:
         if {name, other} <= set(pipelines):
             both = [q for q in questions if q.id in pipelines[name] and q.id in pipelines[other]]
             first, second = (measure.correct(both, pipelines[key]) for key in (name, other))

@@ -24,15 +24,15 @@ OUTCOMES: Final[Mapping[str, str]] = {
     "unknown": "right entry unknown",
     "failed": "failed",
 }
-"""Titles of outcomes: right, then the steps that can lose an answer, in their order."""
+"""Titles of outcomes: right, then the steps that can lose an answer, in their order of execution."""
 
 
 def outcome(question: Question, trace: Trace, correctness: float) -> str:
     """Return a key of `OUTCOMES`: `right`, or the first step after which the answer could no longer be right.
 
-    The right passage is a section of the question's evidence; without evidence, any of its entry's. It is rejected if
-    it was judged irrelevant or not read, outranked if it was judged relevant and the answer is another passage's, and
-    misread if it was read. An answer is right from half of the score on, as for MMKB-RAG's labels.
+    A gold passage is one of the question's evidence, or of its entry if it has no evidence. It is rejected if it was
+    judged irrelevant or not read, outranked if it was judged relevant but the answer is from another passage, and
+    misread if it was read. An answer with at least half of the score is right, as for MMKB-RAG's labels.
     """
     if not is_wrong(correctness):
         return RIGHT
@@ -47,7 +47,7 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
         return "unknown"
     if not entries & found:
         return "not_found"
-    right = {
+    gold = {
         k
         for k, passage in enumerate(read.passage for read in trace.passages)
         if passage.entry_id in entries
@@ -57,9 +57,9 @@ def outcome(question: Question, trace: Trace, correctness: float) -> str:
             or Evidence(passage.entry_id, passage.section) in question.evidence
         )
     }
-    if right & _read(trace):
+    if gold & _read(trace):
         return "misread"
-    return "outranked" if any(trace.passages[k].relevant for k in right) else "rejected"
+    return "outranked" if any(trace.passages[k].relevant for k in gold) else "rejected"
 
 
 def outcomes(questions: Sequence[Question], traces: StoredTraces, measure: TraceScorer) -> list[str | None]:
@@ -76,7 +76,7 @@ def counted(keys: Sequence[str | None]) -> dict[str, int]:
 
 
 def _read(trace: Trace) -> set[int]:
-    """Return the positions of the passages that the answer was read from, also by their summary."""
+    """Return the positions of the passages that the answer was generated from, directly or by their summary."""
     if trace.chosen is not None:
         return {trace.chosen}
     if trace.mct is not None and trace.mct.merged:

@@ -1,4 +1,4 @@
-"""Recall of found texts by iteration, which needs no entity ids: PMSR's entity mentions, and pseudo-relevance."""
+"""Recall by iteration from the texts found, without entity ids: PMSR's entity mentions, and pseudo-relevance."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def mentions_by_iteration(
 
     Args:
         questions: The questions, each with a trace.
-        names: Names of each question's entities; a question without one is searched by its answers, as in PMSR.
+        names: Names of each question's entities. If a question has none, its answers are searched, as in PMSR.
         bases: The knowledge bases.
         last: The last iteration.
 
     Returns:
         By iteration `entity_mention` and `prr`, each with the recall `so_far` and of the iteration `alone`, by base and
-        over all (`ALL`). An iteration that a trajectory doesn't have found nothing new. None if a trace lacks the text
-        of a passage found, as those of pipelines that keep only the passages read.
+        over all (`ALL`). An iteration after a trajectory's end counts as one that found nothing. None if a trace lacks
+        the text of a passage found, since its pipeline stores only the passages read.
     """
     rows: dict[tuple[int, str, str, str], list[tuple[Question, float]]] = {}
     whole = whole_traces(traces, [question.id for question in questions])
@@ -71,7 +71,7 @@ def mentions_by_iteration(
 
 
 def _found(trace: Trace) -> dict[tuple[int, str], list[Passage]] | None:
-    """Return the passages found, by iteration and base, and by iteration alone; None if a text is missing."""
+    """Return the passages found, by iteration and base, with `ALL` for all bases; None if a text is missing."""
     texts = {read.passage.id: read.passage for read in trace.passages}
     found: dict[tuple[int, str], list[Passage]] = {}
     for step in trace.steps:

@@ -1,4 +1,4 @@
-"""Notices at the head of a report: questions left out, failures, and limits of the data or the model."""
+"""Notices at the top of a report: questions left out, failures, and limits of the data or the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reflectune.inference.scoring.trajectories import reply_sentences
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 
 MINIATURE_PARAMETERS = 50_000_000
-"""Models with fewer parameters are miniatures, too small to know anything but the drawn world."""
+"""Models with fewer parameters are miniatures, which know only the drawn world."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def notices(
     models: Sequence[ModelFacts],
     measure: TraceScorer,
 ) -> list[str]:
-    """Return sentences for the head of a report; none if everything could be measured.
+    """Return sentences for the top of a report; none if everything could be measured.
 
     Args:
         traces: By pipeline or stage, then by question id.
@@ -54,8 +54,8 @@ def notices(
             "Miniature numbers: a model of this size knows only the drawn world. They show that the mechanism works "
             "and are not comparable with a paper's."
             if drawn
-            else "A miniature model was asked about data that it was not made for. Its answers here are not expected "
-            "to be right; this run shows only that everything works on such data."
+            else "A miniature model was run on data that it wasn't made for. Its answers are not expected to be right; "
+            "this run shows only that everything works on such data."
         )
     sentences += _left_out(questions, traces, metrics, measure)
     sentences += _reflection(traces, metrics["reflection"])
@@ -79,7 +79,7 @@ def _left_out(
                 "The data set has no gold evidence: relevance, and answers from the gold passage, are left out."
             )
         elif metrics["relevance"]["look_alikes"] is None:
-            sentences.append("The data set does not say which entries look alike: that relevance mark is left out.")
+            sentences.append("The data set doesn't list look-alikes: relevance against look-alikes is left out.")
         if not any(q.is_knowledge_based is False for q in questions):
             sentences.append("No question is marked as visual-dependent: the gate is not measured on such questions.")
     if measure.metric == "infoseek" and not any(table["overall"] for table in metrics["pipelines"].values()):
@@ -102,7 +102,7 @@ def _left_out(
 
 
 def _reflection(traces: Traces, reflection: Mapping[str, Any] | None) -> list[str]:
-    """Return the missing measurements of MMKB-RAG, and the number of malformed replies of MCT."""
+    """Return sentences on MMKB-RAG's missing measurements, and on malformed replies of MCT."""
     if reflection is None:
         return []
     sentences = []
@@ -134,13 +134,13 @@ def _cut_short(traces: Traces) -> list[str]:
             reasons = "; ".join(f"{reason}: {count}" for reason, count in ended.most_common())
             sentences.append(
                 f"{name}: {ended.total()} of {len(pipeline_traces)} questions reached a budget ({reasons}) and were "
-                "answered from what had been found. With a higher one the same command continues them."
+                "answered from what had been found. Raise the budget and run the command again to continue them."
             )
     return sentences
 
 
 def _cut_off(traces: Traces) -> list[str]:
-    """Return the number of answers without an end token, by pipeline without steps; others count their replies."""
+    """Return the number of truncated answers of each pipeline without steps; for others see `reply_sentences`."""
     counts = {
         name: sum(trace.cut for trace in pipeline_traces.values() if not trace.steps)
         for name, pipeline_traces in traces.items()
@@ -153,7 +153,7 @@ def _cut_off(traces: Traces) -> list[str]:
 
 
 def cut_query_sentences(traces: Traces) -> list[str]:
-    """Return the number of queries that an encoder didn't read whole, by pipeline."""
+    """Return the number of queries that an encoder truncated, by pipeline."""
     sentences = []
     for name, pipeline_traces in traces.items():
         counts = Counter[str]()
@@ -162,7 +162,7 @@ def cut_query_sentences(traces: Traces) -> list[str]:
         if counts["queries_cut"] or counts["compared_cut"]:
             sentences.append(
                 f"{name}: {counts['queries_cut']:,} of {counts['searches']:,} searches, and {counts['compared_cut']:,} "
-                "comparisons, had a query longer than its encoder reads: what comes later didn't count. Two such "
+                "comparisons, had a query longer than its encoder's maximum length, which was truncated. Two such "
                 "queries may look equal. An encoder for long texts is `pair:IMAGE+TEXT`."
             )
     return sentences

@@ -59,32 +59,32 @@ def measure_entries(
         dataset: The data set of the questions.
         questions: Questions. Those without an image, or a gold entry in the knowledge base, are left out and counted.
         searches: Searches by name.
-        depths: k of recall@k. The reciprocal rank is of the deepest, and 0 beyond.
+        depths: k of recall@k. The reciprocal rank is 0 beyond the largest k.
         with_texts: Search with each question's image and text; else with its image alone.
         exact: Exact searches by the same names, to measure the overlap of approximate ones.
 
     Returns:
-        By split `resampled` (see `units`); `left_out`; `nothing_found`, the number of questions without an entry in the
-        first search; and under `searches`, by name, `article_recall@k`, `mrr` and, with `exact`, `overlap@k`, each a
-        score.
+        By split `resampled` (see `units`); `left_out`; `nothing_found`, the number of questions for which the first
+        search found no entry; and under `searches`, by name, the scores `article_recall@k`, `mrr` and, with `exact`,
+        `overlap@k`.
 
     Raises:
-        UserError: No question names an entry of the knowledge base, an image is bad, or a text is missing.
+        UserError: No question has an image and an entry of the knowledge base, or an image or a text can't be used.
     """
     known = [q for q in questions if q.image and any(entry in dataset.knowledge for entry in q.entity_ids)]
     if not known:
         raise UserError(
-            f"no question of {dataset.root} has an image and names an entry of its knowledge base; there is nothing "
-            "to recall"
+            f"no question of {dataset.root} has both an image and an entry of its knowledge base; recall needs such "
+            "questions"
         )
-    everything = {(name, False): search for name, search in searches.items()}
-    everything |= {(name, True): search for name, search in (exact or {}).items()}
-    different = list(dict.fromkeys(_asked(question, with_texts) for question in known))
-    ranked = _ranked(dataset, different, everything, max(depths))
+    all_searches = {(name, False): search for name, search in searches.items()}
+    all_searches |= {(name, True): search for name, search in (exact or {}).items()}
+    unique = list(dict.fromkeys(_query(question, with_texts) for question in known))
+    ranked = _ranked(dataset, unique, all_searches, max(depths))
     figures: Figures = {}
     for split in dict.fromkeys(question.split for question in questions):
         in_split = [question for question in known if question.split == split]
-        queries_of_split = [_asked(question, with_texts) for question in in_split]
+        queries_of_split = [_query(question, with_texts) for question in in_split]
         lists = {key: [ids_by_query[query] for query in queries_of_split] for key, ids_by_query in ranked.items()}
         figures[split] = {
             "resampled": units(in_split),
@@ -189,7 +189,7 @@ class _Found(NamedTuple):
 
 
 def _found(questions: Sequence[Question], search: TextSearch, exact: TextSearch | None, depth: int) -> list[_Found]:
-    """Return the passages found for each question; without an exact search, the same as the exact ones."""
+    """Return the passages found for each question. Without an exact search its passages are those of `search`."""
     rows: list[_Found] = []
     with progress_bar(total=len(questions), unit=" questions", desc="searching") as bar:
         for start in range(0, len(questions), _TEXTS):
@@ -201,7 +201,7 @@ def _found(questions: Sequence[Question], search: TextSearch, exact: TextSearch 
     return rows
 
 
-def _asked(question: Question, with_texts: bool) -> _Asked:
+def _query(question: Question, with_texts: bool) -> _Asked:
     if with_texts and not question.text.strip():
         raise UserError(f"question {question.id} has no text to search with; fix or remove the row")
     return question.image, question.text if with_texts else ""
@@ -210,7 +210,7 @@ def _asked(question: Question, with_texts: bool) -> _Asked:
 def _entry_scores(
     questions: Sequence[Question], ranked: Sequence[Sequence[str]], depths: Sequence[int], seed: int
 ) -> Scores:
-    """Return recall and reciprocal rank; k counts places, and a search for sections may repeat an entry."""
+    """Return recall and reciprocal rank. k counts hits, among which a search for sections may repeat an entry."""
     pairs = [(ids, question.entity_ids) for ids, question in zip(ranked, questions, strict=True)]
     recalls = {
         f"article_recall@{k}": mean(questions, [article_recall_at_k(ids[:k], gold, k) for ids, gold in pairs], seed)
@@ -253,7 +253,7 @@ def passage_tables(figures: Figures, index: str) -> Iterator[str]:
 
 
 def _table(head: str, rows: Mapping[str, Scores], starts: tuple[str, ...]) -> Iterator[str]:
-    """Yield a row per search and a column per score with such a prefix; nothing without any such score."""
+    """Yield a table with a row per search and a column per score with one of the prefixes; nothing without scores."""
     names = [name for name in next(iter(rows.values())) if name.startswith(starts)]
     if not names or all(row[name] is None for row in rows.values() for name in names):
         return

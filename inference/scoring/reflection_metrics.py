@@ -1,4 +1,4 @@
-"""MMKB-RAG's decisions by themselves: RET against the base model's errors, SRT's order, malformed replies of MCT."""
+"""Metrics of MMKB-RAG's decisions: RET against the base model's errors, SRT's order, malformed replies of MCT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reflectune.metrics.reporting.gates import weighted_calibration_error
 from reflectune.metrics.scoring.registry import is_wrong
 
 Scopes = Mapping[str, Callable[[Question], bool]]
-"""Questions of a number by scope: `overall`, all of them, and the columns of the metric's table."""
+"""Predicates of questions by scope: `overall` for all, and the columns of the metric's table."""
 
 
 def reflection(
@@ -33,13 +33,15 @@ def reflection(
         gamma: RET's threshold.
 
     Returns:
-        `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
-        against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that the
-        gate decides on. For the first two an answer worth less than half a point is wrong, as for RET's labels.
-        `ret_knowledge` is the same over the knowledge-based ones alone. `srt`, by scope: `stating_retrieved`, the share
-        of questions with a stating document among their documents, and of these the share where the first one is
-        stating, by SRT (`stating_first`) and in the retriever's order (`stating_first_retriever`). `retrieved`: the
-        share of the pipeline's questions with retrieval. `mct`: the numbers of replies and of each malformation.
+        - `ret`, by scope: `auroc`, `accuracy` and `calibration_error` of Score_RET (equation 4 of arXiv 2504.10074)
+          against "the base model's closed-book answer is wrong", and the share `base_wrong`, over all questions that
+          the gate decides on. For the first two an answer worth less than half a point is wrong, as for RET's labels.
+        - `ret_knowledge`: the same over knowledge-based questions alone.
+        - `srt`, by scope: `stating_retrieved`, the share of questions with a document that states an answer; and of
+          these, the share where the first document does, by SRT (`stating_first`) and in the retriever's order
+          (`stating_first_retriever`).
+        - `retrieved`: the share of the pipeline's questions with retrieval.
+        - `mct`: the numbers of replies and of each malformation.
     """
     answers = traces_of_reflecting(traces, "reflection")
     if not answers and "reflection" not in traces:
@@ -47,16 +49,16 @@ def reflection(
     judged = {key: trace for key, trace in traces.get("reflection", {}).items() if not trace.error}
     known = [q for q in measure.official(questions) if q.id in judged]
     visual = [q for q in measure.visual(questions) if q.id in judged]
-    every = list({q.id: q for q in [*known, *visual]}.values())  # a metric may score visual questions
+    decided = list({q.id: q for q in [*known, *visual]}.values())  # without duplicates: a metric may score visual ones
     scopes: Scopes = {OVERALL: lambda question: True} | {column.name: column.holds for column in measure.columns(known)}
     answered = [q for q in questions if q.id in answers and not answers[q.id].error]
 
     def ret(scope_questions: Sequence[Question]) -> dict[str, Score | None]:
-        decided = [(q, *row) for q in scope_questions for row in ret_rows([q], traces, measure)]
-        return _ret([q for q, *_ in decided], [(gate, wrong) for _, gate, wrong in decided], gamma, seed)
+        rows = [(q, *row) for q in scope_questions for row in ret_rows([q], traces, measure)]
+        return _ret([q for q, *_ in rows], [(gate, wrong) for _, gate, wrong in rows], gamma, seed)
 
     return {
-        "ret": _by_scope(every, scopes, ret),
+        "ret": _by_scope(decided, scopes, ret),
         "ret_knowledge": _by_scope(known, scopes, ret),
         "srt": _by_scope(known, scopes, lambda scope_questions: _srt(scope_questions, judged, seed)),
         "retrieved": mean(answered, [float(answers[q.id].retrieved) for q in answered], seed),
@@ -77,7 +79,7 @@ def ret_rows(questions: Iterable[Question], traces: Traces, measure: TraceScorer
 
 
 def ret_decisions(rows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Round the errors of `ret_rows`: 1 for a wrong answer, 0 for a right one, which is worth half a point or more."""
+    """Round the errors of `ret_rows` to 1 for a wrong answer and 0 for a right one, worth at least half a point."""
     return [(gate, float(is_wrong(1 - wrong))) for gate, wrong in rows]
 
 

@@ -24,11 +24,11 @@ Traces = Mapping[str, StoredTraces]
 
 
 def traces_of_reflecting(traces: Traces, measured_by: str = "") -> StoredTraces:
-    """Return the traces of the run's one reflecting pipeline; {} without one.
+    """Return the traces of the run's reflecting pipeline; {} without one.
 
     Args:
         traces: By pipeline, then by question id.
-        measured_by: Only a pipeline whose decisions this stage measures; any if "".
+        measured_by: Select a pipeline whose decisions this stage measures; any if "".
     """
     return next((traces[name] for name in reflecting(measured_by) if name in traces), {})
 
@@ -46,7 +46,7 @@ class TraceScorer:
         self._known: dict[tuple[str, str], float] = {}
 
     def read(self, questions: Sequence[Question], traces: Iterable[Mapping[str, TextlessTrace]]) -> None:
-        """Score all answers of some traces by BEM in batches, which is many times as fast as one by one.
+        """Score all answers of some traces by BEM in batches, which is much faster than one by one.
 
         Args:
             traces: Mappings of traces by question id.
@@ -78,7 +78,7 @@ class TraceScorer:
         return 0.0 if trace.error else self.worth(trace.answer, question)
 
     def expectations(self, question: Question, trace: TextlessTrace, rankings: Iterable[str]) -> list[float]:
-        """Return the expected score of a question under each ranking; that of its own answer if nothing was ranked."""
+        """Return the expected score of a question under each ranking; that of the trace's answer without candidates."""
         pairs = [(p.scores, p.answer) for p in trace.passages if p.scores is not None and p.answer is not None]
         if not pairs or trace.error:
             return [self.correctness(question, trace) for _ in rankings]
@@ -102,11 +102,11 @@ class TraceScorer:
         return tables.mean(answered, self.correct(answered, traces), seed)
 
     def has_truth(self, question: Question) -> bool:
-        """Return True if the data set has the truth that the metric compares with."""
+        """Return True if the data set has the reference that the metric compares with."""
         return has_truth(question, self.metric)
 
     def official(self, questions: Iterable[Question]) -> list[Question]:
-        """Return the questions of the official score: those not known as visual; of InfoSeek without two-hop ones."""
+        """Return the questions of the official score: no known visual ones, and in InfoSeek no two-hop ones."""
         return [question for question in questions if is_scored(question, self.metric)]
 
     def visual(self, questions: Iterable[Question]) -> list[Question]:
@@ -132,7 +132,7 @@ class TraceScorer:
         return tables.breakdown(self.metric, questions, values, seed)
 
     def headline(self, questions: Sequence[Question]) -> str:
-        """Return the headline column: `overall`, or InfoSeek's one half if only that was asked."""
+        """Return the headline column: `overall`, or one half of InfoSeek if all questions are of that half."""
         return tables.headline(self.metric, questions).name
 
     def difference(
@@ -143,7 +143,7 @@ class TraceScorer:
         seed: int,
         column: str = "",
     ) -> dict[str, Any] | None:
-        """Return the first minus the second, paired by question, with its interval over entities; `of` names the score.
+        """Return the difference of two systems' scores, paired by question, with its interval over entities.
 
         Args:
             questions: Questions that both answered.
@@ -152,14 +152,15 @@ class TraceScorer:
             column: A column of the metric's table; the headline score if "".
 
         Returns:
-            None without questions in the column.
+            The difference, with the column under `of`; None without questions in the column.
         """
         number = tables.headline(self.metric, questions)
         ours, theirs = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
         if column not in ("", number.name):
             (holds,) = (table_column.holds for table_column in self.columns(questions) if table_column.name == column)
             in_column = np.array([holds(question) for question in questions], dtype=bool)
-            ours, theirs, number = ours[in_column], theirs[in_column], tables.Headline(column)
+            number = tables.Headline(column)
+            ours, theirs = ours[in_column], theirs[in_column]
             questions = list(compress(questions, in_column))
         interval = number.estimate(questions, [ours], seed, [theirs])
         return interval and {**interval, "of": number.name}
@@ -181,12 +182,12 @@ class TraceScorer:
 
 
 def check_scorable(questions: Iterable[Question], metric: Metric) -> None:
-    """Score an answer to every question that has a truth, so that one that can't be scored is an error at once.
+    """Score a dummy answer to every question that has a reference, to raise early for those that can't be scored.
 
-    No BEM is needed: a `TraceScorer` of `evqa` may be made afterwards.
+    This needs no BEM.
 
     Raises:
-        UserError: The question lacks the truth that the metric compares with; the error names it.
+        UserError: A question lacks the reference that the metric compares with.
     """
     compared: Metric = "evqa_exact" if metric == "evqa" else metric
     answers = [Answered(q, "?", f"question {q.id} can't be scored") for q in questions if has_truth(q, metric)]

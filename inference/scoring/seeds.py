@@ -1,4 +1,4 @@
-"""Correctness of every question, as an evaluation records it; scores and leads by group of questions and over seeds."""
+"""Record the correctness of every question, and compute scores and leads by group of questions and over seeds."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def labels_of(questions: Sequence[Question], group: str, metric: Metric) -> list
 
     Args:
         questions: The questions.
-        group: `type`, the metric's question or answer type; a field of `meta`; or `FIELD=VALUE`, which parts the
-            questions into those of this value, `VALUE`, and the others, `not VALUE`.
-        metric: Decides the types.
+        group: `type`, the metric's question or answer type; a field of `meta`; or `FIELD=VALUE`, which splits the
+            questions into `VALUE` and `not VALUE`.
+        metric: The metric, which defines the types.
 
     Raises:
         UserError: No question has the field or the value.
@@ -36,13 +36,15 @@ def labels_of(questions: Sequence[Question], group: str, metric: Metric) -> list
     if not any(values) or (chosen and chosen not in values):
         known = {*values} if any(values) else {"type"}.union(*(question.meta for question in questions))
         raise UserError(f"`groups`: no question has `{group}`; one of {short(', '.join(sorted(known)))}")
-    return [(v if v == chosen else f"not {chosen}") if chosen else v or "none" for v in values]
+    if chosen:
+        return [chosen if value == chosen else f"not {chosen}" for value in values]
+    return [value or "none" for value in values]
 
 
 def record_of(
     questions: Sequence[Question], pipelines: Traces, groups: Sequence[str], measure: TraceScorer
 ) -> dict[str, Any]:
-    """Return the scored questions, and each pipeline's correctness in their order, None where it wasn't asked."""
+    """Return the scored questions, and each pipeline's correctness in their order; None without a trace."""
     labels = {group: labels_of(questions, group, measure.metric) for group in groups}
     return {
         "metric": measure.metric,
@@ -58,13 +60,13 @@ def record_of(
 
 
 def joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return evaluations of the same questions as one; a pipeline that several ran is named with its folder.
+    """Merge evaluations of the same questions. A pipeline that several of them ran is named with its folder.
 
     Args:
-        records: `record_of` of each evaluation, by name. The groups are the first one's.
+        records: `record_of` of each evaluation, by name. The groups of the first one are used.
 
     Raises:
-        UserError: The evaluations asked different questions, or have different metrics.
+        UserError: The evaluations have different questions or metrics.
 
     Example:
         >>> one = {"metric": "infoseek", "questions": [], "correct": {"closed_book": [], "mr2ag": []}}
@@ -74,19 +76,16 @@ def joined(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     (first, record), *others = records.items()
     for name, other in others:
         if other["metric"] != record["metric"] or sorted(question_keys(other)) != sorted(question_keys(record)):
-            raise UserError(f"`against`: {name} has other questions or another metric than {first}")
-    ran = Counter(pipeline for it in records.values() for pipeline in it["correct"])
-    order = {question: place for place, question in enumerate(question_keys(record))}
-    places = {name: np.argsort([order[question] for question in question_keys(it)]) for name, it in records.items()}
-    rows = [
-        (name, pipeline, [values[place] for place in places[name]])
-        for name, it in records.items()
-        for pipeline, values in it["correct"].items()
-    ]
-    return {
-        **record,
-        "correct": {with_folder(it, name) if ran[it] > 1 else it: values for name, it, values in rows},
-    }
+            raise UserError(f"`against`: {name} and {first} have different questions or metrics; compare equal ones")
+    runs = Counter(pipeline for it in records.values() for pipeline in it["correct"])
+    order = {question: position for position, question in enumerate(question_keys(record))}
+    correct = {}
+    for folder, it in records.items():
+        positions = np.argsort([order[question] for question in question_keys(it)])
+        for pipeline, values in it["correct"].items():
+            name = with_folder(pipeline, folder) if runs[pipeline] > 1 else pipeline
+            correct[name] = [values[position] for position in positions]
+    return {**record, "correct": correct}
 
 
 def with_folder(pipeline: str, folder: str) -> str:
@@ -95,18 +94,18 @@ def with_folder(pipeline: str, folder: str) -> str:
 
 
 def question_keys(record: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return what tells the questions of a `record_of` apart: two data sets may share ids."""
+    """Return a unique key of each question of a `record_of`. Ids aren't enough: two data sets may share them."""
     return [(row["id"], row["split"], *row["entities"]) for row in record["questions"]]
 
 
 def parts_over_seeds(
     records: Mapping[str, Mapping[str, Any]], against: str, baselines: Collection[str] = (), seed: int = 0
 ) -> dict[str, Any]:
-    """Return scores and leads over evaluations that differ by the seed of training alone.
+    """Return scores and leads over evaluations that differ only by the seed of training.
 
     Args:
         records: `record_of` of each evaluation, by name.
-        against: Pipeline that the others' leads are over; the baseline with the highest mean score if "".
+        against: Pipeline that the others are compared with; the baseline with the highest mean score if "".
         baselines: Names of baselines.
         seed: Seed of the intervals.
 
@@ -115,22 +114,22 @@ def parts_over_seeds(
         group, the `score` and the `lead` of each pipeline: means over seeds, with intervals over seeds and entities.
 
     Raises:
-        UserError: The evaluations asked different questions, or `against` was not run in all of them.
+        UserError: The evaluations have different questions, or `against` was not run in all of them.
     """
     (first, record), *others = records.items()
     for name, other in others:
         if any(other[key] != record[key] for key in ("metric", "questions")):
-            raise UserError(f"`seeds`: {name} has other questions, groups or another metric than {first}")
+            raise UserError(f"`seeds`: {name} and {first} have different questions, groups or metrics")
     names = [name for name in record["correct"] if all(name in other["correct"] for _, other in others)]
     runs = {name: np.array([it["correct"][name] for it in records.values()], dtype=float) for name in names}
     rows = record["questions"]
     questions = [Question(q["id"], "", "", split=q["split"], entity_ids=tuple(q["entities"])) for q in rows]
 
     def estimate(members: np.ndarray, name: str, other: str = "") -> Any:
-        """Return the score of a pipeline over some questions, less another's; both only where asked."""
+        """Return the score of a pipeline, or its lead over another, on the questions that they have answered."""
         pair = [runs[it] for it in (name, other) if it]
         asked = members & ~np.isnan(pair).any(axis=(0, 1))
-        chosen = [questions[place] for place in np.flatnonzero(asked)]
+        chosen = [questions[position] for position in np.flatnonzero(asked)]
         ours, theirs = pair[0][:, asked], pair[1][:, asked] if other else ()
         return headline(record["metric"], chosen).estimate(chosen, list(ours), seed, list(theirs))
 

@@ -24,8 +24,8 @@ from reflectune.models.remote.client import is_many
 from reflectune.models.schemes.reflectiva import SCHEME as REFLECTIVA
 
 TrajectoryType = Literal["stable_correct", "correction", "conflict", "persistent_fail"]
-"""PMSR's types of trajectories (table 8): right after every iteration; wrong at first and right at the end; right in
-between or at first, and wrong at the end; never right."""
+"""PMSR's types of trajectories (table 8): right after every iteration; wrong at some iteration but right at the end;
+right at some iteration but wrong at the end; never right."""
 
 COSTS = ("passages", "calls", "searches", "read", "computed", "generated", "seconds")
 
@@ -34,8 +34,8 @@ def costs(traces: Mapping[str, TextlessTrace]) -> dict[str, float | None]:
     """Return the mean costs of a question.
 
     Returns:
-        `passages` read, `calls` of a model, `searches`, tokens of all prompts (`read`), tokens with shared beginnings
-        counted once (`computed`), tokens written (`generated`), and `seconds`. None if unknown, e.g. of a server.
+        `passages` read, `calls` of a model, `searches`, tokens of all prompts (`read`), tokens with shared prefixes
+        counted once (`computed`), tokens written (`generated`), and `seconds`. None if unknown, as behind a server.
     """
     counted = [trace for trace in traces.values() if not trace.error]
     if not counted:
@@ -56,7 +56,7 @@ def replies(traces: Mapping[str, TextlessTrace]) -> dict[str, int] | None:
 
 
 def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each pipeline with replies that are not as they should be, a warning if they are many."""
+    """Return a sentence for each pipeline with failed replies, which is a warning if there are many."""
     sentences = []
     for name, counts in metrics["replies"].items():
         named = [f"{counts[key]:,} {words}" for key, words in _IN_WORDS.items() if counts.get(key)]
@@ -65,8 +65,8 @@ def reply_sentences(metrics: Mapping[str, Any]) -> list[str]:
             sentences.append(f"{warning}{name}: of {counts['calls']:,} replies {', '.join(named)}.")
         if left_out := counts.get(DOCUMENTS_LEFT_OUT):
             sentences.append(
-                f"{name}: {left_out:,} documents didn't fit the model's context, or were refused by the server, and "
-                "were left out, of each knowledge base the last ones."
+                f"{name}: {left_out:,} documents, the last ones of each knowledge base, were left out: they didn't fit "
+                "the model's context, or the server refused them."
             )
     return sentences
 
@@ -83,7 +83,7 @@ _IN_WORDS = {
 
 
 def _count(name: str, trace: TextlessTrace) -> float | None:
-    """Return a cost of a question. Without steps there is at most one search; an oracle's entry is not searched."""
+    """Return a cost of a question; None if unknown. A pipeline without steps searches once, an oracle never."""
     if name == "searches" and not trace.steps:
         return float(trace.retrieved and any(hit.query != "gold" for hit in trace.hits))
     return trace.tokens.get(name)
@@ -106,15 +106,19 @@ def trajectories(
         names: Names of each question's entities; see `mentions_by_iteration`.
 
     Returns:
-        By pipeline: `iterations` (mean, the first one included), `ended` (count by reason), `by_iteration` (a list:
-        cumulative `article_recall`, over all knowledge bases and by base, and that of each base and iteration `alone`;
-        `record`: the share of records that state an accepted answer, the last record up to that iteration; `answer`:
-        the score of its answer, None unless each iteration was answered; and those of `mentions_by_iteration`),
-        `gained` (the last iteration minus the first, paired by question: `article_recall` and `record`; and `bases`,
-        the last recall of all knowledge bases minus the best one's; None if undefined), `asked` (of the searches after
-        a trajectory's first, the share with a query that the model wrote; None without any), `courses` (share of
-        each `TrajectoryType`) and `after_convergence` (iterations with a record after the first one from which on all
-        records are right, by `TrajectoryType` that ends right: PMSR's Table 9).
+        By pipeline:
+
+        - `iterations`: mean, the first one included; `ended`: count by reason;
+        - `by_iteration`, a list: cumulative `article_recall`, over all knowledge bases and by base, and recall of each
+          base in this iteration `alone`; `record`, the share of trajectories whose latest record states an accepted
+          answer; `answer`, the score of the answer, None unless every iteration has one; and the values of
+          `mentions_by_iteration`;
+        - `gained`: `article_recall` and `record` of the last iteration minus those of the first, paired by question;
+          and `bases`, the final recall of all knowledge bases minus that of the best one. None if undefined;
+        - `asked`: share of the searches after the first with a query that the model wrote; None without such searches;
+        - `courses`: share of each `TrajectoryType`;
+        - `after_convergence`: iterations with a record after the one from which on all records are right, for the
+          `TrajectoryType`s that end right (PMSR's Table 9).
     """
     return {
         name: _of_pipeline(
@@ -183,7 +187,7 @@ def _joined(
 
 
 def _asked(questions: Sequence[Question], traces: Mapping[str, TextlessTrace], seed: int) -> Score | None:
-    """Return the share of later searches with a query that the model wrote, mean over trajectories that have any."""
+    """Return the mean share of later searches with a query that the model wrote, over trajectories that have any."""
     later = [(q, [step for step in traces[q.id].steps if step.operator == "search"][1:]) for q in questions]
     searching = [(q, searches) for q, searches in later if searches]
     shares = [
@@ -193,10 +197,10 @@ def _asked(questions: Sequence[Question], traces: Mapping[str, TextlessTrace], s
 
 
 def _has_own_query(search: Step, question: Question, trace: TextlessTrace) -> bool:
-    """Return True if a search has a query of the model's own, not the question, expanded and condensed or not.
+    """Return True if the model wrote a query of a search, other than the question in its expanded or condensed form.
 
-    A condensed question, of `pmsr_web`, is a reply of the same iteration to a prompt without documents. Only a first
-    query can be. A search with the image alone has no query.
+    `pmsr_web` condenses the question by a prompt without documents in the same iteration. Only a first query can be the
+    question. A search with the image alone has no query.
     """
     if not any(search.queries):
         return False
@@ -208,7 +212,7 @@ def _has_own_query(search: Step, question: Question, trace: TextlessTrace) -> bo
 
 
 def found_until(question: Question, trace: TextlessTrace, iteration: int, base: str = "") -> float:
-    """Return 1 if an entry of the question was found by an iteration, in all bases or in one, else 0."""
+    """Return 1 if an entry of the question was found up to an iteration, in one base or in any (""), else 0."""
     entry_ids = [
         hit.entry_id
         for step in trace.steps
@@ -228,7 +232,7 @@ def found_at(question: Question, trace: TextlessTrace, iteration: int, base: str
 def answers_right(
     questions: Sequence[Question], traces: Mapping[str, TextlessTrace], last: int, measure: TraceScorer
 ) -> dict[str, list[float]]:
-    """Return the score of the latest answer by question and iteration; {} unless each iteration was answered."""
+    """Return the score of the latest answer by question and iteration; {} unless every iteration has an answer."""
     right: dict[str, list[float]] = {}
     for question in questions:
         answered = [step for step in traces[question.id].steps if step.operator == "answer"]
@@ -238,15 +242,15 @@ def answers_right(
         recorded = {step.iteration for step in traces[question.id].steps if step.operator == "reason"}
         if not answers.keys() >= {0, *recorded}:
             return {}
-        places = itertools.accumulate((i if i in answers else 0 for i in range(last + 1)), max)
-        right[question.id] = [measure.worth(answers[place], question) for place in places]
+        latest = itertools.accumulate((i if i in answers else 0 for i in range(last + 1)), max)
+        right[question.id] = [measure.worth(answers[iteration], question) for iteration in latest]
     return right
 
 
 def records_right(question: Question, trace: TextlessTrace, last: int) -> list[float]:
-    """Return 1 where the latest record states an accepted answer, by iteration from 0 to `last`.
+    """Return 1 where the latest record states an accepted answer, else 0, by iteration from 0 to `last`.
 
-    [] without a record, or if no answer can stand in one: a number without a range, a sentence.
+    [] without a record, or if `cover_match` can't find the answer in one: a number without a range, a sentence.
     """
     written = {step.iteration: step.text for step in trace.steps if step.operator == "reason"}
     if 0 not in written or not has_truth(question, "cover_match"):
@@ -277,7 +281,7 @@ def _after_convergence(
     records: Mapping[str, Sequence[float]],
     seed: int,
 ) -> dict[str, Score | None]:
-    """Return the mean of `iterations_after` by course, of those whose last record is right."""
+    """Return the mean of `iterations_after` for each type whose last record is right."""
     counted: dict[str, Score | None] = {}
     for name in ("stable_correct", "correction"):
         of_type = [question for question in questions if trajectory_type(records[question.id]) == name]
@@ -286,7 +290,7 @@ def _after_convergence(
 
 
 def iterations_after(trace: TextlessTrace, right: Sequence[float]) -> int:
-    """Return the number of records written after a trajectory converged: after the first that is right and stays so.
+    """Return the number of records after convergence, the first record from which on all are right.
 
     Args:
         trace: The trajectory, whose last record is right.
@@ -298,6 +302,6 @@ def iterations_after(trace: TextlessTrace, right: Sequence[float]) -> int:
 
 
 def mean_if_all(values: Sequence[float | None]) -> float | None:
-    """Return the mean, to six digits; None if a value is unknown or there is none."""
+    """Return the mean, rounded to six digits; None if a value is unknown, or without values."""
     known = [value for value in values if value is not None]
     return round(sum(known) / len(known), 6) if len(known) == len(values) and known else None

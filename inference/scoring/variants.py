@@ -25,8 +25,8 @@ def stop_rule(
 ) -> dict[str, Any] | None:
     """Compare PMSR with the same trajectories without its stop rule.
 
-    Both have equal steps up to the stop, since decoding is greedy and the rule only reads queries. An iteration counts
-    if it made a record: the queries that end a trajectory are followed by neither a search nor a record.
+    Both have equal steps up to the stop, since decoding is greedy and the rule only compares queries. Only iterations
+    with a record count: after the queries that end a trajectory there is neither a search nor a record.
 
     Args:
         questions: The scored questions.
@@ -36,13 +36,13 @@ def stop_rule(
     Returns:
         None unless `pmsr` and `pmsr_fixed` were run. Else `iterations` and `fixed` (means per question), `saved` (the
         share of iterations, with its interval over entities), `lost` (the score without the stop minus the score with
-        it, paired by question) and `stopped` (the share of questions that it ended).
+        it, paired by question) and `stopped` (the share of questions that the rule ended).
     """
     stopping, fixed = traces.get(STOPPING, {}), traces.get(FIXED, {})
     both = [q for q in questions if q.id in stopping and q.id in fixed]
     both = [q for q in both if not stopping[q.id].error and not fixed[q.id].error]
     rows = np.array([(_records(stopping[q.id]), _records(fixed[q.id])) for q in both], dtype=float).reshape(-1, 2)
-    if not len(rows) or not rows[:, 1].all():  # none was asked, or a trajectory was cut short before its first record
+    if not len(rows) or not rows[:, 1].all():  # no questions, or a budget ended a trajectory before its first record
         return None
     saved = score_rows(both, rows, seed, lambda r, weights: 1 - (weights @ r[:, 0]) / (weights @ r[:, 1]))
     lost = measure.difference(both, measure.correct(both, fixed), measure.correct(both, stopping), seed)
@@ -58,10 +58,10 @@ def stop_rule(
 def saturation_curve(
     questions: Sequence[Question], traces: Traces, *, measure: TraceScorer
 ) -> list[dict[str, float | None]]:
-    """Compute what PMSR's stop would have done at each τ, from trajectories that ran all iterations.
+    """Compute the costs and scores of PMSR with its stop rule at each τ, from trajectories without the rule.
 
-    A trajectory with a stop is the beginning of one without: up to the first iteration with a query whose similarity
-    to an earlier one reaches τ, and its answer.
+    With the rule, a trajectory has the same steps up to the first iteration with a query whose similarity to an earlier
+    one reaches τ, and then answers.
 
     Returns:
         For each τ `iterations` with a record, `stopped` (the share of questions), `calls`, `tokens` (read and written),
@@ -95,20 +95,20 @@ def saturation_curve(
 
 
 def _stop(trace: TextlessTrace, tau: float, never: int) -> int:
-    """Return the iteration that a stop at τ would have ended before its search."""
-    alike = (s.iteration for s in trace.steps if s.operator == "liken" and (s.probability or 0.0) >= tau)
-    return next(alike, never)
+    """Return the iteration whose queries end the trajectory at τ; `never` if none does."""
+    repeating = (s.iteration for s in trace.steps if s.operator == "liken" and (s.probability or 0.0) >= tau)
+    return next(repeating, never)
 
 
 def _before(trace: TextlessTrace, stop: int) -> list[Step]:
-    """Return the steps of a trajectory that stops: those before its last search, and one answer."""
-    made = [
+    """Return the steps of a trajectory that stops at an iteration before its search, and the steps of its answer."""
+    executed = [
         s for s in trace.steps if s.iteration < stop or (s.iteration == stop and s.operator in ("rewrite", "liken"))
     ]
     answers = [step.iteration for step in trace.steps if step.operator == "answer"]
     last = max((iteration for iteration in answers if iteration < stop), default=max(answers, default=0))
     answering = [step for step in trace.steps if step.operator in ANSWERING and step.iteration == last]
-    return [*(step for step in made if step.operator not in ANSWERING), *answering]
+    return [*(step for step in executed if step.operator not in ANSWERING), *answering]
 
 
 def noise(traces: Traces) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Admission of requests before their body is read: access, shutdown, requests under way, and size of the body."""
+"""Admit or refuse requests before their body is read: access, shutdown, load, and size of the body."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from reflectune.inference.serving.metrics import ServerMetrics
 from reflectune.inference.serving.problems import RequestProblem
 
 WORK: Final = ("/answer", "/retrieve", "/v1/chat/completions")
-"""Routes that use the models; the requests under way on them are counted and bounded."""
+"""Routes that use the models. The number of concurrent requests on them is limited."""
 _ROUTES: Final = (*WORK, "/healthz", "/metrics", "/v1/models")
 BODY_SECONDS: Final = 60
-"""Seconds in which a body must come."""
+"""Seconds within which a body must arrive."""
 MAX_BYTES: Final = MAX_IMAGE_MB * 10**6 * 4 // 3 + 4 * MAX_CHARACTERS * MAX_QUERIES
-"""Bytes of a body: an image in Base64, and queries."""
+"""Maximum bytes of a body: an image in Base64, and queries."""
 _LARGE: Final = 8
-"""Requests whose large images are decoded at a time; others wait with their files' bytes."""
+"""Maximum requests with large decoded images; others wait with undecoded ones."""
 
 
 @dataclass
@@ -36,8 +36,8 @@ class Load:
 
     Attributes:
         running: Requests under way on the routes of `WORK`.
-        is_draining: True to refuse requests, since the server ends.
-        large: Held for each request with large images that are decoded.
+        is_draining: True to refuse requests, since the server is shutting down.
+        large: Acquired by each request while it holds large decoded images.
     """
 
     running: int = 0
@@ -89,7 +89,7 @@ class Admission:
             self._metrics.count(route, statuses[0], time.perf_counter() - start)
 
     def _problem(self, route: str, headers: Headers) -> RequestProblem | None:
-        """Return the reason to refuse a request by its head, if there is one."""
+        """Return the reason to refuse a request by its headers, if there is one."""
         if self._load.is_draining:
             return RequestProblem(503, "the server is shutting down; ask later", {"Retry-After": "10"})
         if route == "/healthz":
@@ -110,18 +110,18 @@ class Admission:
 class _Body:
     """A request's body, bounded in size and time."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._left, self._is_whole = receive, most, False
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._left, self._is_whole = receive, max_bytes, False
         self._end = time.monotonic() + BODY_SECONDS
 
     async def receive(self) -> Message:
-        """Receive the next part, or after the last one the end of the connection."""
+        """Receive the next part; after the last part, the message of a disconnect."""
         if self._is_whole:
             return await self._receive()
         try:
             message = await asyncio.wait_for(self._receive(), self._end - time.monotonic())
         except TimeoutError:
-            late = f"the body did not come within {BODY_SECONDS} seconds"
+            late = f"the body did not arrive within {BODY_SECONDS} seconds"
             raise RequestProblem(408, late, {"Connection": "close"}) from None
         self._left -= len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
@@ -130,7 +130,7 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read the body of a request that is refused: a client that still sends would not read the reply."""
+        """Read the rest of a refused request's body, since a client reads the reply only after sending all of it."""
         try:
             while not self._is_whole:
                 await self.receive()

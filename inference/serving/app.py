@@ -32,11 +32,11 @@ from reflectune.inference.trace import Trace
 
 _LOG: Final = logging.getLogger("uvicorn.error")
 _TOP: Final = 3
-"""Documents a query, as Search-R1 has it by default."""
+"""Documents per query, Search-R1's default."""
 _PART: Final = 8 << 20
-"""Bytes of a form's text; a longer question than is allowed is refused with its length."""
+"""Maximum bytes of a form's text, large enough that the error of a long question can give its length."""
 LARGE: Final = 4_000_000
-"""Pixels of a request from which its images count as large."""
+"""Minimum pixels of a request's images to count as large."""
 Result = TypeVar("Result")
 
 
@@ -69,7 +69,7 @@ def create_app(service: AnswerService, settings: ServerSettings) -> FastAPI:
     @app.api_route("/v1/{path:path}", methods=["GET", "POST"])  # else the page's, which is mounted at the root
     async def unknown(path: str, request: Request) -> None:
         served = "POST /v1/chat/completions and GET /v1/models are served"
-        raise RequestProblem(404, f"there is no {request.method} /v1/{path}; {served}")
+        raise RequestProblem(404, f"unknown route {request.method} /v1/{path}; {served}")
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -138,7 +138,7 @@ async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
 async def _ask(
     service: AnswerService, load: Load, body: AnswerBody, image: bytes
 ) -> tuple[Future[Trace], AsyncIterator[Event]]:
-    """Enqueue a question; return its trace to come, and its events."""
+    """Enqueue a question; return the future of its trace, and its events."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | None]()
 
     def pass_on(event: Event | None) -> None:
@@ -156,7 +156,7 @@ async def _ask(
 async def _decoded(
     images: Sequence[bytes], load: Load, enqueue: Callable[[list[Image.Image]], Future[Result]]
 ) -> Future[Result]:
-    """Decode images and enqueue their request. Large ones are decoded when few others are, until their result."""
+    """Decode images and enqueue their request. Large images wait for a slot, which they hold until the result."""
     loop = asyncio.get_running_loop()
     pixels = await _in_thread(lambda: sum(map(count_pixels, images)))
     if pixels > MAX_MEGAPIXELS * 10**6:
@@ -173,7 +173,7 @@ async def _decoded(
 
 
 async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]) -> AsyncIterator[Event]:
-    """Yield a question's events; the last one is `done` or `error`. A client that disconnects cancels the question."""
+    """Yield a question's events; the last one is `done` or `error`. The question is cancelled on a disconnect."""
     try:
         while (event := await events.get()) is not None:
             yield event
@@ -185,9 +185,9 @@ async def _until_done(future: Future[Trace], events: asyncio.Queue[Event | None]
 
 
 async def _result(request: Request, future: Future[Result]) -> Result:
-    """Return the result to come. A client that disconnects cancels it."""
-    gone, result = asyncio.ensure_future(_disconnect(request)), asyncio.wrap_future(future)
-    either: set[asyncio.Future[Any]] = {gone, result}
+    """Wait for a result. It is cancelled if the client disconnects."""
+    disconnect, result = asyncio.ensure_future(_disconnect(request)), asyncio.wrap_future(future)
+    either: set[asyncio.Future[Any]] = {disconnect, result}
     try:
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
@@ -196,7 +196,7 @@ async def _result(request: Request, future: Future[Result]) -> Result:
     except Exception as error:
         raise RequestProblem.of(error, status=502) from error
     finally:
-        gone.cancel()
+        disconnect.cancel()
         result.cancel()
 
 
@@ -207,7 +207,7 @@ async def _disconnect(request: Request) -> None:
 
 
 async def _in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function on a thread. A user's mistake is a problem of the request: 404 if it names what isn't served."""
+    """Call a function on a thread. A UserError becomes a problem with status 404, since it names what isn't served."""
     try:
         return await run_in_threadpool(function, *arguments)
     except UserError as error:
@@ -231,7 +231,7 @@ def _log_failure(future: Future[Any]) -> None:
 
 
 def _complete(trace: Trace) -> Trace:
-    """Refuse a trace without an answer for a reason, such as a refusal of the model's server."""
+    """Return a trace, or raise its error, such as a refusal of the model's server."""
     if trace.error:
         raise RequestProblem(502, trace.error)
     return trace

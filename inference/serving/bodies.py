@@ -9,9 +9,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from reflectune.inference.serving.problems import RequestProblem
 
 MAX_CHARACTERS: Final = 2000
-"""Characters of a question or a query."""
+"""Maximum characters of a question or a query."""
 MAX_QUERIES: Final = 4096
-"""Queries or images of a search, documents for each, and entries to leave out."""
+"""Maximum queries or images of a search, documents for each, and entries to exclude."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -36,12 +36,12 @@ class _ContentPart(BaseModel):
 class _ChatMessage(BaseModel):
     role: str
     content: list[_ContentPart] = []
-    """Of the user's messages; those of other roles are not read."""
+    """Content of the user's messages; that of other roles is ignored."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_parts(cls, message: Any) -> Any:
-        """Read a text as one part, and nothing of other roles."""
+        """Convert a text to one part, and drop the content of other roles."""
         if not isinstance(message, dict) or "content" not in message:
             return message
         content = message["content"] if message.get("role") == "user" else []
@@ -61,8 +61,8 @@ class ChatBody(BaseModel):
         """Return the question of a conversation.
 
         Args:
-            last_message: Read the last message alone, with the latest image, in place of refusing a system prompt
-                and earlier rounds.
+            last_message: True to read the last message alone, with the latest image. Otherwise a system prompt and
+                earlier rounds are refused.
 
         Raises:
             RequestProblem: It is not one message of the user with one image, or several answers are requested.
@@ -75,20 +75,20 @@ class ChatBody(BaseModel):
         if last_message and roles[-1:] != ["user"]:
             raise RequestProblem(400, "`messages`: the last one must be of the role user")
         if roles != ["user"] and not last_message:
-            problem = "one message of the role user is read; a pipeline has prompts of its own, and no earlier rounds"
-            raise RequestProblem(400, f"`messages`: {problem} (the server's `last_message` reads the last one)")
-        *_, parts = rounds = [message.content for message in self.messages if message.role == "user"]
-        with_images = [row for it in rounds if (row := [part.image_url.url for part in it if part.image_url])]
-        images = with_images[-1] if with_images else []
+            problem = "send one message of the role user: a pipeline has its own prompts, and reads no earlier rounds"
+            raise RequestProblem(400, f"`messages`: {problem} (set the server's `last_message` to read the last one)")
+        rounds = [message.content for message in self.messages if message.role == "user"]
+        images: list[str] = []
+        for parts in rounds:
+            images = [part.image_url.url for part in parts if part.image_url] or images
         if len(images) != 1:
             raise RequestProblem(400, f"`messages`: one image is needed, as `image_url`; found {len(images)}")
-        return AnswerBody(
-            image=images[0], question="\n".join(part.text for part in parts if part.text), pipeline=self.model
-        )
+        text = "\n".join(part.text for part in rounds[-1] if part.text)
+        return AnswerBody(image=images[0], question=text, pipeline=self.model)
 
 
 class SearchBody(BaseModel):
-    """A search in Search-R1's shape for texts, or for images as data URLs without some entries."""
+    """A search in Search-R1's format: by texts, or by images as data URLs, with entries to exclude."""
 
     queries: list[str] = []
     images: list[str] = []
@@ -97,9 +97,9 @@ class SearchBody(BaseModel):
     return_scores: bool = False
 
     def check(self) -> None:
-        """Refuse a search of both kinds, or above the limits."""
+        """Refuse a search with both texts and images, or above the limits."""
         if bool(self.queries) == bool(self.images) or (self.exclude and self.queries):
-            raise RequestProblem(400, "give `queries`, texts, or `images`, data URLs with entries to `exclude`")
+            raise RequestProblem(400, "give either `queries` (texts), or `images` (data URLs) and entries to `exclude`")
         longest = max(len(self.queries), len(self.images), len(self.exclude), self.topk or 0)
         if longest > MAX_QUERIES:
             problem = f"`queries`, `images`, `exclude` and `topk` are at most {MAX_QUERIES}"
@@ -109,7 +109,7 @@ class SearchBody(BaseModel):
 
 
 def parse(kind: type[Body], content: bytes) -> Body:
-    """Return a body of JSON; refuse other content, and a body without a needed field."""
+    """Parse a JSON body; refuse invalid JSON and bodies without a required field."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

@@ -34,10 +34,10 @@ class ServerSettings(Settings):
 
     @cross_check
     def token_problems(self) -> Iterator[str]:
-        """Yield the problem of a server that everyone could use."""
+        """Yield the problem of a server that is reachable from other machines without a token."""
         if self.host not in LOCAL_HOSTS and len(self.token) < 16:
             yield (
-                f"`host` {self.host} is reached from other machines: set {TOKEN_VARIABLE} to a token of at least "
+                f"`host` {self.host} is reachable from other machines: set {TOKEN_VARIABLE} to a token of at least "
                 "16 characters, e.g. `openssl rand -hex 16`"
             )
 
@@ -53,7 +53,7 @@ class ServeConfig(ServerSettings, AskSettings, PipelinesConfig, DatasetSettings)
 
     @cross_check
     def served_problems(self) -> Iterator[str]:
-        """Yield the pipelines that need more than an image and a question."""
+        """Yield the problems of pipelines that need more than an image and a question."""
         asked = Question(id="", image="", text="", answer_type=self.answer_type)
         for name, recipe in self.recipes().items():
             if not recipe.takes(asked) or not recipe.form:

@@ -17,9 +17,9 @@ class Event:
     """An event of a question.
 
     Attributes:
-        name: `gate`; `hits`, the retrieved entries; `passage`, one for each that is read; `step` of an iterative
-            pipeline; `answer`; `done`, with the whole trace; `error`, in place of what didn't happen.
-        data: Its content, as JSON.
+        name: `gate`; `hits`, the retrieved entries; `passage`, one event for each passage read; `step` of an iterative
+            pipeline; `answer`; `done`, with the whole trace; `error`, in place of the remaining events.
+        data: Content, as JSON.
     """
 
     name: EventName
@@ -32,7 +32,7 @@ class Event:
 
 
 def events_between(before: Trace | None, after: Trace) -> Iterator[Event]:
-    """Yield the events that lead from one trace of a question to a later one; before the first one is None."""
+    """Yield the events between two partial traces of a question; `before` is None at the first one."""
     before = before or Trace(after.question_id, after.pipeline)
     if before.gate is None and after.gate is not None:
         yield Event("gate", {"gate": after.gate, "retrieved": after.retrieved})

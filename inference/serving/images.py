@@ -1,4 +1,4 @@
-"""Images of requests: the bytes of a file, or a data URL. No address and no path is opened."""
+"""Images of requests: the bytes of a file, or a data URL. Addresses and paths are never opened."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from reflectune.core.images import BadImage, open_image, read_header
 from reflectune.inference.serving.problems import RequestProblem
 
 MAX_IMAGE_MB: Final = 10
-"""Megabytes of an image's file."""
+"""Maximum megabytes of an image's file."""
 MAX_MEGAPIXELS: Final = 32
-"""Megapixels of an image, and of all images of a request."""
+"""Maximum megapixels of an image, and of all images of a request."""
 _DATA_URL: Final = re.compile(r"data:[\w.+/;=-]{0,100}?;base64,", re.IGNORECASE)
-"""Beginning of a data URL, whatever type it names: the bytes decide."""
+"""Beginning of a data URL. Its media type is ignored: the bytes decide."""
 
 
 def from_data_url(url: str) -> bytes:
@@ -39,7 +39,7 @@ def read_image(content: bytes) -> Image.Image:
     """Decode an image within the limits, upright. Its size is checked before it is decoded.
 
     Raises:
-        RequestProblem: It is damaged (400), or see `count_pixels`.
+        RequestProblem: The image is damaged (400); or see `count_pixels`.
     """
     count_pixels(content)
     try:
@@ -63,7 +63,7 @@ def count_pixels(content: bytes) -> int:
             raise RequestProblem(413, str(error)) from error
         if error.__cause__ is None:  # a strip
             raise RequestProblem(400, str(error)) from error
-        raise RequestProblem(415, "the image is in no format that is read; send a JPEG, PNG or WebP") from error
+        raise RequestProblem(415, "the image's format is not supported; send a JPEG, PNG or WebP") from error
     if header.width * header.height > MAX_MEGAPIXELS * 10**6:
         size = f"{header.width:,} × {header.height:,} pixels"
         raise RequestProblem(413, f"the image has {size}, more than {MAX_MEGAPIXELS} million; scale it down")

@@ -1,4 +1,4 @@
-"""The page: ask about an image, see each decision, and move its thresholds without asking the model again."""
+"""The page: ask about an image, see each decision, and move its thresholds without running the model again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from reflectune.retrieval.config import RetrieverConfig
 
 _MOVE: Final = "async_move_resource_to_block_cache"
 _FONTS: Final = ["system-ui", "sans-serif"]
-_GONE: Final = "This link's question is not kept any more; ask it again."
+_GONE: Final = "The question of this link has expired; ask it again."
 _WORDS: Final = (
     "thresholds of the gate and of S_rel, weight of titles, entries to read",
     "thresholds of the gate and of S_rel, documents to keep (0: all above the threshold)",
@@ -73,7 +73,7 @@ def mount_page(app: FastAPI, service: AnswerService) -> FastAPI:
 
 
 def image_input() -> gr.Image:
-    """Return the input of an image. Its value is the bytes of the file, which only `open_image` decodes."""
+    """Return the image input. Its value is the bytes of the file, so that only `open_image` decodes them."""
     image = gr.Image(label="Image", sources=["upload", "clipboard", "webcam"], height=250)
 
     def content(payload: Any) -> Any:
@@ -84,8 +84,8 @@ def image_input() -> gr.Image:
 
 
 def allow_uploads_alone(page: gr.Blocks) -> None:
-    """Have every component refuse files that the visitor did not upload: paths of this machine, and addresses."""
-    page.has_launched = True  # gradio checks paths only of a page that it launched itself, and this one is mounted
+    """Make every component refuse files that the visitor did not upload: paths of this machine, and addresses."""
+    page.has_launched = True  # else gradio skips its check of paths, since this page is mounted and not launched
     for block in page.blocks.values():
         setattr(block, _MOVE, partial(_move, getattr(block, _MOVE)))
 
@@ -164,7 +164,7 @@ class PageEvents:
             yield ["", "", part("status", text=str(error), problem=True), gr.Column(visible=False), "", ()]
 
     def decide(self, asked: str, without: Sequence[int], *values: float) -> list[Any]:
-        """Decide a question that was asked, by the sliders; no model is read."""
+        """Recompute the decision of a question by the sliders, without running the model."""
         if (found := self._questions.find(asked)) is None:
             return ["", "", part("status", text=_GONE, problem=True), gr.Column(visible=False), "", ()]
         parts = view(found, self._controls(values, without), self._questions.settings)
@@ -181,7 +181,7 @@ class PageEvents:
         return self.decide(asked, (), *values) if asked else [gr.skip()] * 6
 
     def pick(self, event: gr.EventData) -> tuple[str, str]:
-        """Return the path of the image and the text of an example. Of pixels gradio would make a lossy WebP."""
+        """Return the path of the image and the text of an example, encoded here since gradio's WebP would be lossy."""
         example = self._examples[event.index % len(self._examples)]
         kind, content = encode_image(self._image(example))
         return save_bytes_to_cache(content, kind.replace("/", "."), get_upload_folder()), example.text
@@ -204,7 +204,7 @@ class PageEvents:
 
 
 def _sliders(questions: PageQuestions) -> dict[str, gr.Slider]:
-    """Return a slider for each field of `Controls` that the pipeline's decision depends on, not yet on the page."""
+    """Return an unrendered slider for each field of `Controls` that the pipeline's decision depends on."""
     settings: Any = questions.settings
     size: dict[str, Any] = {"min_width": 150, "render": False}
     share: dict[str, Any] = {"minimum": 0, "maximum": 1, "step": 0.01, **size}

@@ -1,4 +1,4 @@
-"""Requests that can't be answered, each with the status of HTTP and one sentence."""
+"""Errors of requests, with an HTTP status and a sentence for the client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestProblem(Exception):
     """A request that can't be answered.
 
     Attributes:
-        status: The status of HTTP.
+        status: The HTTP status.
         message: One sentence for the client, without content of the request.
         headers: Headers of the reply.
     """
@@ -29,7 +29,7 @@ class RequestProblem(Exception):
 
     @classmethod
     def of(cls, error: Exception, *, status: int) -> RequestProblem:
-        """Return the problem of an error: 400 for input that can't be used, `status` for other mistakes of a user."""
+        """Convert an error: to 400 for unusable input, to `status` for another UserError, and else to 500."""
         if isinstance(error, RequestProblem):
             return error
         if isinstance(error, UserError):
@@ -37,7 +37,7 @@ class RequestProblem(Exception):
         return cls(500, "the server failed; its log has the reason")
 
     def body(self) -> dict[str, object]:
-        """Return the content of a reply, in OpenAI's shape."""
+        """Return the content of a reply, in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "code": self.status}}
 

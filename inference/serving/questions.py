@@ -1,4 +1,4 @@
-"""Questions of the page: asked of a service with the gate open and closed, and kept for permalinks."""
+"""Questions of the page, answered with the gate open and closed, and stored for permalinks."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 
 ENTRIES: Final = 10
-"""Entries that are judged, so that fewer or others of them can be decided by."""
+"""Minimum number of entries that are judged, so that the sliders can select fewer or others of them."""
 KEPT: Final = 200
-"""Questions that permalinks lead to: those asked last."""
+"""Number of latest questions with permalinks."""
 SIDE: Final = 256
-"""Pixels of the longer side of a small image."""
+"""Longer side of a thumbnail, in pixels."""
 _BUILT: Final = 64
-"""Pipelines of other settings that stay built."""
+"""Maximum number of cached pipelines with other settings."""
 
 
 class PageQuestions:
-    """Questions that the page asks of a service, and the last of those that were asked.
+    """Asks a service the page's questions, and stores the latest ones.
 
     Attributes:
         service: The service.
@@ -64,12 +64,12 @@ class PageQuestions:
         self._entry = lru_cache(maxsize=2048)(self._read_entry)
 
     def ask(self, question: str, image: bytes, controls: Controls | None = None) -> Iterator[AskedQuestion]:
-        """Ask a question, with its gate open and closed, and of the other pipelines.
+        """Answer a question with the gate open, with the gate closed, and by the other pipelines.
 
         Args:
             question: The question.
             image: The image's file.
-            controls: Settings to search and to read by; None for those of the service.
+            controls: Settings of the search and the reading; None for those of the service.
 
         Yields:
             The question with the gate, then with the entries, without an id; last with everything.
@@ -79,7 +79,7 @@ class PageQuestions:
             RequestProblem: The image can't be used.
         """
         service, weights = self.service, RetrieverConfig.of(self.service.config)
-        title_weight, update = self._asked_by(controls)
+        title_weight, update = self._model_settings(controls)
         if not image:
             raise UserError("an image is needed; drop, paste or photograph one")
         if len(question) > MAX_CHARACTERS:
@@ -107,7 +107,7 @@ class PageQuestions:
                 id=secrets.token_urlsafe(9),
                 others={name: future.result() for name, future in others.items()},
             )
-        finally:  # a visitor who left asks nothing more
+        finally:  # the visitor may have left before the answer
             for future in futures:
                 future.cancel()
         with self._lock:
@@ -125,29 +125,32 @@ class PageQuestions:
         return find_recipe(name).plain_name(self.service.config)
 
     def find(self, question_id: str) -> AskedQuestion | None:
-        """Return a question that was asked lately, by its permalink."""
+        """Return a stored question by the id of its permalink; None if it has expired."""
         return self._asked.get(question_id)
 
-    def _asked_by(self, controls: Controls | None) -> tuple[float, tuple[tuple[str, Any], ...]]:
-        """Return the weight of titles, and the settings that only the model can follow; mR²AG decides by the others."""
+    def _model_settings(self, controls: Controls | None) -> tuple[float, tuple[tuple[str, Any], ...]]:
+        """Return the weight of titles, and the settings that need a run of the model. mR²AG needs none."""
         weight = RetrieverConfig.of(self.service.config).title_weight
         if controls is None:
             return weight, ()
         weight = weight if controls.title_weight is None else controls.title_weight
         if isinstance(self.settings, MmkbRagSettings):
             return weight, (("threshold", controls.threshold), ("k", controls.documents or "auto"))
-        return weight, () if isinstance(self.settings, ChoiceSettings) else (("top_n", controls.entries or ENTRIES),)
+        if isinstance(self.settings, ChoiceSettings):
+            return weight, ()
+        return weight, (("top_n", controls.entries or ENTRIES),)
 
     def _build_opened(self, title_weight: float, update: tuple[tuple[str, Any], ...]) -> Pipeline:
         """Build the pipeline with its gate open and other settings."""
         recipe, config = self._recipe, RetrieverConfig.of(self.service.config)
-        each = recipe.answer_each if isinstance(self.settings, ChoiceSettings) else None
         settings = opened_settings(self.settings, ENTRIES).model_copy(update=dict(update))
         parts = self.service.parts[self.name]
         if isinstance(parts.retriever, EntryRetriever) and title_weight != config.title_weight:
             weighted = parts.retriever.weighted(title_weight=title_weight, summary_share=config.summary_share)
             parts = dataclasses.replace(parts, retriever=weighted)
-        return each(settings, parts) if each else recipe.make(self.name, settings, parts)
+        if isinstance(self.settings, ChoiceSettings) and recipe.answer_each is not None:
+            return recipe.answer_each(settings, parts)
+        return recipe.make(self.name, settings, parts)
 
     def _with(self, asked: AskedQuestion, opened: Trace, closed: Trace | None = None) -> AskedQuestion:
         """Add a question's traces, and titles and images of its entries."""

@@ -14,7 +14,7 @@ from reflectune.inference.trace import Trace, to_row
 
 
 def server_sent(data: object, event: str = "") -> str:
-    """Return a server-sent event. JSON in ASCII has no line break that would end it."""
+    """Return a server-sent event. The JSON is ASCII without line breaks, which would end the event."""
     return f"event: {event}\ndata: {json.dumps(data)}\n\n" if event else f"data: {json.dumps(data)}\n\n"
 
 
@@ -65,13 +65,13 @@ def _usage(tokens: Mapping[str, int]) -> dict[str, int]:
 
 
 def found_passages(results: list[list[PassageHit]], *, scores: bool) -> dict[str, Any]:
-    """Return passages in Search-R1's shape: a document's contents are its title in quotes, a line break, its text."""
+    """Return passages in Search-R1's format: a document's contents are its quoted title, a line break, and its text."""
     rows = [[_document(it.passage.id, it.passage.title, it.passage.text) for it in hits] for hits in results]
     return _results(rows, results, scores)
 
 
 def found_entries(results: list[list[Hit]], knowledge: KnowledgeBase, *, scores: bool) -> dict[str, Any]:
-    """Return entries in Search-R1's shape: a document's contents are an entry's title and its summary."""
+    """Return entries in Search-R1's format: a document's contents are the entry's title and summary."""
     entries = [[knowledge.get(hit.entry_id) for hit in hits] for hits in results]
     return _results([[_document(it.id, it.title, it.summary) for it in row] for row in entries], results, scores)
 

@@ -1,4 +1,4 @@
-"""Run the server until a signal ends it: requests under way are finished, new ones refused."""
+"""Run the server until a signal. It then finishes running requests and refuses new ones."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.service import AnswerService
 
 _GRACE: Final = 5
-"""Seconds in which connections without a request under way must end; a page's stay open."""
+"""Seconds after which idle connections are closed at shutdown, such as those of an open page."""
 
 
 class DrainingServer(uvicorn.Server):
-    """Refuses new requests with 503 after the first SIGTERM or Ctrl-C, and ends when no request is under way.
+    """Refuses new requests with 503 after the first SIGTERM or Ctrl-C, and exits when no request is running.
 
-    A second signal ends it at once.
+    A second signal exits at once.
     """
 
     config: uvicorn.Config
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; at the second signal, end."""
+        """Start draining at the first signal, and exit at the second."""
         load = self.config.app.state.load  # type: ignore[union-attr]
         if load.is_draining:
             self.force_exit = True
             super().handle_exit(sig, frame)
         else:
-            print("stopping when the requests under way are finished; a second signal stops at once", flush=True)
+            print("shutting down after the running requests; send a second signal to exit at once", flush=True)
         load.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Return True to end."""
+        """Return True to exit."""
         load = self.config.app.state.load  # type: ignore[union-attr]
         return await super().on_tick(counter) or (load.is_draining and not load.running)
 
@@ -58,7 +58,7 @@ def serve(config: ServeConfig) -> None:
         UserError: A model, the index or the data set can't be read, or the port can't be used.
     """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(it) for it in bound(config.host, config.port)]  # before models are loaded
+        sockets = [stack.enter_context(it) for it in bound(config.host, config.port)]  # fails before models are loaded
         service = stack.enter_context(AnswerService(config))
         print(f"pipelines: {', '.join(service.pipelines)}", flush=True)
         app = create_app(service, config)
@@ -70,7 +70,7 @@ def serve(config: ServeConfig) -> None:
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets of an address, which don't listen yet.
+    """Return sockets bound to an address, which don't listen yet.
 
     Raises:
         UserError: The address is unknown, or in use.

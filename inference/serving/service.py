@@ -1,4 +1,4 @@
-"""Answer questions from many threads: one worker takes the questions that have come in, and answers them together."""
+"""Answer questions from many threads: a worker thread answers waiting questions in batches."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from reflectune.retrieval.retrievers.queries import Query
 
 _SEED: Final = 0
 _PAUSE: Final = 0.01
-"""Seconds in which the clients of a batch of several may ask again. A client alone never waits."""
+"""Seconds to wait for further questions after a batch of several, so that its clients can ask again together."""
 _FAILURES: Final = 3
-"""Tasks in a row whose failure shows that the models can't be used any more, as after an error of CUDA."""
+"""Number of consecutive failed tasks after which the server is unhealthy, as after a CUDA error."""
 _KEPT_BATCHES: Final = 64
-"""Batches of images whose vectors stay cached: images of a server rarely come again in the same batch."""
+"""Number of batches of images whose vectors stay cached. Few, since a batch rarely repeats on a server."""
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class _Task:
     shown: Trace | None = None
 
     def show(self, trace: Trace) -> None:
-        """Pass the events that lead to a partial trace, each once, also if the question is tried again."""
+        """Send the events of a partial trace. Each is sent once, even if the question is retried."""
         if self.on_event:
             for event in events_between(self.shown, trace):
                 self.on_event(event)
@@ -66,16 +66,16 @@ class _Task:
 
 
 class AnswerService:
-    """The pipelines of a config, loaded once, for any number of threads.
+    """Serves the pipelines of a config to any number of threads.
 
-    A single worker thread uses the models. It answers all waiting questions of a pipeline as one batch. Searches run on
-    it between batches.
+    A single worker thread uses the models. It answers waiting questions of a pipeline as one batch, and runs searches
+    between batches.
 
     Attributes:
         config: The config.
         dataset: The data set with its knowledge base.
         pipelines: Names of the pipelines; the first is the default.
-        parts: Parts of each pipeline, by name, to build others over its models.
+        parts: Parts of each pipeline, by name, from which pipelines with other settings can be built.
         on_batch: Called with a pipeline's name and the number of questions before each batch.
 
     Raises:
@@ -95,7 +95,7 @@ class AnswerService:
         self._shared, self.parts = _open(config, self.dataset, self._resources)
         self._built = {name: build_pipeline(name, config, parts) for name, parts in self.parts.items()}
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._tasks: deque[_Task] = deque()  # taken out of the queue, and not begun
+        self._tasks: deque[_Task] = deque()  # taken from the queue, but not started
         self._numbers, self._closed, self._lock = itertools.count(), False, threading.Lock()
         self._failed = 0
         self._worker = threading.Thread(target=self._work, name="answers", daemon=True)
@@ -108,7 +108,7 @@ class AnswerService:
         self.close()
 
     def close(self) -> None:
-        """Answer the questions that wait, then end the worker. Later questions are refused."""
+        """Answer the waiting questions, then stop the worker. Later questions are refused."""
         with self._lock:
             is_first, self._closed = not self._closed, True
         if is_first:
@@ -117,7 +117,7 @@ class AnswerService:
         self._resources.close()
 
     def pipeline_named(self, name: str) -> str:
-        """Return the pipeline that a request names: "" is the default, and `naive_rag` the first of its forms.
+        """Return the pipeline that a request names: the default for "", and the first one of a form like `naive_rag`.
 
         Raises:
             UserError: It is not served.
@@ -140,10 +140,10 @@ class AnswerService:
             question: The question.
             image: The image.
             pipeline: A name for `pipeline_named`, or a pipeline built from `parts`.
-            on_event: Called on the worker's thread with each event except `done`, which the result stands for.
+            on_event: Called on the worker's thread with each event except `done`.
 
         Returns:
-            The trace to come. Cancelling it takes the question out of the queue.
+            Future of the trace. Cancelling it removes the question from the queue.
 
         Raises:
             UserError: The pipeline is not served, or the question is empty.
@@ -185,11 +185,11 @@ class AnswerService:
         return self._put(_Task(Future(), function=search))
 
     def waiting(self) -> int:
-        """Return the number of questions and searches that have not begun."""
+        """Return the number of questions and searches that have not started."""
         return self._waiting.qsize() + len(self._tasks)
 
     def is_healthy(self) -> bool:
-        """Return False if the worker has ended, or the last tasks failed for reasons that aren't the user's."""
+        """Return False if the worker has stopped, or the latest tasks failed by other errors than UserError."""
         return self._worker.is_alive() and self._failed < _FAILURES
 
     def _put(self, task: _Task) -> Future[Any]:
@@ -212,7 +212,11 @@ class AnswerService:
             answered = len(batch)
 
     def _collect(self, pause: float) -> bool:
-        """Append the tasks that wait, at least one, until none comes for `pause` seconds; return False at the end."""
+        """Append waiting tasks, at least one, until none arrives for `pause` seconds.
+
+        Returns:
+            False if the service was closed.
+        """
         while True:
             try:
                 task = self._waiting.get(timeout=pause if self._tasks else None)
@@ -223,7 +227,7 @@ class AnswerService:
             self._tasks.append(task)
 
     def _run(self, tasks: Sequence[_Task]) -> None:
-        """Complete tasks that have begun; if a batch fails, each of its questions is tried alone."""
+        """Complete started tasks; if a batch fails, retry each of its questions alone."""
         if not tasks:
             return
         first = tasks[0]
@@ -257,27 +261,27 @@ class AnswerService:
 
 
 def _progress(trace: Trace) -> tuple[int, ...]:
-    """Return the numbers of a partial trace's decisions, which only grow while a question is answered."""
+    """Return the counts of a partial trace's decisions, which only grow while a question is answered."""
     return trace.gate is not None, len(trace.hits), len(trace.passages), len(trace.steps)
 
 
-def _next_batch(tasks: deque[_Task], most: int) -> list[_Task]:
-    """Remove and return the first task, with later questions of its pipeline; a search is alone."""
+def _next_batch(tasks: deque[_Task], max_size: int) -> list[_Task]:
+    """Remove and return the first task, with later questions of its pipeline. A search is a batch of its own."""
     if not tasks:
         return []
     first = tasks.popleft()
     if first.pipeline is None:
         return [first]
-    alike = [task for task in tasks if task.pipeline is first.pipeline][: most - 1]
-    for task in alike:
+    others = [task for task in tasks if task.pipeline is first.pipeline][: max_size - 1]
+    for task in others:
         tasks.remove(task)
-    return [first, *alike]
+    return [first, *others]
 
 
 def _open(
     config: ServeConfig, dataset: Dataset, resources: ExitStack
 ) -> tuple[PipelineParts, Mapping[str, PipelineParts]]:
-    """Open the parts and models of a config's pipelines, each model once; return all parts, and each pipeline's."""
+    """Open the parts of a config's pipelines, and each model once; return the shared parts, and each pipeline's."""
     recipes, models = config.recipes(), ModelSettings.of(config)
     uses = {name: recipe.models(config) for name, recipe in recipes.items()}
     parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=_SEED)

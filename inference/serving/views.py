@@ -14,7 +14,7 @@ from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
 
 _SHOWN: Final = 8
-"""Candidates in the table of products."""
+"""Maximum candidates in the table of products."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class AskedQuestion:
     """A question that the page has asked, with everything that it shows.
 
     Attributes:
-        id: Its permalink; "" while it is being answered.
+        id: Id of its permalink; "" while it is being answered.
         question: The question.
         image: The image, small, as a data URI.
         alternatives: Its traces with the gate open and closed.
@@ -53,7 +53,7 @@ def title_of(scheme: str) -> str:
 
 
 def view(asked: AskedQuestion, controls: Controls, settings: Settings) -> PageView:
-    """Return the page's parts for a question by these settings. No model is read."""
+    """Return the page's parts for a question under these settings, without running the model."""
     decision = decide(asked.alternatives, controls, settings)
     why, gate = _why(asked, decision, controls), _gate(asked.alternatives.opened.gate, controls.gamma)
     answer = part(
@@ -75,13 +75,13 @@ def view(asked: AskedQuestion, controls: Controls, settings: Settings) -> PageVi
             for name, trace in asked.others.items()
         ],
     )
-    spoken = "unknown without the model" if decision.answer is None else decision.answer or "no answer"
-    status = f"Answer: {spoken}. {why}" + (f" Gate: {gate['label']}." if gate else "")
+    shown = "unknown without the model" if decision.answer is None else decision.answer or "no answer"
+    status = f"Answer: {shown}. {why}" + (f" Gate: {gate['label']}." if gate else "")
     return PageView(answer, _evidence(asked, decision, controls), status)
 
 
 def partial_view(asked: AskedQuestion, controls: Controls) -> PageView:
-    """Return the page's parts while the answer is being read, from the gate and the entries so far."""
+    """Return the page's parts while a question is being answered, from the gate and the entries so far."""
     opened, scheme = asked.alternatives.opened, asked.alternatives.scheme
     note = "Judging passages …" if opened.hits else "Searching …"
     shown = {"question": asked.question, "image": asked.image, "name": title_of(scheme), "answer": "…", "why": note}

@@ -12,7 +12,7 @@ from reflectune.core.resumable import run_to_file
 from reflectune.core.types import Question
 from reflectune.formats.dataset import image_roots
 from reflectune.inference.running.opening import OnError, open_questions, question_hash
-from reflectune.inference.running.runner import each_or_all
+from reflectune.inference.running.runner import run_batch_or_each
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.sweeps.caching import CacheStats
 from reflectune.inference.sweeps.judging import Judge
@@ -84,14 +84,14 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
 
 
 def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> list[tuple[str, dict[str, Any]]]:
-    """Return a row for each question of a batch, by id; see `each_or_all`."""
+    """Return a row for each question of a batch, by id; see `run_batch_or_each`."""
 
     def failed(question_id: str, problem: str) -> tuple[str, dict[str, Any]]:
         runner.forget()
         grid_run.measure.forget()
         return question_id, {**_failed_row(grid_run, problem), "passes": {"asked": 0, "done": 0}}
 
-    return each_or_all(batch, lambda some: list(_made(grid_run, some, runner).items()), failed, grid_run.on_error)
+    return run_batch_or_each(batch, lambda some: list(_made(grid_run, some, runner).items()), failed, grid_run.on_error)
 
 
 def _failed_row(grid_run: GridRun, problem: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Traces on the disk: JSONL of small runs, Parquet of large ones, and how either is read."""
+"""Traces on disk: JSONL for small runs, Parquet for large ones."""

@@ -1,4 +1,4 @@
-"""A pipeline's traces for scoring: all but the passages read, in Arrow's columns."""
+"""A pipeline's traces for scoring, in Arrow columns without the passages' texts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from reflectune.inference.trace_files.reading import TraceFile, read_traces, wit
 Item = TypeVar("Item")
 
 _LISTS: Final = ["hits", "passages", "steps"]
-"""Fields that are read from columns whenever they are used."""
+"""Fields that are converted from columns at each access."""
 
 
 class TraceColumns(Mapping[str, TextlessTrace]):
-    """Traces by question id. `read` returns whole traces.
+    """Traces by question id, without the passages' texts. `read` returns whole traces.
 
-    The columns are read on the first access, and stay in memory: 14 KB a trace of 150 passages.
+    The columns are read on first access, and stay in memory: 14 KB for a trace with 150 passages.
 
     Args:
         file: The traces.
@@ -54,7 +54,7 @@ class TraceColumns(Mapping[str, TextlessTrace]):
         return question_id in self._selected
 
     def read(self, question_ids: Sequence[str]) -> dict[str, Trace]:
-        """Return the traces of those of these questions that were selected."""
+        """Return the whole traces of these questions, as far as they were selected."""
         return self._file.read([question_id for question_id in question_ids if question_id in self._selected])
 
     @functools.cached_property
@@ -63,16 +63,16 @@ class TraceColumns(Mapping[str, TextlessTrace]):
 
 
 StoredTraces = Mapping[str, Trace] | TraceColumns
-"""A pipeline's traces by question id; of a large run on the disk."""
+"""A pipeline's traces by question id. Those of a large run are on disk."""
 
 
 def with_texts(traces: StoredTraces, question_ids: Sequence[str]) -> Mapping[str, Trace]:
-    """Return the whole traces of these questions, by id; all traces, if they are in memory anyway."""
+    """Return the whole traces of these questions, by id; all traces if they are in memory anyway."""
     return traces.read(question_ids) if isinstance(traces, TraceColumns) else traces
 
 
 def whole_traces(traces: StoredTraces, question_ids: Sequence[str]) -> Iterator[Trace]:
-    """Yield the whole traces of questions, in order, a few hundred in memory. Each question must have one."""
+    """Yield the whole traces of questions, in order, with a few hundred in memory. Each question must have one."""
     for start in range(0, len(question_ids), QUESTIONS_AT_ONCE):
         chunk = question_ids[start : start + QUESTIONS_AT_ONCE]
         yield from map(with_texts(traces, chunk).__getitem__, chunk)
@@ -117,13 +117,13 @@ def _items(kind: type[Item], column: pa.StructArray, start: int, end: int) -> li
 
 
 def _passages(columns: Sequence[np.ndarray], start: int, end: int) -> list[TextlessPassage]:
-    """Return passages from numpy's columns, in which NaN stands for missing numbers."""
-    values = ([None if each != each else each for each in column[start:end].tolist()] for column in columns)
+    """Convert numpy columns, in which NaN means missing, to passages."""
+    values = ([None if value != value else value for value in column[start:end].tolist()] for column in columns)
     return [TextlessPassage(*fields) for fields in zip(*values, strict=True)]
 
 
 class _Slice(Sequence[Item]):
-    """A part of a column whose items are made whenever they are used."""
+    """A part of a column whose items are created at each access."""
 
     def __init__(self, read: Callable[[int, int], Sequence[Item]], start: int, end: int) -> None:
         self._read, self._start, self._end = read, start, end

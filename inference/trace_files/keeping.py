@@ -20,7 +20,7 @@ TraceForm = Literal["auto", "jsonl", "parquet"]
 """Format of a pipeline's traces; `auto`: Parquet above `MAX_LOGGED` bytes of JSONL."""
 
 IsOutdated = Callable[[Row], bool]
-"""Returns True for a stored row that is computed again; it has at least the fields of `TraceFile.endings`."""
+"""Returns True for a stored row that must be computed again. Rows have at least the fields of `TraceFile.endings`."""
 
 MAX_LOGGED: Final = 64 * 2**20
 """Bytes of JSONL: about 500 questions with 150 passages each."""
@@ -39,7 +39,7 @@ class TraceStore:
         folder: The folder.
         name: The pipeline's name.
         fingerprint: Hash of everything that determines a trace.
-        form: Format. Finished traces of the other format stay until some are added.
+        form: Format. Finished traces in the other format are converted only when traces are added.
         max_logged: Maximum size of the merged file in bytes of JSONL, if the format is `auto`.
     """
 
@@ -59,7 +59,7 @@ class TraceStore:
         is_outdated: IsOutdated = lambda row: False,
         ahead: Callable[[Sequence[Question]], None] = lambda batch: None,
     ) -> StoredTraces:
-        """Compute the missing and the failed traces (see `run_batches`), merge them, and return all.
+        """Compute missing and failed traces (see `run_batches`), merge them with the others, and return all.
 
         Args:
             questions: In order of their ids, which must be unique.
@@ -117,7 +117,7 @@ class TraceStore:
     def _ranked(
         self, paths: Iterable[Path], is_outdated: IsOutdated = lambda row: False
     ) -> dict[str, tuple[int, Place]]:
-        """Return the `_rank` and place of each question's best row in JSONL files, of equal ones the last."""
+        """Return the `_rank` and place of each question's best row in JSONL files; the last one of equal rank."""
         ranked: dict[str, tuple[int, Place]] = {}
         for path in paths:
             for begin, _, row in scan_rows(path, self.fingerprint):
@@ -143,8 +143,8 @@ class TraceStore:
         if missing := [question_id for question_id in ids if question_id not in stored]:
             raise RuntimeError(f"{self.name}: no row of {len(missing)} items, the first being {missing[0]}")
         places = {key: place for key, (rank, place) in ranked.items() if rank or key not in tabled}
-        rows = self._merged_rows(sorted({*places, *table_ranks}), places)  # those to compute again stay until they are
-        if self._grows_long(paths):
+        rows = self._merged_rows(sorted({*places, *table_ranks}), places)  # outdated rows stay until they are replaced
+        if self._is_large(paths):
             write_traces(table, self.fingerprint, rows)
             outdated = lines
         else:
@@ -163,13 +163,15 @@ class TraceStore:
             for key in group:
                 yield row_at(*places[key]) if key in places else {"id": key, **to_row(traces[key])}
 
-    def _grows_long(self, logs: Sequence[Path]) -> bool:
-        """Return True if the merged file is Parquet."""
+    def _is_large(self, logs: Sequence[Path]) -> bool:
+        """Return True if the merged file should be Parquet."""
         if self.form != "auto":
             return self.form == "parquet"
         return self._table.exists() or sum(log.stat().st_size for log in logs) > self.max_logged
 
 
 def _rank(row: Row, is_outdated: IsOutdated) -> int:
-    """Return the rank of a stored trace: 0 if it is to be computed again, 1 for a failure, else `_ANSWERED`."""
-    return 0 if is_outdated(row) else 1 if row.get("error", "") else _ANSWERED
+    """Return the rank of a stored trace: 0 if it must be computed again, 1 for a failure, else `_ANSWERED`."""
+    if is_outdated(row):
+        return 0
+    return 1 if row.get("error", "") else _ANSWERED

@@ -1,4 +1,4 @@
-"""Traces as a pair of Parquet files: a row for each question, and the text of each passage once."""
+"""Layout of traces as a pair of Parquet files: one row per question, and one row per distinct passage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reflectune.core.types import Passage
 from reflectune.inference.trace import PassageTrace, Trace
 
 QUESTIONS_AT_ONCE: Final = 256
-"""Questions of a row group, the unit in memory: with 150 passages each, 3 MB of columns."""
+"""Questions in a row group, which is read at once: 3 MB of columns with 150 passages each."""
 KEY: Final = "key"
 
 _FINGERPRINT: Final = b"fingerprint"
@@ -61,9 +61,9 @@ def passage_key(passage: Mapping[str, Any]) -> int:
 
 
 def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a pair of files, a row group at a time; passages that an earlier pair at this path has stay.
+    """Write a pair of files, one row group at a time. Passages of an earlier pair at this path are kept.
 
-    A run that is killed between the two files leaves passages of both the earlier and the later questions.
+    So if a run is killed between replacing the two files, the passages' file serves both the old and the new questions.
 
     Args:
         path: The questions' file.
@@ -73,7 +73,7 @@ def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]]
     remaining, texts_file, written = iter(rows), passages_path(path), set[int]()
     with (
         parquet_file(path, QUESTIONS, fingerprint) as questions,
-        parquet_file(texts_file, PASSAGES, fingerprint) as passages,  # takes its place first
+        parquet_file(texts_file, PASSAGES, fingerprint) as passages,  # replaced first
     ):
         if path.exists():
             with open_table(texts_file, fingerprint) as earlier, reading(texts_file):
@@ -92,7 +92,7 @@ def write_traces(path: Path, fingerprint: str, rows: Iterable[Mapping[str, Any]]
 
 @contextmanager
 def parquet_file(path: Path, schema: pa.Schema, fingerprint: str) -> Iterator[pq.ParquetWriter]:
-    """Open a Parquet file to write tables into, each a row group; it replaces `path`, synced, when the block ends."""
+    """Open a Parquet file for writing. It is synced and replaces `path` when the block ends."""
     marked = schema.with_metadata({_FINGERPRINT: fingerprint.encode()})
     with writing(path) as partial:
         with pq.ParquetWriter(partial, marked, **WRITING) as writer:

@@ -1,4 +1,4 @@
-"""Read traces of finished pipelines: from Parquet a row group at a time, or by question id in either format."""
+"""Read traces of finished pipelines, in either format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from reflectune.inference.trace_files.layout import (
 
 
 class TraceFile:
-    """The traces of a pipeline in Parquet. Memory holds question ids; traces are read on request.
+    """The traces of a pipeline in Parquet. Only question ids are in memory; traces are read on request.
 
     Args:
         path: The questions' file, whose passages are in a second file.
@@ -46,7 +46,7 @@ class TraceFile:
             self._places.update((question_id, (number, row)) for row, question_id in enumerate(ids))
 
     def endings(self) -> Iterator[dict[str, Any]]:
-        """Yield the fields of each trace that tell whether it is computed again."""
+        """Yield the fields of each trace that decide whether it is computed again."""
         columns = ["question_id", "limit", "error", "question_hash"]
         for number in self._numbers:
             yield from self.group(number, columns).to_pylist(maps_as_pydicts="strict")
@@ -66,7 +66,7 @@ class TraceFile:
             yield from self._whole([self.group(number)])
 
     def read(self, question_ids: Iterable[str]) -> dict[str, Trace]:
-        """Return the traces that it has of these questions, by id; a row group is read once for all of them."""
+        """Return the stored traces of these questions, by id. Each row group is read once."""
         rows_of: dict[int, list[int]] = {}
         stored = [question_id for question_id in question_ids if question_id in self._places]
         for number, row in map(self._places.__getitem__, stored):
@@ -76,7 +76,7 @@ class TraceFile:
         return {question_id: by_id[question_id] for question_id in stored}
 
     def group(self, number: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a row group: all columns, or those of these paths."""
+        """Read all columns of a row group, or those with these paths."""
         with reading(self.path):
             return self._file.read_row_group(number, columns)
 
@@ -94,7 +94,7 @@ class TraceFile:
         return range(self._file.num_row_groups)
 
     def _whole(self, tables: Sequence[pa.Table]) -> Iterator[Trace]:
-        """Yield the traces of these rows, with their passages, whose text is read once for all of them."""
+        """Yield the traces of these rows. Their passages' texts are read once for all of them."""
         keys = {key for table in tables for key in _keys_of(table)}
         passages = self._passages(keys)
         for row in itertools.chain.from_iterable(table.to_pylist(maps_as_pydicts="strict") for table in tables):

@@ -1,4 +1,4 @@
-"""Traces as OpenTelemetry spans in OpenInference's attributes, which Phoenix and other collectors show."""
+"""Export traces as OpenTelemetry spans with OpenInference attributes, which Phoenix and other collectors show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # an extra
 KINDS: Final = {"search": "RETRIEVER", "rerank": "RERANKER", "judge": "EVALUATOR", "verify": "EVALUATOR"}
 """Span kind of a step by its operator; all others are LLM."""
 _BATCH: Final = 50
-"""Traces of one request."""
+"""Traces per export request."""
 
 
 def new_provider() -> TracerProvider:
@@ -41,7 +41,7 @@ def send_traces(traces: Iterable[Trace], questions: Mapping[str, str], endpoint:
             `OTEL_EXPORTER_OTLP_HEADERS`, as OpenTelemetry does.
 
     Raises:
-        UserError: The collector took no spans.
+        UserError: The collector didn't accept the spans.
     """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
@@ -54,7 +54,7 @@ def send_traces(traces: Iterable[Trace], questions: Mapping[str, str], endpoint:
     def flush() -> None:
         spans = memory.get_finished_spans()
         if spans and exporter.export(spans) is not SpanExportResult.SUCCESS:
-            raise UserError(f"`otlp`: {endpoint} took no spans; start a collector there, or correct the address")
+            raise UserError(f"`otlp`: {endpoint} didn't accept the spans; start a collector there, or fix the address")
         memory.clear()
 
     for count, trace in enumerate(traces, start=1):
@@ -66,7 +66,7 @@ def send_traces(traces: Iterable[Trace], questions: Mapping[str, str], endpoint:
 
 
 def record(tracer: Tracer, trace: Trace, question: str) -> None:
-    """Record a trace as a span with a child for each step; it ends now, and lasted as long as the steps."""
+    """Record a trace as a span with a child for each step. It ends now and lasts as long as all steps."""
     from opentelemetry.trace import StatusCode
 
     spans = _Spans(tracer, time.time_ns() - int(1e9 * sum(trace.seconds.values())))
@@ -99,7 +99,7 @@ def record(tracer: Tracer, trace: Trace, question: str) -> None:
 
 
 def _record_answers(spans: _Spans, root: Span, trace: Trace, question: str, seconds: float) -> None:
-    """Record each passage's answer, or the one that was read from several passages or from none."""
+    """Record each passage's answer, or the single answer from all passages or from none."""
     read = [(row, passage) for row, passage in enumerate(trace.passages) if passage.answer is not None]
     for row, passage in read:
         facts = {"s_ans": passage.s_ans, "chosen": row == trace.chosen}
@@ -140,7 +140,7 @@ def _documents(documents: Iterable[Document]) -> dict[str, Any]:
 
 
 class _Spans:
-    """Writer of spans one after the other, from a start in nanoseconds since 1970."""
+    """Writes consecutive spans, from a start time in nanoseconds since the epoch."""
 
     def __init__(self, tracer: Tracer, start: int) -> None:
         self._tracer, self._now = tracer, start
@@ -148,7 +148,7 @@ class _Spans:
     def start(
         self, name: str, kind: str, parent: Span | None, asked: str, said: str, facts: Mapping[str, Any], **more: Any
     ) -> Span:
-        """Start a span; attributes without a value are left out."""
+        """Start a span. Attributes without a value are left out."""
         from opentelemetry.trace import set_span_in_context
 
         shown = {key: value for key, value in facts.items() if value not in (None, "")}

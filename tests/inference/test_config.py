@@ -68,7 +68,10 @@ def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None
         ({"pipelines": ["tuned_baselines"]}, "`plain_model` is needed by closed_book_tuned"),
         ({"plain_model": {"gold": "b"}}, "article, articles, passage, passages; found gold"),
         ({"plain_model": {"none": "no/such/x"}, "pipelines": ["closed_book_tuned"]}, "`plain_model` no/such/x is not"),
-        ({"plain_model": {"none": "b"}, "pipelines": ["text_rag_tuned"]}, "reader of passages, which text_rag_tuned"),
+        (
+            {"plain_model": {"none": "b"}, "pipelines": ["text_rag_tuned"]},
+            "no checkpoint for text_rag_tuned, which reads passages",
+        ),
         ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
         (
@@ -158,7 +161,7 @@ def test_an_untuned_model_is_no_plain_model(folders, tmp_path: Path) -> None:
 
 def test_an_answers_pipeline_is_one_of_an_evaluation(folders) -> None:
     problems = find_problems(AnswerConfig, {**folders, "model": "m", "question": "q", "pipeline": "pmsr"})
-    assert problems[0].startswith("`pipeline` chooses a trace of `evaluation`")
+    assert problems[0].startswith("`pipeline` selects a trace of `evaluation`")
 
 
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:

@@ -164,7 +164,7 @@ def test_a_calibration_is_fitted_to_a_runs_gates(checkpoints, scaled_run, tmp_pa
     assert temperatures == {"noul": 1.0, "choice": gate["temperature"]}
     loaded = load_calibration(folder, saved_weights(folder))
     assert loaded.gates == {"relevance": GateScaling(**scaling)}
-    with pytest.raises(UserError, match="no gate has outcomes of both kinds"):
+    with pytest.raises(UserError, match="no gate has both positive and negative outcomes"):
         scaled_run(checkpoints, "mr2ag", "mr2ag", fit_calibration=True, model=str(folder), splits=[SPLITS[1]], limit=1)
     (folder / "calibration.json").write_text('{"gates": {"relevance": {"scale_no": 1}}}')
     with pytest.raises(UserError, match=r"is damaged: KeyError\('scale_yes'\)"):

@@ -174,7 +174,7 @@ def test_without_any_gold_entry_there_is_no_recall(folder, run, capsys) -> None:
     write_questions(folder, "odd", [Question("y", "asked0.png", "Why?", split="odd", entity_ids=("nothing",))])
     with pytest.raises(SystemExit):
         run("--splits", "odd")
-    assert "names an entry of its knowledge base; there is nothing to recall" in capsys.readouterr().err
+    assert "has both an image and an entry of its knowledge base" in capsys.readouterr().err
 
 
 def test_weights_and_depths_out_of_bounds_are_refused(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_weights_of_texts_need_an_index(folder: Path) -> None:
     (folder / "lens.jsonl").write_text('{"image": "asked0.png", "entities": ["e0"]}')
     config = RecallConfig(dataset=str(folder), ranked_entities=str(folder / "lens.jsonl"), text_weights=[0.5])
     (problem,) = config.problems()
-    assert problem.startswith("`text_weights` compare texts")
+    assert problem.startswith("`text_weights` need an `index`")
 
 
 def test_the_rule_of_fusion_is_the_searches_own(run, ranks, capsys) -> None:

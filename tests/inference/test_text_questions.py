@@ -102,7 +102,9 @@ def test_an_image_without_its_path_is_an_image(scripting: type[Any]) -> None:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_where_only_pairs_can_be_searched_the_question_is_refused_by_name(name: str, scripting: type[Any]) -> None:
     steps = dataclasses.replace(PIPELINES[name], budgets={"pairs": 3})
-    with pytest.raises(UserError, match="question q has no image, and there are only pairs to search"):
+    with pytest.raises(
+        UserError, match="question q has no image, and the only knowledge base, of image-text pairs, needs one"
+    ):
         run(name, scripting().tools, steps)
 
 

@@ -390,4 +390,4 @@ def test_documents_are_fitted_to_the_context_before_they_are_sent(
     if counts:  # as many as fit: each has 401 words with its title
         assert len(shown) == (4096 - 256 - 100 - 40) // 400
     (sentence,) = reply_sentences({"replies": {"mi_rag": replies({"q": trace})}})
-    assert f"{trace.tokens['documents_left_out']} documents didn't fit the model's context" in sentence
+    assert f"{trace.tokens['documents_left_out']} documents, the last ones of each" in sentence

@@ -10,7 +10,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.iba import Iba, IbaSettings, scaled
-from reflectune.inference.pipelines.iterative import part_of_image
+from reflectune.inference.pipelines.iterative import crop_boxes
 from reflectune.inference.pipelines.reag import CRITIC_SYSTEM, THINK_SYSTEM, ReAG, ReagSettings
 from reflectune.inference.pipelines.wikiseeker import WikiSeeker, WikiSeekerSettings
 from reflectune.inference.trace import Trace, from_row, to_row
@@ -117,7 +117,7 @@ def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_image_or_in_a_
     ],
 )
 def test_the_part_of_an_image(meta: dict[str, str], crop: float, expected: object) -> None:
-    assert part_of_image(Question("q", "bird.png", QUESTION, meta=meta), crop, "box") == expected
+    assert crop_boxes(Question("q", "bird.png", QUESTION, meta=meta), crop, "box") == expected
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_part_of_an_image(meta: dict[str, str], crop: float, expected: objec
 )
 def test_what_is_no_box_is_refused(told: str) -> None:
     with pytest.raises(UserError, match=r"question q: `box` is `.*`, not a box"):
-        part_of_image(Question("q", "bird.png", QUESTION, meta={"box": told}), 0.0, "box")
+        crop_boxes(Question("q", "bird.png", QUESTION, meta={"box": told}), 0.0, "box")
 
 
 # WikiSeeker.

@@ -143,7 +143,7 @@ def test_a_query_that_its_encoder_does_not_read_whole_is_counted_and_said() -> N
     assert "compared_cut" not in log.tokens
     log.add(liken, compared, 0.0)
     (sentence,) = cut_query_sentences({"pmsr": {"q": Trace("q", "pmsr", tokens=log.tokens)}})
-    assert sentence.startswith("pmsr: 1 of 2 searches, and 1 comparisons, had a query longer than its encoder reads")
+    assert sentence.startswith("pmsr: 1 of 2 searches, and 1 comparisons, had a query longer than its encoder's")
     assert not cut_query_sentences({"pmsr": {"q": Trace("q", "pmsr", tokens={"searches": 2})}})
 
 

@@ -14,7 +14,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.inference.operators.budget import Budget
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
-from reflectune.inference.pipelines.noise import among, drawn_passages, with_noise
+from reflectune.inference.pipelines.noise import drawn_passages, insert_between, with_noise
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
 from reflectune.inference.trace import Trace
 
@@ -70,7 +70,7 @@ def test_a_budget_ends_a_noisy_trajectory_with_an_answer(scripting: type[Any]) -
     noise=st.lists(st.tuples(st.text("xyz", min_size=1), st.floats(0, 1)), max_size=6),
 )
 def test_records_keep_their_order_and_nothing_is_lost(records: list[str], noise: list[tuple[str, float]]) -> None:
-    mixed = among(records, [text for text, _ in noise], [share for _, share in noise])
+    mixed = insert_between(records, [text for text, _ in noise], [share for _, share in noise])
     assert [text for text in mixed if set(text) <= set("abc")] == records
     assert sorted(text for text in mixed if set(text) <= set("xyz")) == sorted(text for text, _ in noise)
 
@@ -87,5 +87,5 @@ def test_passages_are_irrelevant_drawn_by_the_id_and_nested_in_larger_draws(know
 
 
 def test_a_knowledge_base_with_too_few_is_an_error(knowledge: KnowledgeBase) -> None:
-    with pytest.raises(UserError, match="hardly 4 passages that are irrelevant to question q"):
+    with pytest.raises(UserError, match="only 4 passages irrelevant to question q"):
         drawn_passages(knowledge, 5, "none")(ASKED)

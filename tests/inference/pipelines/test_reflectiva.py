@@ -12,7 +12,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import Entry, Passage, Question, Section
 from reflectune.formats.hits import Hit
 from reflectune.formats.passages import split_passages
-from reflectune.inference.pipelines.gated import GatedSettings, drawn_place
+from reflectune.inference.pipelines.gated import GatedSettings, random_position
 from reflectune.inference.pipelines.reflectiva import ReflectiVA, ReflectivaReader
 from reflectune.inference.trace import Trace
 from reflectune.models.loading import Loaded, load
@@ -103,7 +103,7 @@ class Released:
         if token == self.ids["no_retrieve"]:
             return None, text
         relevant = [k for k, p in enumerate(passages) if self.is_relevant(user, image, passage_text(p))]
-        read = relevant or [drawn_place(question, len(passages))]
+        read = relevant or [random_position(question, len(passages))]
         paragraph = "".join(passage_text(passages[k]) for k in read)
         turns = self.behind_gate(user, f"{paragraph}</paragraph>. Give a short answer.")
         return read, self.generate(turns, image)[1]

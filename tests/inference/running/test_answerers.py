@@ -154,7 +154,7 @@ def test_models_by_step_are_of_a_server_that_reads_and_decide_the_traces(config:
     assert local == "`step_models` needs `reader: server`"
     second = next(case for case in CASES.values() if case.reader == "server" and case.answerer not in ("", "server"))
     (twice,) = config(second, **steps).problems()
-    assert twice.startswith("`step_models` names who answers, and so does `answerer: ")
+    assert twice.startswith("`step_models` and `answerer: ")
     with pytest.raises(ValidationError, match="step_models"):
         config(both, step_models={"read": "small"})
 

@@ -56,7 +56,7 @@ def test_questions_of_training_are_left_out_before_the_draw(dataset, tmp_path) -
 @pytest.mark.parametrize(("keys", "count"), [({"calibrated": True}, 1), ({"model": "owner/name"}, 1), ({}, 0)])
 def test_a_calibration_is_fitted_to_a_folders_gates_as_they_speak(keys: dict[str, Any], count: int) -> None:
     problems = find_problems(EvaluateConfig, {"fit_calibration": True, "model": ".", **keys})
-    assert sum("`fit_calibration` writes into the folder of `model`" in problem for problem in problems) == count
+    assert sum("`fit_calibration` needs a `model` that is a folder" in problem for problem in problems) == count
 
 
 def taken(planned) -> dict[str, str]:
@@ -138,7 +138,7 @@ def test_a_split_that_the_data_set_lacks_is_found_at_once(small_set) -> None:
 
 
 def test_an_evaluation_without_a_pipeline_is_refused(make) -> None:
-    with pytest.raises(UserError, match="no pipeline of oracle_pairs takes one of these 1 questions"):
+    with pytest.raises(UserError, match="no pipeline of oracle_pairs can answer any of these 1 questions"):
         planning.plan(EvaluateConfig(pipelines=["oracle_pairs"]), [make.question(0, evidence=())], ENTRIES)
 
 

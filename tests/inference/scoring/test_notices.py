@@ -32,7 +32,7 @@ def test_what_is_left_out_is_said(make) -> None:
     assert "overall score needs questions of both" in text
     with_evidence = [make.question(0, evidence=make.evidence())]
     probed = {**traces, "relevance": {"q000": make.trace(0, "relevance", passages=(make.read(source="gold"),))}}
-    assert "look alike" in notices_of(with_evidence, probed, {}, [LARGE])
+    assert "look-alikes" in notices_of(with_evidence, probed, {}, [LARGE])
 
 
 def test_failures_are_counted_and_the_first_are_shown(make) -> None:

@@ -94,7 +94,10 @@ def test_scores_over_seeds_draw_seeds_and_entities(make, asked) -> None:
     same = parts_over_seeds(dict.fromkeys("ab", records[0]), "naive_rag_article")["parts"]["overall"]["mr2ag"]["lead"]
     assert (same["low"], same["high"]) == pytest.approx((one.low, one.high))
     assert "| mr2ag | 62.5 (" in "\n".join(seeds_table(table))
-    for other, against, problem in ((asked[1:], "", "other questions"), (asked, "pmsr", "not one of the pipelines")):
+    for other, against, problem in (
+        (asked[1:], "", "different questions"),
+        (asked, "pmsr", "not one of the pipelines"),
+    ):
         with pytest.raises(UserError, match=problem):
             parts_over_seeds({"a": records[0], "b": record_of(other, runs[1], ["style=flag"], MEASURE)}, against)
 

@@ -184,8 +184,8 @@ def test_the_last_message_is_read_with_the_latest_image_if_asked_to() -> None:
 
 
 BAD: dict[str, tuple[str, Any, int, str]] = {
-    "not an image": ("/answer", question(image=url(b"hello")), 415, "in no format that is read"),
-    "svg": ("/answer", question(image=url(SVG, "svg+xml")), 415, "in no format that is read"),
+    "not an image": ("/answer", question(image=url(b"hello")), 415, "format is not supported"),
+    "svg": ("/answer", question(image=url(SVG, "svg+xml")), 415, "format is not supported"),
     "animation": (
         "/answer",
         question(image=url(ANIMATION)),
@@ -228,13 +228,13 @@ BAD: dict[str, tuple[str, Any, int, str]] = {
         400,
         "`messages.0.content.0.image_url`",
     ),
-    "unknown route": ("/v1/completions", {}, 404, "there is no POST /v1/completions"),
+    "unknown route": ("/v1/completions", {}, 404, "unknown route POST /v1/completions"),
     "no image": ("/v1/chat/completions", chat(messages=[{"role": "user", "content": "x"}]), 400, "found 0"),
-    "nothing": ("/retrieve", {}, 400, "give `queries`, texts, or `images`"),
+    "nothing": ("/retrieve", {}, 400, "give either `queries` (texts), or `images`"),
     "many": ("/retrieve", {"queries": ["x"] * 4097}, 413, "are at most 4096; found 4097"),
     "depth": ("/retrieve", {"queries": ["x"], "topk": 10**9}, 413, "are at most 4096"),
     "empty query": ("/retrieve", {"queries": [""]}, 400, "a query is empty"),
-    "exclude": ("/retrieve", {"queries": ["x"], "exclude": ["e1"]}, 400, "give `queries`, texts, or `images`"),
+    "exclude": ("/retrieve", {"queries": ["x"], "exclude": ["e1"]}, 400, "give either `queries` (texts), or `images`"),
     "route": ("/nowhere", {}, 404, "Not Found"),
     "method": ("/healthz", {}, 405, "Method Not Allowed"),
 }
@@ -289,7 +289,7 @@ def test_without_a_token_only_this_machine_is_answered(service, monkeypatch) -> 
     monkeypatch.delenv("REFLECTUNE_TOKEN", raising=False)
     client = TestClient(create_app(service, ServerSettings()), "http://evil.example")
     assert client.get("/v1/models").status_code == 403
-    assert find_problems(ServerSettings, {"host": "0.0.0.0"})[0].startswith("`host` 0.0.0.0 is reached from other")
+    assert find_problems(ServerSettings, {"host": "0.0.0.0"})[0].startswith("`host` 0.0.0.0 is reachable from other")
     monkeypatch.setenv("REFLECTUNE_TOKEN", TOKEN)
     assert find_problems(ServerSettings, {"host": "0.0.0.0"}) == []
 
@@ -381,7 +381,7 @@ def test_half_a_body_is_refused_when_its_time_is_up(started, monkeypatch, kind: 
         connection.sendall(posted(b'--x\r\nContent-Disposition: form-data; name="image', length=1000, kind=kind))
         reply = b"".join(iter(lambda: connection.recv(4096), b""))  # the server ends the connection
     assert reply.startswith(b"HTTP/1.1 408 ")
-    assert b"the body did not come within 0.1 seconds" in reply
+    assert b"the body did not arrive within 0.1 seconds" in reply
     assert server.config.app.state.load.running == 0
 
 
