@@ -28,7 +28,7 @@ def convert(config: ConvertConfig) -> int | None:
     else:
         numbers, new = convert(config)
         print(table(numbers))
-        print(f"written to {config.output}" if new else f"nothing to do: {config.output} is converted")
+        print(f"written to {config.output}" if new else f"nothing to do: {config.output} is already converted")
         if numbers["dropped"]:
             print(
                 f"rows left out are listed in {config.output}/rejected.jsonl; once they are fixed, delete the folder "

@@ -17,7 +17,7 @@ from reflectune.core.types import Question
 _MAGNITUDES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _MAGNITUDES |= dict.fromkeys("\u4e07\u842c\ub9cc", 10**4) | dict.fromkeys("\u5104\u4ebf\uc5b5", 10**8)  # East Asian
 _BETWEEN = frozenset({"to", "and", "or", "by", "x"})
-"""Words between the ends of a range, whose unit follows the second."""
+"""Words between the ends of a range. Its unit follows the second end."""
 
 _LENGTHS = (
     "millimetre millimetres millimeter millimeters mm",
@@ -57,9 +57,9 @@ _OTHERS = (
     "megawatt, megawatts, mw",
 )
 _LONGEST_UNIT = 3
-"""Tokens of the longest unit."""
+"""Maximum tokens of a unit."""
 
-_ASKED = re.compile(r"\b(?:in|how many) (?P<words>\w\w+(?: \w+){0,2})|\((?:in )?(?P<bracketed>[^()]+)\)")
+_UNIT_IN_QUESTION = re.compile(r"\b(?:in|how many) (?P<words>\w\w+(?: \w+){0,2})|\((?:in )?(?P<bracketed>[^()]+)\)")
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,14 @@ class Unit:
     written: str = ""
 
 
-def wanted_unit(question: Question) -> Unit:
-    """Return the unit of the first reference that has one, else that of the question, else none.
+def expected_unit(question: Question) -> Unit:
+    """Return the unit of the first reference that has one, or else the question's; an empty unit if neither has one.
 
-    A reference's unit may be any word (`people`). A question's is a unit of measure after `in`, after `how many` or in
-    brackets. A magnitude is the unit if the range counts in it: `61 thousand` with a range of 55 to 67.
+    A reference's unit may be any word (`people`). A question's unit is a unit of measure after `in`, after `how many`
+    or in brackets. A magnitude is the unit if the range counts in it: `61 thousand` with a range of 55 to 67.
 
     Example:
-        >>> wanted_unit(Question("", "", "What is the length of this bird in centimetre?", ("120-170",))).key
+        >>> expected_unit(Question("", "", "What is the length of this bird in centimetre?", ("120-170",))).key
         'centimetre'
     """
     low, high = question.range or (math.inf, math.inf)
@@ -99,7 +99,7 @@ def wanted_unit(question: Question) -> Unit:
                 if re.match(f"[{UNSPACED}]", key):  # the first letter of a unit suffices to find it
                     return Unit(key)
                 return Unit(key, " ".join(words) if all(map(str.isalpha, words)) else key)
-    for match in _ASKED.finditer(question.text.casefold()):
+    for match in _UNIT_IN_QUESTION.finditer(question.text.casefold()):
         tokens = tokenize(match["words"] or match["bracketed"])
         if tokens and (key := unit_at(tokens, 0)) in _units().values():
             return Unit(key)
@@ -107,7 +107,7 @@ def wanted_unit(question: Question) -> Unit:
 
 
 def unit_at(tokens: Sequence[str], position: int) -> str:
-    """Return the unit at a position in its first spelling; any other word unchanged, "" at the end."""
+    """Return the unit at a position in its canonical spelling. Any other word is returned unchanged; "" at the end."""
     words = tuple(tokens[position : position + _length_at(tokens, position)])
     return _units().get(words, " ".join(words))
 
@@ -131,10 +131,10 @@ def number_in_range(text: str, limits: tuple[float, float], unit: Unit) -> str:
             continue
         for digits, following in _readings(tokens, position):
             if unit.key:
-                counts = unit.key in _units_behind(tokens, following)
+                is_candidate = unit.key in _units_after(tokens, following)
             else:
-                counts = token in grouped or not _is_date(tokens, position)
-            if counts and low <= float(digits) <= high:
+                is_candidate = token in grouped or not _is_date(tokens, position)
+            if is_candidate and low <= float(digits) <= high:
                 return f"{digits} {unit.written}".strip()
     return ""
 
@@ -169,7 +169,7 @@ def _readings(tokens: Sequence[str], position: int) -> Iterator[tuple[str, int]]
         yield canonical_number(f"{Decimal(tokens[position]) * magnitude:f}"), position + 2
 
 
-def _units_behind(tokens: Sequence[str], position: int) -> set[str]:
+def _units_after(tokens: Sequence[str], position: int) -> set[str]:
     """Return the unit at a position, and that of the second number of a range: `m` after the 5 of `5 to 6 m`."""
     units = {unit_at(tokens, position)}
     position += _token(tokens, position) in _BETWEEN

@@ -21,7 +21,7 @@ from reflectune.core.types import Passage
 
 Item = TypeVar("Item")
 
-DRAWN: Final = 50
+PAGE_EXAMPLES: Final = 50
 """Number of random examples on the page of a split."""
 
 LONGEST_SIDE = 320
@@ -38,8 +38,8 @@ class PageLabel:
         answer: Answer printed in bold after the token.
         details: Facts printed after the answer.
         passage: The labelled passage, if any.
-        subject: Name of the labelled thing in the list of labels marked wrong; the passage's id if unset.
-        is_judged: False shows a passage without a label.
+        subject: Name of the labelled item in the list of labels marked wrong; the passage's id if unset.
+        is_judged: False to show a passage without a label.
     """
 
     token: str
@@ -52,7 +52,7 @@ class PageLabel:
 
     @property
     def facts(self) -> list[str]:
-        """The details that aren't empty, and the place of the passage."""
+        """The details that aren't empty, and the passage's title, heading and id."""
         passage = self.passage
         place = [" › ".join(filter(None, (passage.title, passage.heading))), passage.id] if passage else []
         return [fact for fact in (*self.details, *place) if fact]
@@ -117,7 +117,7 @@ def write_page(
 
 
 def marked(text: str, answers: Sequence[str]) -> list[tuple[str, bool]]:
-    """Split a text into pieces; a piece comes with True if it is an answer, or an item of a list of answers."""
+    """Split a text into pieces, each with True if it is an answer or an item of a list of answers."""
     parts = {part.strip() for answer in answers for part in answer.split("&&") if part.strip()}
     if not parts:
         return [(text, False)]
@@ -127,7 +127,7 @@ def marked(text: str, answers: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _whole_word(part: str) -> str:
-    """Return a pattern that matches an answer as whole words; at an edge in a script without spaces, anywhere."""
+    """Return a pattern that matches an answer as whole words, except at an edge in a script without spaces."""
     before, after = ("" if re.match(f"[{UNSPACED}]", edge) else f"[^\\W{UNSPACED}]" for edge in (part[0], part[-1]))
     return (f"(?<!{before})" if before else "") + re.escape(part) + (f"(?!{after}|[{VOWEL_SIGNS}])" if after else "")
 
@@ -135,7 +135,7 @@ def _whole_word(part: str) -> str:
 def _image(path: str, roots: Roots) -> tuple[str, str]:
     """Return a small copy of an image as a data URI, and ""; or "" and the reason why it can't be read.
 
-    The copy is made from the pixels, so that the page contains nothing else of the file.
+    The copy has the pixels alone, without the file's metadata.
     """
     try:
         image = load_image(path, root=roots)

@@ -3,7 +3,7 @@
 `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
 strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared by tokens, with
 numbers and dates normalised. InfoSeek accepts country codes (`in`, `IN`, `us`, `USA`): a short alias must occur in the
-same case, and needs a capital. Answers "yes" and "no" are not searched, since their words say nothing.
+same case, and needs a capital. Answers "yes" and "no" are not searched, since these words occur anywhere.
 
 `gold`: a passage is evidence if its section is among the evidence that the data set names. Encyclopedic-VQA names
 evidence sections, Natural Questions has long answers, InfoSeek has neither.
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from reflectune.core.tokens import NUMBER, UNSPACED, tokenize
 from reflectune.core.types import Evidence, Passage, Question
-from reflectune.data_builders.annotators.numbers import number_in_range, wanted_unit
+from reflectune.data_builders.annotators.numbers import expected_unit, number_in_range
 from reflectune.data_builders.annotators.protocol import IRRELEVANT, UNCLEAR, Annotation, Case
 from reflectune.metrics.official import infoseek
 from reflectune.metrics.official.vqa import DIGITS
@@ -48,8 +48,8 @@ def annotate_by_string(question: Question, passage: Passage) -> Annotation:
 def stated_answer(question: Question, passage: Passage) -> str:
     """Return the accepted answer that occurs in the passage's text, or ""; see `annotate_by_string`.
 
-    If only a code occurs (`US`), return the first accepted answer. For a number with a range, prefer one that the
-    official score accepts: `1900000` instead of `1.9 million`, which that score reads as 1.9.
+    If only a code occurs (`US`), the first accepted answer is returned. For a number with a range, one that the
+    official score accepts is preferred: `1900000` to `1.9 million`, which that score parses as 1.9.
     """
     stated = _stated(question, passage.text)
     if question.answer_type == "numerical" and question.range is not None:
@@ -93,7 +93,7 @@ def _stated_number(stated: Sequence[str], question: Question, limits: tuple[floa
 
     If there is a unit, a bare number (`1`) doesn't count without it.
     """
-    unit = wanted_unit(question)
+    unit = expected_unit(question)
     if unit.key and limits[0] <= limits[1]:
         stated = [answer for answer in stated if not _is_bare_number(answer)]
     if scoring := [answer for answer in stated if infoseek.numerical(answer, limits)]:

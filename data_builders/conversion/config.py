@@ -80,11 +80,11 @@ class ConvertConfig(Settings):
         if self.knowledge_images and not self.path(self.knowledge_images).is_dir():
             yield f"`knowledge_images`: {self.path(self.knowledge_images)} is not a folder"
         if self.questions == "own" and not self.images and len(folders := self.question_folders()) > 1:
-            yield f"`images` is needed: paths of images begin in one folder, and the splits lie in {len(folders)}"
+            yield f"`images` is needed: image paths are relative to one folder, but the splits are in {len(folders)}"
 
     @property
     def writes_nothing(self) -> bool:
-        """True if rows are read and checked only."""
+        """True if rows are only read and checked."""
         return self.dry_run or self.check
 
     def path(self, value: str) -> Path:
@@ -117,14 +117,14 @@ class ConvertConfig(Settings):
         return list(dict.fromkeys((file if file.is_dir() else file.parent).resolve() for file in files))
 
     def question_paths(self) -> list[Path]:
-        """Return the files and folders of all chosen splits, and those that `datasets` loads, unless from the Hub."""
+        """Return the files and folders of all chosen splits, and the local ones that `datasets` loads."""
         sources = [self.source(split) for split in self.chosen()]
         loaded = [Path(str(source.get("load_dataset", ""))) for source in sources if isinstance(source, dict)]
         files = [path for split in self.chosen() for path in self.question_files(split)]
         return files + [path for path in loaded if path.name and path.exists()]
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that determine the output. The seed does if anything is drawn."""
+        """Return the settings that determine the output. The seed is one of them only if anything is drawn."""
         return super().hashed() | ({} if self.sample or self.sample_knowledge is not None else {"seed": 0})
 
     def scored_by(self) -> str:
@@ -133,7 +133,7 @@ class ConvertConfig(Settings):
 
     @cross_check
     def output_problems(self) -> list[str]:
-        """Return the problem of a conversion that would read an earlier one's output, or overwrite its inputs."""
+        """Return the problem of an output folder that overlaps with the inputs."""
         if self.question_problems() or self.knowledge_problems() or not self.output:
             return []
         output = Path(self.output).expanduser().resolve()

@@ -63,9 +63,9 @@ def is_among(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def sample_bound(hashes: Hashes, count: int) -> int:
-    """Return the bound below which exactly `count` of the distinct hashes lie, or all if they are fewer.
+    """Return the bound below which `count` of the distinct hashes lie; all of them if there are fewer.
 
-    A sample of 100 is part of the sample of 1,000 under the same seed.
+    A sample of 100 is a subset of the sample of 1,000 with the same seed.
     """
     if count >= len(hashes):
         return 1 << 64

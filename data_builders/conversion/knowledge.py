@@ -17,7 +17,7 @@ from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_jso
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import Hashes, SeenIds, hash_ids, is_among, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
-from reflectune.data_builders.conversion.work import EntriesDone, EntryBatch, HeldImages, write_entry_batch
+from reflectune.data_builders.conversion.work import BufferedImages, EntriesDone, EntryBatch, write_entry_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.files import LineBlock, line_blocks, read_jsonl
 from reflectune.data_builders.readers.images import ImageFolder
@@ -31,7 +31,7 @@ BATCH = 500
 
 @dataclass
 class KnowledgeTotals:
-    """Counts of the entries; `gold` has the hashes of the ids that the questions name."""
+    """Counts of the entries. `gold` has the hashes of entries that questions name."""
 
     entries: int = 0
     images: int = 0
@@ -39,7 +39,7 @@ class KnowledgeTotals:
     gold: list[Hashes] = field(default_factory=list)
     shards: list[dict[str, Any]] = field(default_factory=list)
 
-    def lacking(self, named: Iterable[str]) -> list[str]:
+    def missing(self, named: Iterable[str]) -> list[str]:
         """Return the named entries that are missing."""
         names = sorted(named)
         found = is_among(hash_ids(names), np.sort(np.concatenate(self.gold))) if self.gold else [False] * len(names)
@@ -125,7 +125,7 @@ class KnowledgeRun:
         totals.gold.append(ids[is_among(ids, gold)])
 
     def _sample(self, workers: Workers) -> int | None:
-        """Read the ids of the source and return the bound that draws `sample_knowledge` of them; None keeps all."""
+        """Read the ids of the source, and return the `sample_bound` for `sample_knowledge`; None to keep all."""
         if self.config.sample_knowledge is None:
             return None
         gold, others = self._gold, []
@@ -139,12 +139,12 @@ class KnowledgeRun:
     def _batches(
         self, step: str, bound: int | None, reject: Reject, folder: Path | None, last: dict[str, Any] | None
     ) -> Iterator[EntryBatch]:
-        """Yield the source's batches after that of the journal's last row."""
+        """Yield the source's batches that follow the journal's last row."""
         config = self.config
         source = config.path(config.knowledge_source)
         first, gold = 0 if last is None else int(last["id"]) + 1, self._gold
-        images = self.images if bound is None else HeldImages(self.images.root, self.images.save_to)
-        images = ImageFolder(self.images.root) if folder is None else images  # a check, or a count
+        images = self.images if bound is None else BufferedImages(self.images.root, self.images.save_to)
+        images = ImageFolder(self.images.root) if folder is None else images  # without writing images
         with progress(step, sum(file.stat().st_size for file in list_files([source]))) as bar:
             for number, rows in enumerate(self._pieces(source, reject, first, last), first):
                 yield EntryBatch(
@@ -181,7 +181,7 @@ class KnowledgeRun:
         if not repeated:
             return done
         fix = "ids must be unique in a knowledge base: keep one of the rows, or rename one"
-        errors = [BadRow(*done.lines[i], done.names[i], "id", "came before", fix) for i in repeated]
+        errors = [BadRow(*done.lines[i], done.names[i], "id", "is a duplicate", fix) for i in repeated]
         if self.rejected is None:
             stop(errors[0])
         if shard is not None:

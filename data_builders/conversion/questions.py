@@ -1,4 +1,4 @@
-"""Convert questions to parts: read them and drop duplicates here; workers check images and write the parts."""
+"""Convert questions to parts. This process reads rows and drops duplicates; workers check images and write parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
 from reflectune.data_builders.conversion.sources import list_files, progress
-from reflectune.data_builders.conversion.work import HeldImages, QuestionBatch, QuestionsDone, write_question_batch
+from reflectune.data_builders.conversion.work import BufferedImages, QuestionBatch, QuestionsDone, write_question_batch
 from reflectune.data_builders.conversion.workers import Workers
 from reflectune.data_builders.readers.images import ImageFolder
 from reflectune.data_builders.readers.registry import question_reader
@@ -87,13 +87,17 @@ class QuestionRun:
         return totals
 
     def _unfinished(self, finished: Mapping[str, str]) -> Iterator[QuestionBatch]:
-        """Yield the batches that aren't finished; `finished` has the fingerprint of each finished one by its number."""
+        """Yield the unfinished batches.
+
+        Args:
+            finished: Fingerprints of finished batches, by number.
+        """
         for batch in self._batches():
             before = finished.get(str(batch.number), batch.fingerprint)
             if before != batch.fingerprint:
                 raise UserError(
-                    f"{self.folder} was begun with other rows: images were added or removed since then, which "
-                    "changes the rows that are used; delete the folder, and run the same command again"
+                    f"{self.folder} was begun with other rows: images have been added or removed since, which changes "
+                    "the rows that are used; delete the folder, and run the same command again"
                 )
             if str(batch.number) not in finished:
                 yield batch
@@ -111,7 +115,7 @@ class QuestionRun:
             self.rejected.note(done.rejected)
 
     def _batches(self) -> Iterator[QuestionBatch]:
-        """Yield the questions of all chosen splits, without duplicates and unusable ones, numbered across splits."""
+        """Yield batches of the chosen splits' questions without duplicates, numbered across splits."""
         seen, number = SeenIds(), 0
         for split in self.config.chosen():
             files = list_files(self.config.question_files(split))
@@ -132,7 +136,7 @@ class QuestionRun:
                     bar.advance(len(batch), self.rejected.count if self.rejected else 0)
 
     def _sampled(self, split: str) -> Iterator[Placed[Question]]:
-        """Yield the questions of a source that its sample draws, or all."""
+        """Yield the sampled questions of a split; all without `sample`."""
         config = self.config
         if not config.sample:
             yield from self._read(split, self.images, rejecter(self.rejected))
@@ -141,10 +145,10 @@ class QuestionRun:
         first_pass = (question.id for question, _ in self._read(split, unsaved, ignored if self.rejected else stop))
         hashes = [hash_ids(ids, config.seed) for ids in iter(lambda: list(islice(first_pass, BATCH)), [])]
         bound = sample_bound(np.unique(np.concatenate(hashes)), config.sample) if hashes else 0
-        held = HeldImages(self.images.root, self.images.save_to)
-        for question, line in self._read(split, held, rejecter(self.rejected)):
+        buffered = BufferedImages(self.images.root, self.images.save_to)
+        for question, line in self._read(split, buffered, rejecter(self.rejected)):
             is_drawn = int(hash_ids([question.id], config.seed)[0]) < bound
-            held.write_only(question.images if is_drawn else ())
+            buffered.write_only(question.images if is_drawn else ())
             if is_drawn:
                 yield question, line
 
@@ -163,7 +167,7 @@ class QuestionRun:
         for position, (question, line) in enumerate(batch):
             if position in repeated:
                 fix = "ids must be unique in a data set: keep one of the rows, or rename one"
-                rejecter(self.rejected)(BadRow(*line, question.id, "id", "came before", fix))
+                rejecter(self.rejected)(BadRow(*line, question.id, "id", "is a duplicate", fix))
             else:
                 yield question, line
 

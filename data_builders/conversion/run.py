@@ -1,4 +1,4 @@
-"""Convert a data set: its questions, its knowledge base, and last its manifest."""
+"""Convert a data set: its questions, then its knowledge base, then its manifest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VERSION = 3
 
 _JOURNAL = ".convert"
 _SHOWN = 5
-"""Number of missing entries that are named."""
+"""Maximum number of missing entries that are listed."""
 
 
 def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
@@ -50,7 +50,7 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
     journal = _open_journal(output, key)
     with (
         Workers(config.workers) as workers,
-        _noting(output if config.on_error == "skip" else None) as rejected,
+        _open_rejected(output if config.on_error == "skip" else None) as rejected,
         ThreadPoolExecutor(1) as hasher,
     ):
         hashed = hasher.submit(with_fingerprints, sources)
@@ -117,7 +117,7 @@ def preview(config: ConvertConfig) -> str:
 
 
 def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
-    """Return the folder of the questions' images: `images`, or for the user's own data the folder of the file."""
+    """Return the folder of the questions' images: `images`, or for `own` data the folder of the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.images:
         return ImageFolder(config.path(config.images).resolve(), save_to)
@@ -127,7 +127,7 @@ def question_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
 
 
 def knowledge_images(config: ConvertConfig, saving: bool = True) -> ImageFolder:
-    """Return the folder of the entries' images: `knowledge_images`, or for the user's own data that of the file."""
+    """Return the folder of the entries' images: `knowledge_images`, or for `own` data the folder of the file."""
     save_to = Path(config.output, "images") if saving else None
     if config.knowledge_images:
         return ImageFolder(config.path(config.knowledge_images).resolve(), save_to)
@@ -202,7 +202,7 @@ def _open_journal(output: Path, key: str) -> Path:
 
 
 @contextmanager
-def _noting(folder: Path | None) -> Iterator[Rejected | None]:
+def _open_rejected(folder: Path | None) -> Iterator[Rejected | None]:
     """Open the list of bad rows; None without a folder."""
     rejected = Rejected(folder) if folder else None
     try:
@@ -234,12 +234,12 @@ def _numbers(
             "entries_without_image": knowledge.without_image,
         }
         if config.questions:
-            lacking = knowledge.lacking(questions.entity_ids)
+            missing = knowledge.missing(questions.entity_ids)
             named = len(questions.entity_ids)
             numbers["knowledge"]["gold_entries"] = {
                 "named": named,
-                "found": named - len(lacking),
-                **({"missing": lacking[:_SHOWN]} if lacking else {}),
+                "found": named - len(missing),
+                **({"missing": missing[:_SHOWN]} if missing else {}),
             }
     return numbers
 
@@ -251,8 +251,8 @@ def _name(config: ConvertConfig) -> str:
 def _root_in_manifest(images: ImageFolder, start: Path, output: Path, named: Path) -> str:
     """Return an image folder for a manifest; "" for none.
 
-    It is absolute if it lies outside the data set, and the config names it by an absolute path. Else it is relative to
-    `start`, so that data set and images can be moved together.
+    It is absolute if it is outside the data set and the config names it by an absolute path. Otherwise it is relative
+    to `start`, so that data set and images can be moved together.
     """
     if images.start is None or (images.root is None and not images.start.is_dir()):
         return ""

@@ -31,17 +31,17 @@ Verify = Literal["header", "decode"]
 
 
 @dataclass
-class HeldImages(ImageFolder):
-    """Images of a folder whose bytes are held until they are written or dropped."""
+class BufferedImages(ImageFolder):
+    """An image folder that buffers images given as bytes, until they are written or dropped."""
 
     _held: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def write(self, path: str, content: bytes) -> None:
-        """Hold an image."""
+        """Buffer an image."""
         self._held[path] = content
 
     def write_only(self, paths: Iterable[str]) -> None:
-        """Write these images if they are held, and drop all others."""
+        """Write these images if they are buffered, and drop all others."""
         for path in paths:
             if (content := self._held.get(path)) is not None:
                 super().write(path, content)
@@ -50,7 +50,7 @@ class HeldImages(ImageFolder):
 
 @dataclass(frozen=True)
 class QuestionBatch:
-    """Questions to check and write. `folder` None only checks; `skip` leaves bad ones out."""
+    """Questions to check and write. With `folder` None they are only checked; with `skip` bad ones are left out."""
 
     number: int
     questions: Sequence[Question]
@@ -119,7 +119,7 @@ def write_question_batch(batch: QuestionBatch) -> QuestionsDone:
 
 
 def kind(question: Question) -> str:
-    """Return `knowledge_based` or `visual` by a question's row, else `by_entities` or `unknown`."""
+    """Return a question's kind: `knowledge_based` or `visual` by its row, `by_entities`, or `unknown`."""
     if question.is_knowledge_based is None:
         return "unknown"
     if not question.is_knowledge_based:
@@ -149,9 +149,16 @@ class EntryBatch:
 
 @dataclass(frozen=True)
 class EntriesDone:
-    """Result of a batch: for each entry, in order, its id, two hashes of it, its file and line, its number of images.
+    """Result of a batch. All lists are in the order of the entries.
 
-    `digests` are 16 bytes per entry, see `write_shard`; empty if nothing was written.
+    Attributes:
+        names: Ids.
+        ids: Hashes of the ids.
+        seeded: Hashes of the ids that depend on the seed.
+        lines: Files and lines.
+        image_counts: Numbers of images.
+        digests: 16 bytes per entry, see `write_shard`; empty if nothing was written.
+        rejected: Bad rows.
     """
 
     names: list[str]
@@ -192,7 +199,7 @@ def write_entry_batch(batch: EntryBatch) -> EntriesDone:
         kept = np.flatnonzero(is_among(ids, batch.keep) | (seeded < batch.bound) & can_be_drawn)
         entries, lines = [entries[i] for i in kept], [lines[i] for i in kept]
         ids, seeded = ids[kept], seeded[kept]
-    if isinstance(batch.images, HeldImages):
+    if isinstance(batch.images, BufferedImages):
         batch.images.write_only(image for entry in entries for image in entry.images)
     digests: list[bytes] = []
     if batch.folder is not None and entries:

@@ -48,7 +48,7 @@ class Workers:
                 yield _oldest(waiting)
         except BrokenProcessPool as error:
             raise UserError(
-                "a worker process was killed, as a rule because memory ran out; "
+                "a worker process was killed, usually because memory ran out; "
                 "run the same command again with fewer `workers`: finished work is kept"
             ) from error
         finally:
@@ -72,7 +72,7 @@ def _oldest(waiting: deque[tuple[Task, Future[Result]]]) -> tuple[Task, Result]:
 
 
 def _die_with_parent() -> None:
-    """End this process if the parent is killed; else it would wait for tasks for ever."""
+    """Exit this process if the parent is killed, instead of waiting for tasks forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

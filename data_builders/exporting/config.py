@@ -1,4 +1,4 @@
-"""Settings of `export`, as far as they are of data."""
+"""Settings of `export` for data."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ from reflectune.models.schemes.prompts import PromptScheme, prompt_documents
 from reflectune.models.schemes.registry import all_schemes
 
 Masking = Literal["last_turn", "per_turn", "none"]
-"""Assistant turns that a layout can leave out of the loss: all but the last one of a row, each by itself, or none.
+"""Assistant turns that a layout can mask in the loss: all but a row's last one, any single turn, or none.
 
-`[Retrieval]` counts once per question (equations 8 and 9 of mR²AG). `per_turn`: it is supervised in the question's
-first row. `last_turn`: it ends a row of its own. `none`: it is supervised in each row of the question. The same holds
-for `[No Retrieval]`, unless its turn contains the answer. With `last_turn`, a conversation of several rounds is one row
-per round, each with all rounds before it.
+`[Retrieval]` counts once per question (equations 8 and 9 of mR²AG), so its supervision depends on the masking.
+`per_turn`: in the question's first row. `last_turn`: in a row of its own. `none`: in every row of the question. The
+same holds for `[No Retrieval]`, unless its turn contains the answer. With `last_turn`, a conversation of several rounds
+becomes one row per round, each with all earlier rounds.
 """
 _TAGS = (
     "s unk pad mask bos eos image video audio img im_start im_end im_patch vid_start vid_end vid_patch IMG_CONTEXT "
@@ -122,9 +122,9 @@ def conversations(example: Any, scheme: Scheme, form: ConversationForm) -> Itera
 def _without_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
 ) -> Iterator[ImageConversation]:
-    """Yield a question's gate, where it needs a row of its own, and its answer.
+    """Yield a question's gate, if it needs a row of its own, and its answer.
 
-    A free answer has its follow-up questions in the same row, or a row per round that ends with that round.
+    Follow-up questions are in the same row, or in one row per round (see `Masking`).
     """
     direct_turns, last = scheme.direct_turns(example.style), len(example.follow_ups)
     if direct_turns is None:
@@ -140,7 +140,7 @@ def _without_retrieval(
 def _with_retrieval(
     example: ReflectionExample, scheme: PassageScheme, form: ConversationForm
 ) -> Iterator[ImageConversation]:
-    """Yield a question's gate, where it needs a row of its own, and one row per passage."""
+    """Yield a question's gate, if it needs a row of its own, and one row per passage."""
     if form.masking == "last_turn":
         yield _conversation(example, (*question_turns(), scheme.reply("retrieve")), {}, form)
     for number, branch in enumerate(example.branches):

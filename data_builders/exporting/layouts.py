@@ -28,7 +28,7 @@ class ExportLayout:
     """Layout of the data of one training tool.
 
     Attributes:
-        masking: Which of the assistant's turns the tool can leave out of the loss.
+        masking: Assistant turns that the tool can mask in the loss.
         file: File of a split, relative to the output folder; may name `{split}` and `{scheme}`. Its suffix is the
             format: `.jsonl`, `.json` (one array) or `.parquet`. Copied images lie in its folder.
         columns: Content of each column: `id`, `question`, `messages`, `prompt` (all messages but the last),

@@ -1,4 +1,4 @@
-"""MMKB-RAG's training data from probes: derive labels, draw the ones to train on, and assemble the examples."""
+"""MMKB-RAG's training data from probes: derive labels, sample the ones to train on, and assemble the examples."""
 
 from __future__ import annotations
 
@@ -61,22 +61,22 @@ class LabelSettings(Rule, MixingSettings):
         ge=1,
     )
     pairs: bool = setting(
-        False, "SRT: of each question its best [Rel], by log-probability, and its [NoRel] with the highest S_ret"
+        False, "SRT: for each question only the most helpful [Rel] (log-probability) and the [NoRel] of highest S_ret"
     )
 
     hold_out: float = setting(
-        0.0, "share of the entities whose questions give no labels, to fit `srt_fusion` on them", ge=0, le=1
+        0.0, "share of the entities whose questions are left out, to fit `srt_fusion` on them", ge=0, le=1
     )
 
     @cross_check
     def pair_problems(self) -> Iterator[str]:
-        """Yield the problem of balancing what is paired."""
+        """Yield the problems of settings that exclude each other."""
         if self.soft and self.labeller == "string":
-            yield "`soft` weighs changes of the accepted answer, which `labeller: string` doesn't measure; drop one"
+            yield "`soft` needs changes of log-probability, which `labeller: string` doesn't measure; drop one"
         if self.pairs and self.srt_balance:
             yield "`pairs` takes one label of each kind per question; leave out `srt_balance`"
         if self.answer_documents and self.answer_model != "shared":
-            yield "`answer_documents` are read by `answer_model: shared`; set it, or leave them out"
+            yield "`answer_documents` needs `answer_model: shared`; set it, or leave out `answer_documents`"
 
 
 def derive(
@@ -120,18 +120,18 @@ def derive(
     return Labels(rets, srts, mcts, without_summary, contexts)
 
 
-def take(labels: Labels, settings: LabelSettings) -> Labels:
-    """Draw the labels to train on."""
+def sample_labels(labels: Labels, settings: LabelSettings) -> Labels:
+    """Sample the labels to train on."""
     seed, limit = settings.seed, settings.srt_limit
     if settings.pairs:
-        pairs = choose(label_pairs(labels.srt), limit and max(1, limit // 2), seed)
+        pairs = sample(label_pairs(labels.srt), limit and max(1, limit // 2), seed)
         srt = [label for pair in pairs for label in pair]
     else:
-        srt = choose(labels.srt, limit, seed, settings.srt_balance, lambda label: label.relevant)
+        srt = sample(labels.srt, limit, seed, settings.srt_balance, lambda label: label.relevant)
     return Labels(
-        choose(labels.ret, settings.ret_limit, seed),
+        sample(labels.ret, settings.ret_limit, seed),
         srt,
-        choose(labels.mct, settings.mct_limit, seed),
+        sample(labels.mct, settings.mct_limit, seed),
         labels.without_summary,
     )
 
@@ -157,41 +157,41 @@ def label_pairs(labels: Sequence[SrtLabel]) -> list[tuple[SrtLabel, SrtLabel]]:
 
 
 def _context(
-    probe: Probe, labels: Sequence[SrtLabel], most: int | None, rel_scores: RelScores | None
+    probe: Probe, labels: Sequence[SrtLabel], count: int | None, rel_scores: RelScores | None
 ) -> tuple[Passage, ...]:
-    """Return the documents to answer from: the relevant ones, or the `most` best ones if one of them is relevant."""
+    """Return the documents to answer from: the relevant ones, or the `count` best ones if one of them is relevant."""
     relevant = tuple(label.document.passage for label in labels if label.relevant)
-    if most is None:
+    if count is None:
         return relevant
-    best = sorted(probe.documents, key=lambda document: -rel_score(probe.question_id, document, rel_scores))[:most]
+    best = sorted(probe.documents, key=lambda document: -rel_score(probe.question_id, document, rel_scores))[:count]
     passages = tuple(document.passage for document in best)
     return passages if set(passages) & set(relevant) else ()
 
 
-def choose(
+def sample(
     labels: Sequence[T],
     limit: int | None,
     seed: int,
     balance: float | None = None,
     is_positive: Callable[[T], bool] = bool,
 ) -> list[T]:
-    """Draw labels, keeping their order. The draw depends on order and seed only.
+    """Sample labels, keeping their order. The result depends only on the order and the seed.
 
     Args:
         labels: Labels of one task.
-        limit: Maximum labels, after balancing; None takes all. A higher limit adds to the draw of a lower one.
-        seed: Seed of the draw.
-        balance: Maximum labels of the frequent kind for each of the rare kind, at least 1; None takes all. If one kind
-            never occurs, all are taken.
-        is_positive: Divides the two kinds.
+        limit: Maximum labels, after balancing; None takes all. A lower limit's sample is a subset of a higher one's.
+        seed: Seed of the sample.
+        balance: Maximum ratio of the frequent kind to the rare kind, at least 1; None takes all. If one kind never
+            occurs, all are taken.
+        is_positive: Tells the two kinds apart.
     """
     rng = random.Random(f"{seed}")
     taken = list(range(len(labels)))
     if balance is not None:
         sides = [[i for i in taken if is_positive(labels[i]) is side] for side in (True, False)]
         if all(sides):
-            most = int(min(map(len, sides)) * balance)
-            taken = sorted(i for side in sides for i in rng.sample(side, min(most, len(side))))
+            limit_per_side = int(min(map(len, sides)) * balance)
+            taken = sorted(i for side in sides for i in rng.sample(side, min(limit_per_side, len(side))))
     rng.shuffle(taken)
     return [labels[i] for i in sorted(taken[:limit])]
 
@@ -205,7 +205,7 @@ def assemble(
         taken: Labels to train on.
         derived: All labels, from which answers are trained.
         questions: The questions by id.
-        settings: Says whether labels are soft, and whether answers are trained.
+        settings: Settings of soft labels and of the answers to train.
     """
     scale = settings.margin if settings.soft else None
     branches: dict[str, list[PromptedBranch]] = {}
@@ -241,7 +241,7 @@ def _branches(labels: Labels, scale: float | None) -> Iterator[tuple[str, Prompt
 
 
 def _answers(labels: Labels, questions: Mapping[str, Question]) -> Iterator[tuple[str, PromptedBranch]]:
-    """Yield answer branches: without documents where the model needs none, else with those to answer from."""
+    """Yield answer branches: without documents if the model needs none, else with the documents to answer from."""
     for ret in labels.ret:
         answer = canonical_answer(questions[ret.question_id])
         documents = labels.contexts.get(ret.question_id, ()) if ret.retrieve else ()

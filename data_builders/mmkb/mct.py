@@ -38,7 +38,7 @@ class MixingSettings(Settings):
 
     @cross_check
     def tau_problems(self) -> Iterator[str]:
-        """Yield the problem of a list without a relevant document, or of a fraction."""
+        """Yield the problem of an invalid percentage."""
         if self.tau >= 100 or 0 < self.tau < 1:
             yield f"`tau` is a percentage of the mixed list, 0, or at least 1 and below 100; found {self.tau}"
 
@@ -72,8 +72,8 @@ def mct_label(
 ) -> MctLabel | None:
     """Return the label by Algorithm 3; None for a question with fewer than `min_relevant` `[Rel]` documents.
 
-    If the model summarised a part of these, because all were too long or others were added by a later metric, the list
-    has that part.
+    If the model summarised only some of these, since all were too long or a later metric added others, the list has
+    only the summarised ones.
 
     Args:
         probe: The question's probe.
@@ -136,15 +136,13 @@ def rel_score(question_id: str, document: DocumentProbe, rel_scores: RelScores |
 def _irrelevant(probe: Probe, labels: Sequence[SrtLabel], noise: Noise) -> list[DocumentProbe]:
     """Return the documents that may be mixed in, best first."""
     by_id = {label.document.passage.id: label.relevant for label in labels}
-    return [
-        document
-        for document in probe.documents
-        if (
-            not by_id[document.passage.id]
-            if document.passage.id in by_id
-            else noise != "no_rel" and is_right(document.reply) is False
-        )
-    ]
+
+    def may_be_mixed_in(document: DocumentProbe) -> bool:
+        if document.passage.id in by_id:
+            return not by_id[document.passage.id]
+        return noise != "no_rel" and is_right(document.reply) is False
+
+    return [document for document in probe.documents if may_be_mixed_in(document)]
 
 
 def _conflicting(irrelevant: Sequence[DocumentProbe], relevant: Sequence[DocumentProbe]) -> list[DocumentProbe]:

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.types import Metric, Question
-from reflectune.data_builders.annotators.proofreading import DRAWN, PageArticle, PageLabel, write_page
+from reflectune.data_builders.annotators.proofreading import PAGE_EXAMPLES, PageArticle, PageLabel, write_page
 from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.mmkb.config import DeriveConfig
-from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, take
+from reflectune.data_builders.mmkb.labels import Labels, LabelSettings, assemble, derive, sample_labels
 from reflectune.data_builders.mmkb.mct import RelScores
 from reflectune.data_builders.mmkb.statistics import label_statistics, truth_table, truth_text
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
@@ -62,11 +62,11 @@ def run(config: DeriveConfig) -> str:
     settings = LabelSettings.of(config)
     scores = read_rel_scores(config.rel_scores) if config.rel_scores else None
     derived = derive(probes, questions, settings, summaries=probed["summary"] != "none", rel_scores=scores)
-    taken = take(derived, settings)
+    taken = sample_labels(derived, settings)
     examples = assemble(taken, derived, questions, settings)
     if not examples:
         raise UserError(
-            f"{config.probes}: the rule `{config.rule}` gives no label; try a different rule, or probe more"
+            f"{config.probes}: the rule `{config.rule}` gives no label; try a different rule, or probe more questions"
         )
     numbers: dict[str, Any] = {
         "examples": len(examples),
@@ -87,7 +87,7 @@ def run(config: DeriveConfig) -> str:
         ProbeArticles(derived, questions),
         dataset.image_roots,
         f"{split} of {dataset.root.name}",
-        count=DRAWN,
+        count=PAGE_EXAMPLES,
         seed=config.seed,
     )
     add_split(output, split, manifest, key)
@@ -104,7 +104,7 @@ def _read_probed(config: DeriveConfig, dataset: Dataset) -> dict[str, Any]:
         )
     if config.min_relevant == 1 and probed["summary"] == "words":
         raise UserError(
-            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: words summarise two documents or more"
+            "`min_relevant: 1` needs probes with `summary: sentences` or `none`: `words` needs at least two documents"
         )
     return probed
 
@@ -121,7 +121,7 @@ def summary(target: Path, numbers: Mapping[str, Any]) -> str:
 
 
 def missing_labels(taken: Mapping[str, Any], derived: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each task that is taught one label alone, and for MCT without an example."""
+    """Return a warning for each task with only one label, and for MCT without an example."""
     lines = [
         f"warning: {task.upper()} has no {label}, so the model learns {other} alone; {fix}"
         for task, labels, fix in (
@@ -172,7 +172,7 @@ def _questions(dataset: Dataset, split: str, ids: set[str]) -> dict[str, Questio
 
 
 class ProbeArticles:
-    """A function that makes a probe's article.
+    """A function that converts a probe to an article of the proofreading page.
 
     Args:
         labels: All derived labels.
@@ -234,7 +234,7 @@ QuestionAnswer = tuple[str, str]
 
 
 def rescore(probes: Sequence[Probe], scores: Mapping[QuestionAnswer, float]) -> list[Probe]:
-    """Return the probes with new scores. An answer without a word scores 0."""
+    """Return the probes with new scores. An empty answer scores 0."""
 
     def rescored(question_id: str, reply: ProbedAnswer | None) -> ProbedAnswer | None:
         if reply is None:
@@ -255,7 +255,7 @@ def rescore(probes: Sequence[Probe], scores: Mapping[QuestionAnswer, float]) -> 
 
 
 def answers_of(probes: Sequence[Probe]) -> list[QuestionAnswer]:
-    """Return each different pair of question and answer once, in order, without answers that have no word."""
+    """Return the distinct pairs of question and answer, in order, without empty answers."""
     return list(
         dict.fromkeys(
             (probe.question_id, reply.text) for probe in probes for reply in probe.replies if reply.text.strip()

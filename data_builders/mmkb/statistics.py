@@ -19,7 +19,7 @@ from reflectune.data_builders.probing.records import Probe
 def label_statistics(labels: Labels) -> dict[str, Any]:
     """Count the examples and labels of each task.
 
-    MCT's counts include the irrelevant documents wanted by τ, those mixed in, and the examples with fewer than wanted.
+    MCT's counts include the irrelevant documents that τ asks for, those mixed in, and the examples with fewer of them.
     """
     ret, srt, mct = labels.ret, labels.srt, labels.mct
     needed = sum(label.retrieve for label in ret)
@@ -106,7 +106,7 @@ def truth_text(truth: Mapping[str, Any]) -> str:
 
 
 def has_known_truth(question: Question) -> bool:
-    """Return True if the data set names the entities and answers of a question that needs knowledge, not yes or no."""
+    """Return True for a knowledge-based question with known entities and answers other than yes and no."""
     named = bool(question.entity_ids) and bool(question.answers) and not is_yes_or_no(question)
     return question.is_knowledge_based is not False and named
 

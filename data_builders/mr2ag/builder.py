@@ -1,4 +1,4 @@
-"""Turn questions into reflection examples: open images, split articles, retrieve, annotate and draw."""
+"""Convert questions to reflection examples: open images, split articles, retrieve, annotate and sample."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ExampleSettings(PassageSettings):
 
 @dataclass(frozen=True)
 class RejectedQuestion:
-    """A question without an example, and the reason. `bad` marks bad rows; the filter rejected the others."""
+    """A question without an example, and the reason. `bad` is True for bad rows, False if the filter rejected it."""
 
     id: str
     reason: str
@@ -147,7 +147,7 @@ class ExampleBuilder:
     def search(self, questions: Sequence[Question]) -> dict[str, list[str]]:
         """Return the ids of the best entries for each question's image, by the image's path.
 
-        There are enough to remain `retrieval_depth` after removing the question's own.
+        There are enough that `retrieval_depth` remain after the question's own entries are removed.
 
         Raises:
             UserError: An image is bad, and `on_error` is `stop`; else the image is left out.
@@ -156,7 +156,7 @@ class ExampleBuilder:
         images = {q.image: image for q in questions if (image := self._try(q, self.images.take, rejected)) is not None}
         try:
             return self._search(images)
-        except UnusableInput:  # of the encoder
+        except UnusableInput:  # raised by the encoder: search image by image
             searched = [
                 self._try(q, lambda q: self._search({q.image: images[q.image]}), rejected)
                 for q in questions
@@ -191,7 +191,7 @@ class ExampleBuilder:
         return built
 
     def build_visual(self, questions: Sequence[Question], count: int | None = None) -> BuiltExamples:
-        """Build the examples of visual-dependent questions, of the first `count` valid ones if it is given."""
+        """Build the examples of visual-dependent questions: of the first `count` valid ones, or of all."""
         built = BuiltExamples()
         for question in itertools.islice(self._readable(questions, built), count):
             built.examples.append(visual_example(question))
@@ -215,7 +215,7 @@ class ExampleBuilder:
             return None
 
     def _readable(self, questions: Sequence[Question], built: BuiltExamples) -> Iterator[Question]:
-        """Yield the valid questions whose image opens, as it has if it was searched for; reject the others."""
+        """Yield the valid questions with a readable image, and reject the others. Searched images were read before."""
         questions = [self._with_image(question) for question in questions]
         with ImagesAhead(self._open) as images:
             images.begin([q for q in questions if q.image not in self._ranked and not question_problem(q)])

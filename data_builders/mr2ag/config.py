@@ -62,6 +62,6 @@ class BuildConfig(ExampleSettings, QuestionSettings, RemoteConfig, RetrieverConf
             yield LlmAnnotator(model)
 
     def hashed(self) -> dict[str, Any]:
-        """Return the settings that determine the data. Those of the server do if it annotates."""
+        """Return the settings that determine the data. Those of the server are among them only if it annotates."""
         unused = () if self.annotator == "llm" else RemoteConfig.model_fields
         return {name: value for name, value in super().hashed().items() if name not in unused}

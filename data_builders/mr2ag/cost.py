@@ -83,7 +83,7 @@ def estimate(
     """
     rows = read_rows(cache) if cache.is_file() else ()
     cached = {row["id"]: (row["prompt_tokens"], row["completion_tokens"]) for row in rows}
-    # Questions that differ in their images alone share their requests: InfoSeek asks each with many.
+    # Questions that differ only in their images share requests: InfoSeek has many images per question.
     questions = list({(q.text, canonical_answer(q), q.entity_ids, q.evidence): q for q in questions}.values())
     count = min(len(questions), SAMPLE)
     sample = [questions[position * len(questions) // count] for position in range(count)]

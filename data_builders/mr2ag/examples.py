@@ -219,7 +219,7 @@ class _PassageSampler:
     def random_negatives(
         self, draw_article: Callable[[random.Random], Sequence[Passage]], count: int, headings: set[str]
     ) -> list[Branch]:
-        """Return negatives of random entries, half of the time under the evidence's heading where there is one."""
+        """Return negatives of random entries, half of them preferably under the evidence's heading."""
         branches: list[Branch] = []
         for _ in range(10 * count):  # an entry may have no suitable passage
             if len(branches) == count:

@@ -1,4 +1,4 @@
-"""Build a split of plain fine-tuning data: questions with the contexts of naive RAG in, prompts with answers out."""
+"""Build a split of plain fine-tuning data: each question with its answer and the contexts of naive RAG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from reflectune.retrieval.retrievers.queries import Query
 
 _CHUNK = 64
 """Questions retrieved for and logged together."""
-_UNKNOWN = "whose stating passage is unknown, or is cut off by `context_words`"
+_UNKNOWN = "whose stating passage is unknown, or beyond `context_words`"
 
 
 def run(config: PlainConfig) -> None:
@@ -148,10 +148,10 @@ class PlainBuilder:
         self._retriever, self._contexts, self._settings, self._roots = retriever, contexts, settings, image_roots
 
     def examples(self, examples: Sequence[ReflectionExample]) -> list[PromptedExample]:
-        """Return an example for each, in order. Visual questions have no context, the others each context once.
+        """Return an example for each, in order, with one prompt per context; visual questions have no context.
 
-        Follow-up questions are left out: a prompted example has one round. So are questions whose stating passage is
-        needed and unknown.
+        Follow-up questions are left out, since a prompted example has one round. Questions whose stating passage is
+        needed but unknown are left out as well.
         """
         contexts = self._contexts_of([example for example in examples if example.retrieve])
         return [
@@ -194,7 +194,7 @@ class PlainBuilder:
     def _gold_contexts(self, example: ReflectionExample) -> dict[str, Sequence[Passage]]:
         """Return the passage that states the answer, and its article, as naive RAG would read them.
 
-        The result is empty if no passage states it, or `context_words` cuts the passage off.
+        The result is empty if no passage states the answer, or it is beyond `context_words`.
         """
         stating = next((branch.passage for branch in example.branches if branch.relevant), None)
         if stating is None or self._contexts is None:
@@ -206,10 +206,10 @@ class PlainBuilder:
 
     def _shorten(self, passages: Sequence[Passage]) -> Sequence[Passage]:
         """Return the leading passages within `context_words`, at least one."""
-        most, words = self._settings.context_words, 0
+        max_words, words = self._settings.context_words, 0
         for position, passage in enumerate(passages):
             words += len(passage_text(passage).split())
-            if most and words > most:
+            if max_words and words > max_words:
                 return passages[: max(1, position)]
         return passages
 

@@ -1,4 +1,4 @@
-"""Report a built split of reflection data: its statistics, and its examples on the page for proof-reading."""
+"""Report a built split of reflection data: its statistics, and its examples on the proofreading page."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def summary(target: Path, numbers: dict[str, Any]) -> str:
     if numbers["unclear_to_the_annotator"]:
         lines.append(f"left out: {numbers['unclear_to_the_annotator']:,} passages unclear to the annotator")
     if numbers["without_retrieval"] < numbers["without_retrieval_wanted"]:
-        one_sided = "" if numbers["without_retrieval"] else "warning: the gate learns [Retrieval] alone: "
+        one_sided = "" if numbers["without_retrieval"] else "warning: the gate learns only [Retrieval]: "
         lines.append(
             f"{one_sided}`visual_ratio` asks for {numbers['without_retrieval_wanted']:,} visual-dependent questions, "
             f"there are {numbers['without_retrieval']:,}; `visual_dataset` can name a data set with more"

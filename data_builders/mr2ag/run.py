@@ -1,4 +1,4 @@
-"""Build a split of mR²AG-IT: questions and articles in, training examples out. An interrupted build resumes."""
+"""Build a split of mR²AG-IT from questions and articles. An interrupted build resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, to_row
 from reflectune.core.types import Question
 from reflectune.data_builders.annotators.llm import PROMPT_HASH, LlmAnnotator
-from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
+from reflectune.data_builders.annotators.proofreading import PAGE_EXAMPLES, write_page
 from reflectune.data_builders.annotators.protocol import Annotator
 from reflectune.data_builders.annotators.string import by_string
 from reflectune.data_builders.mr2ag.builder import BLANK_SIDE, BuiltExamples, ExampleBuilder, ExampleSettings
@@ -39,13 +39,13 @@ from reflectune.models.schemes.examples import ReflectionExample
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
 
 CHUNK = 64
-"""Images searched for, or questions annotated and logged, together."""
+"""Number of images per search, and of questions annotated and logged at a time."""
 
 
 def run(config: BuildConfig) -> None:
     """Build a split; a dry run shows one example, sends no request and writes nothing.
 
-    The processes of a launch share images to search for and questions to build. Only the first one asks a server.
+    The processes of a launch share the search and the building. Only the first process sends requests to a server.
     """
     processes = launch_processes("" if config.dry_run else config.output)
     dataset = Dataset(Path(config.dataset), config.part)
@@ -72,7 +72,7 @@ def build_split(
     config: BuildConfig,
     processes: Processes = ALONE,
 ) -> None:
-    """Write `{split}.parquet`, its page for proof-reading, and its part of the manifest and of `statistics.json`.
+    """Write `{split}.parquet`, its proofreading page, and its part of the manifest and of `statistics.json`.
 
     Each image is searched for once, and the files have the same bytes for any number of processes.
 
@@ -109,18 +109,19 @@ def build_split(
     built, count = _build_logged(builder.build_knowledge, knowledge, logs, sharing)
     visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(count)
     logs = Logs(output, f".{split}.{key}.visual.*.jsonl", key)
-    looked_at, _ = _build_logged(builder.build_visual, visual[:visual_count], logs, sharing, "visual questions")
+    visual_built, _ = _build_logged(builder.build_visual, visual[:visual_count], logs, sharing, "visual questions")
     if not is_first:
         return
-    built.extend(looked_at)
-    built.extend(builder.build_visual(visual[visual_count:], visual_count - len(looked_at.examples)))  # for bad rows
+    built.extend(visual_built)
+    missing = visual_count - len(visual_built.examples)  # bad rows
+    built.extend(builder.build_visual(visual[visual_count:], missing))
     numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
     if not built.examples:
         raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
     write_examples(output / f"{split}.parquet", built.examples, ReflectionExample)
     page, title = output / f"proofread_{split}.html", f"{split} of {dataset.root.name}"
     roots = image_roots(dataset, QuestionSettings.of(config), output)
-    write_page(page, built.examples, page_article, roots, title, count=DRAWN)
+    write_page(page, built.examples, page_article, roots, title, count=PAGE_EXAMPLES)
     _record(config, dataset, key, numbers)
     for log_path in output.glob(f".{split}.{'?' * len(key)}.*.jsonl"):  # also those of abandoned builds
         log_path.unlink()
@@ -188,10 +189,10 @@ def _build_logged(
     processes: Processes,
     desc: str = "questions",
 ) -> tuple[BuiltExamples, int]:
-    """Build in chunks, each one row of a log.
+    """Build in chunks, each logged as one row.
 
     Returns:
-        The examples, none in all processes but the first, and their number.
+        The examples, in the first process only, and their number.
     """
     built, count = BuiltExamples(), 0
     rows = run_chunks(questions, CHUNK, lambda chunk: to_row(build(chunk)), logs, processes=processes, desc=desc)
@@ -211,7 +212,7 @@ def _reasons(numbers: dict[str, Any]) -> str:
 
 
 def _annotator_record(config: BuildConfig, annotate: Annotator) -> dict[str, Any]:
-    """Return the annotator's name; of an LLM also the prompt's hash, and the cost of all replies in its file."""
+    """Return the annotator's name; for an LLM also the prompt's hash and the usage of all replies in its file."""
     if not isinstance(annotate, LlmAnnotator):
         return {"name": config.annotator}
     return {"name": "llm", "model": config.llm_model, "prompt": PROMPT_HASH, **annotate.model.usage()}

@@ -24,7 +24,7 @@ class QuestionSettings(SplitKey):
 
     part: PartName = setting("", "only a part of the questions, e.g. 1/2, divided by entity; default: all")
     limit: int | None = setting(
-        None, "most knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
+        None, "maximum knowledge-based questions (visual_ratio 1: visual ones), drawn by seed", ge=1
     )
     two_hop: bool = setting(True, "take two-hop questions too: their evidence is of an entity outside the image")
     visual_ratio: float = setting(0.2, "share of visual-dependent questions in the data; 1: only these", ge=0, le=1)
@@ -57,9 +57,9 @@ class QuestionSettings(SplitKey):
 def select_questions(dataset: Dataset, settings: QuestionSettings, seed: int) -> tuple[list[Question], list[Question]]:
     """Return knowledge-based questions, drawn by `limit`, and visual-dependent ones in random order.
 
-    With `visual_ratio: 1` there are none of the former, and `limit` draws from the latter. Questions of unknown kind
-    (`Question.is_knowledge_based`) count as knowledge-based, so that they are reported as bad rows. There are as many
-    visual-dependent questions as the ratio needs, plus `SPARE`.
+    With `visual_ratio: 1` there are only visual-dependent ones, drawn by `limit`. Otherwise there are as many of them
+    as the ratio needs, plus `SPARE`. Questions of unknown kind (`Question.is_knowledge_based`) count as
+    knowledge-based, so that they are reported as bad rows.
 
     If a visual-dependent question of a different data set has the id of a knowledge-based one, the name of its data set
     is prepended, as in `llava: q1`.

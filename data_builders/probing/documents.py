@@ -29,8 +29,8 @@ _TRIES: Final = 10
 class DocumentSource:
     """Finds the documents of questions.
 
-    MMKB-RAG takes passages of the retrieved entries. For a model that can't tell entities apart, take the question's
-    own entry and random ones, as mR²AG with `negatives_retrieved: 0`.
+    MMKB-RAG takes passages of the retrieved entries. For a model that can't tell entities apart, use the question's own
+    entry and random ones instead, like mR²AG with `negatives_retrieved: 0`.
 
     Args:
         knowledge: The knowledge base.
@@ -79,8 +79,8 @@ class DocumentSource:
             hits = self._retriever.search(image_queries(questions, images), self._settings.top_n)
         else:
             hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
-        texts, most = [question.text for question in questions], self._settings.documents
-        found = find_documents(texts, hits, self._passages, most, self._reranker)
+        texts = [question.text for question in questions]
+        found = find_documents(texts, hits, self._passages, self._settings.documents, self._reranker)
         if not self._retriever:
             found = [[dataclasses.replace(document, found="") for document in row] for row in found]
         return [[*documents, *self._random(q, documents)] for q, documents in zip(questions, found, strict=True)]

@@ -22,19 +22,20 @@ RuleName = Literal["paper", "outcome", "margin"]
 class Rule(Settings):
     """Rule by which a question needs retrieval and a document is relevant.
 
-    `paper`: `[Rel]` turns a wrong greedy answer into a right one, `[NoRel]` the reverse (Algorithm 2). `margin`:
-    `[Rel]` raises the accepted answer's log-probability by at least `margin`, `[NoRel]` lowers it. `outcome`: `[Rel]`
-    as in `paper`, `[NoRel]` for every document with a wrong answer; so a question can have both labels, which
-    Algorithm 2 never gives: by `paper` a document's label is its question's RET label.
+    - `paper` (Algorithm 2): a `[Rel]` document turns a wrong greedy answer into a right one, a `[NoRel]` document the
+      reverse. So all labels of a question are equal.
+    - `outcome`: `[Rel]` as in `paper`, `[NoRel]` for every document with a wrong answer. A question can have both.
+    - `margin`: a `[Rel]` document raises the accepted answer's log-probability by at least `margin`, a `[NoRel]`
+      document lowers it by as much.
     """
 
     rule: RuleName = setting("outcome", "rule of relevance: paper, outcome or margin")
-    margin: float = setting(1.0, "`rule: margin`: least change of the log-probability, in nats", ge=0)
+    margin: float = setting(1.0, "`rule: margin`: minimum change of the log-probability, in nats", ge=0)
     soft: bool = setting(
-        False, "`rule: margin`: learn both labels of every document, [Rel] by sigmoid(change / margin)"
+        False, "`rule: margin`: train soft labels of every document, [Rel] with weight sigmoid(change / margin)"
     )
     ret_rule: Literal["known", "utility"] = setting(
-        "known", "[NoRet]: questions answered rightly alone, or (utility) those whose documents don't help either"
+        "known", "[NoRet]: questions answered right without documents; utility: also those that no document helps"
     )
 
     @cross_check
@@ -61,7 +62,7 @@ class SrtLabel:
         question_id: The question.
         document: The probed document.
         relevant: The label.
-        change: Change by the document: of the correctness, in [-1, 1]; for the rule `margin` of the log-probability, in
+        change: Change of the correctness by the document, in [-1, 1]; with `rule: margin`, of the log-probability, in
             nats. None for the labels of an external labeller.
     """
 
@@ -74,7 +75,7 @@ class SrtLabel:
 def ret_label(probe: Probe, rule: Rule) -> RetLabel | None:
     """Return the label by Algorithm 1: `[NoRet]` if right without a document, else `[Ret]`; None if unknown.
 
-    By `ret_rule: utility` it is `[NoRet]` too if no document gives a right answer.
+    With `ret_rule: utility` it is also `[NoRet]` if no document gives a right answer.
     """
     correctness = greedy_correctness(probe.reply)
     if correctness is None:
@@ -95,7 +96,7 @@ def srt_labels(probe: Probe, rule: Rule) -> list[SrtLabel]:
 
 
 def external_labels(probe: Probe, question: Question) -> list[SrtLabel]:
-    """Label documents by the annotator `string`: `[Rel]` if one states an accepted answer; none that it can't judge."""
+    """Label documents by the annotator `string`: `[Rel]` if one states an accepted answer. Unclear ones are omitted."""
     judged = [(document, annotate_by_string(question, document.passage)) for document in probe.documents]
     return [SrtLabel(probe.question_id, it, note.relevant, None) for it, note in judged if note.label != "unclear"]
 

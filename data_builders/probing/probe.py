@@ -54,7 +54,7 @@ class PreparedQuestion:
 
 
 class Prober:
-    """Makes probes with a model. All prompts and answers of a question share one prefix of image and question.
+    """Probes a model. All prompts and answers of a question share one prefix of image and question.
 
     Args:
         engine: Engine of the probed model, loaded with MMKB-RAG's scheme.
@@ -68,7 +68,7 @@ class Prober:
         self._correctness, self._settings = correctness, generation
 
     def prepare(self, question: Question, image: Image.Image, documents: Sequence[Document]) -> PreparedQuestion:
-        """Render a question. Documents that exceed the context are cut at a sentence; the instruction never is.
+        """Render a question. Documents that exceed the context are truncated at a sentence; the instruction never is.
 
         Raises:
             UserError: The question without documents is too long for the model, or its answers can't be scored.
@@ -81,8 +81,8 @@ class Prober:
         room = self._engine.max_length - len(prefix.ids) - max(self._settings.max_new_tokens, len(gold_ids))
         if len(alone) > room:
             raise UserError(
-                f"question {question.id} is too long: with an answer it takes more than the {self._engine.max_length} "
-                "tokens that the model reads; shorten or leave out the question, or lower `max_new_tokens`"
+                f"question {question.id} is too long: with an answer it exceeds the model's context of "
+                f"{self._engine.max_length} tokens; shorten or leave out the question, or lower `max_new_tokens`"
             )
         prompt = functools.cache(
             lambda passage: self._scheme.prompt_branch(self._renderer, "vqa", [passage], question.answer_style)

@@ -22,9 +22,9 @@ def select_questions(
     without: Collection[str] = (),
     without_facts: bool = False,
 ) -> list[Question]:
-    """Return a split's questions in an order drawn by seed. Memory holds the selected ones, and the ids of the others.
+    """Return a split's questions in an order drawn by seed. Only the selected ones and all ids are in memory.
 
-    Free-form questions are left out: no metric can score them. A higher `limit` adds questions after a lower one's.
+    Free-form questions are left out: no metric can score them. A lower `limit` selects the first ones of a higher one.
 
     Args:
         dataset: The data set.
@@ -56,11 +56,11 @@ def select_questions(
 
 
 def facts(question: Question) -> set[tuple[str, str]]:
-    """Return the facts that a question asks, regardless of words and image: pairs of entity and accepted answer.
+    """Return the facts that a question asks for, regardless of words and image: pairs of entity and accepted answer.
 
-    A range is an answer too. Answers are compared by their tokens (`tokenize`). A question without entities is about
-    its image. A visual-dependent question asks no fact. Relations don't count: most data sets have none, and a model
-    that has memorised an answer gives it to any question about the entity.
+    A range is an answer too. Answers are compared by their tokens (`tokenize`). For a question without entities its
+    image stands for the entity. A visual-dependent question has no facts. Relations are ignored: most data sets have
+    none, and a model that has memorised an answer gives it to any question about the entity.
     """
     if question.is_knowledge_based is False:
         return set()

@@ -42,8 +42,8 @@ class DocumentProbe:
             None without an accepted answer, or if the number isn't finite.
         sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
             and `summary` was `sentences`; else "".
-        cut: True if the model's context did not hold all sentences. Those that it held are in `passage`.
-        found: Place of its entry in the search results (`formats.hits.places`); "" for own and random documents.
+        cut: True if the document was truncated to fit the model's context. `passage` has the sentences that fit.
+        found: Rank of its entry in the search results (`formats.hits.places`); "" for own and random documents.
     """
 
     passage: Passage

@@ -36,8 +36,8 @@ from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 def run(config: ProbeConfig) -> None:
     """Probe a split; a dry run shows one prompt and writes nothing.
 
-    Questions are cut into windows, which the processes share. In a window, questions are sorted by length and cut into
-    batches. A batch always runs whole and with the same questions, so an interrupted run, or a run on a different
+    Questions are divided into windows, which the processes share. In a window, questions are sorted by length and
+    divided into batches. A batch always has the same questions, so that an interrupted run, or one on a different
     number of processes, gives the same probes. At the end the first process sorts the probes into Parquet files.
 
     Raises:
@@ -102,7 +102,7 @@ def _finish(config: ProbeConfig, dataset: Dataset, model: str) -> None:
 def answer(
     worker: ProbeWorker, window: Sequence[Question], done: Collection[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a window's questions with their ids, without the batches that are done."""
+    """Yield the rows of a window's questions with their ids, without finished batches."""
     ready, bad = worker.prepare(window)
     yield from ((probe.question_id, to_row(probe)) for probe in bad)
     for batch in worker.batches(ready):

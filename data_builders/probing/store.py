@@ -1,7 +1,7 @@
-"""A folder of probes that survives `kill -9`: logs while questions are answered, sorted Parquet at the end.
+"""Store probes in a folder, so that they survive `kill -9`: in logs at first, in sorted Parquet files at the end.
 
 Each process appends to its own log. `seal` merges logs and earlier Parquet files into parts of a new generation, then
-writes the manifest. Only files that the manifest names count.
+writes the manifest. Parts that the manifest doesn't name are ignored.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
 
 
 def answered(folder: str | Path) -> set[str]:
-    """Return the ids of the questions that a folder has a probe of, sealed or in a log.
+    """Return the ids of the questions with a probe in a folder, sealed or in a log.
 
-    Sealed questions that couldn't be asked are left out: they are asked again.
+    Sealed questions that couldn't be asked are left out, so that they are tried again.
 
     Raises:
         UserError: A file is missing or damaged.
@@ -76,7 +76,7 @@ def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size:
 
     Args:
         folder: Folder of the probes.
-        about: Facts to record that determine no probe, e.g. the model's name.
+        about: Facts to record that don't determine the probes, e.g. the model's name.
         shard_size: Number of questions in a Parquet file.
     """
     folder = Path(folder)
@@ -114,7 +114,7 @@ def _sealed(folder: Path) -> Iterator[Probe]:
         for probe in stream_probe_file(path):
             if probe.question_id <= before:
                 order = f"{probe.question_id!r} follows {before!r}"
-                raise UserError(f"{path}: {order}, but questions come once and in order; copy it again, or probe again")
+                raise UserError(f"{path}: {order}, but ids must be unique and sorted; copy it again, or probe again")
             before = probe.question_id
             yield probe
 

@@ -19,7 +19,7 @@ _LONGEST: Final = 96
 
 
 def add_words(engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe], lengths: Sequence[int]) -> list[Probe]:
-    """Generate a summary of each question's documents that turn a wrong greedy answer right, if there are several.
+    """Generate a summary of each question's relevant documents (by the default `Rule`), if there are several.
 
     If they exceed the context, the best ones that fit are summarised, at least two.
 
@@ -35,22 +35,21 @@ def add_words(engine: PrefixEngine, prefixes: Prefixes, probes: Sequence[Probe],
     for q, probe in enumerate(probes):
         passages = [label.document.passage for label in srt_labels(probe, Rule()) if label.relevant]
         room = engine.max_length - lengths[q] - _LONGEST
-        while (
-            len(passages) > 1
-            and len(ids := PromptScheme.of(renderer).prompt_branch(renderer, "summary", passages)) > room
-        ):
+        while len(passages) > 1:
+            ids = PromptScheme.of(renderer).prompt_branch(renderer, "summary", passages)
+            if len(ids) <= room:
+                passages_by_question[q], branches[q] = passages, [ids]
+                break
             passages.pop()
-        if len(passages) > 1:
-            passages_by_question[q], branches[q] = passages, [ids]
     if not passages_by_question:
         return list(probes)
     state = engine.branch(prefixes, branches)
     generated = engine.generate(state, [(q, 0) for q in passages_by_question], max_new_tokens=_LONGEST)
-    made = list(probes)
+    summarised = list(probes)
     for (q, passages), generation in zip(passages_by_question.items(), generated, strict=True):
         text = "" if finite_sum(generation.log_probs) is None else renderer.strip(without_thoughts(generation.text))
-        made[q] = dataclasses.replace(probes[q], summary=text, summarised=tuple(p.id for p in passages))
-    return made
+        summarised[q] = dataclasses.replace(probes[q], summary=text, summarised=tuple(p.id for p in passages))
+    return summarised
 
 
 def add_sentences(
@@ -62,7 +61,8 @@ def add_sentences(
 ) -> list[Probe]:
     """Choose a sentence of each document whose greedy answer is right.
 
-    The model reads each sentence in the document's place. The first that makes the accepted answer most probable wins.
+    The model reads each sentence in place of the document. The one that makes the accepted answer most probable is
+    chosen, the first one of equal ones.
 
     Args:
         engine: Engine of the model.

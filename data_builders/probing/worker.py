@@ -85,7 +85,7 @@ class ProbeWorker:
         """Probe a batch.
 
         Raises:
-            UserError: It does not fit into memory, whatever the token budget.
+            UserError: It doesn't fit into memory, even with the smallest token budget.
         """
         try:
             return self._prober.probe(batch)
@@ -118,7 +118,7 @@ class ProbeWorker:
     def _find(
         self, bad: list[Probe], opened: list[tuple[Question, Image.Image]]
     ) -> tuple[list[tuple[Question, Image.Image]], list[list[Document]]]:
-        """Return the questions and their documents, without those whose image the encoder can't take."""
+        """Return the questions and their documents, without questions whose image the encoder can't encode."""
         try:
             return opened, self._source.find([q for q, _ in opened], [image for _, image in opened])
         except UnusableInput:

@@ -213,9 +213,9 @@ class LineBlock:
 
 
 def line_blocks(path: Path, size: int = BLOCK_BYTES, *, offset: int = 0, first_line: int = 1) -> Iterator[LineBlock]:
-    """Cut a file at line ends into blocks of at most `size` bytes (a longer line is a block of its own).
+    """Split a file at line ends into blocks of at most `size` bytes (a longer line is a block of its own).
 
-    The end of a block depends on its start alone, so that a resumed run cuts as a run from the start does.
+    The end of a block depends only on its start, so that a resumed run has the same blocks as a new one.
 
     Args:
         path: The file, which may be packed.
@@ -270,7 +270,7 @@ def block_rows(block: LineBlock, reject: Reject = stop) -> Iterator[tuple[int, S
 
 
 class Meter:
-    """Bytes of source files that were read, as they lie on the disk."""
+    """Counts the bytes of source files that were read, before decompression."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -32,7 +32,7 @@ ADDRESSES = "addresses.parquet"
 _MANY_FOLDERS = 64
 _MANY_NAMES = 256
 _UNLISTED = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of a folder without images for us; any other, as of a lost network disk, would make all images missing."""
+"""Errors of a folder that count as "no images". Others, such as of a lost network disk, are raised."""
 _MAX_LISTED = 16_384
 _MAX_KEPT = 4096
 _NUMBER = re.compile(r"\d{3,}")
@@ -43,10 +43,10 @@ _OF_ADDRESS = re.compile(r"[0-9a-f]{2}(?:/[0-9a-f]{2})?")
 class ImageFolder:
     """The images below one folder.
 
-    An image is searched as `<id><extension>` in the folder itself, in the public sets' shards (the first two digits of
-    the number: OVEN; the first three letters, one folder each: GLDv2; the first four characters: the images of Wiki6M),
-    and in the existing sub-folders, two levels deep. The shard and extension of the last image are tried first, so that
-    most look-ups cost one `stat`. Small folders are listed once, since an entry without an image would cost fifty. A
+    An image is searched as `<id><extension>` in the folder itself, in the public sets' shards (OVEN: the first two
+    digits of the number; GLDv2: the first three letters, one folder each; Wiki6M: the first four characters), and in
+    the existing sub-folders, two levels deep. The shard and extension of the last image are tried first, so that most
+    look-ups cost one `stat`. Small folders are listed once, since a missing image would cost about fifty `stat`s. A
     worker process keeps its caches between batches.
 
     Args:
@@ -92,15 +92,15 @@ class ImageFolder:
         return path
 
     def exact(self, row: SourceRow, image_field: str, path: str, *, respell: bool = True) -> str | None:
-        """Return the path as the disk spells it if it is a file, else None. Costs one `stat` if they are equal.
+        """Return the path as spelled on disk if it is a file, else None. Costs one `stat` if the spelling is equal.
 
-        Letters may be composed in one and decomposed in the other, and the extension's case may differ.
+        The spellings may differ in Unicode normalization (NFC, NFD) and in the extension's case.
 
         Args:
             row: The row, for the error.
             image_field: The field of the path, for the error.
             path: A path below `root`.
-            respell: False if the disk spells it like this, so that no folder is listed for a missing file.
+            respell: False if the spelling is known to be that on disk, so that no folder is listed for a missing file.
 
         Raises:
             BadRow: A link in the path leads out of the folder.
@@ -122,7 +122,7 @@ class ImageFolder:
         return next(filter(None, (self.exact(row, "", path + extension) for extension in _LOWER)), None)
 
     def _spelled(self, path: str) -> str:
-        """Return a path with each of its names as the disk spells it; names that aren't there stay."""
+        """Return a path with each of its names as spelled on disk. Missing names stay unchanged."""
         folder, name = os.path.split(path)
         folder = self._spelled(folder) if folder and not os.path.isdir(f"{self.root}/{folder}") else folder
         if folder not in self._spellings:
@@ -220,7 +220,7 @@ class ImageFolder:
             raise row.bad(image_field, f"holds a URL ({value.strip()[:80]})", fix)
         return self.path(row, image_field, value.strip(), search=False)
 
-    def keep_each(self, row: SourceRow, image_field: str, value: Any) -> list[str]:
+    def keep_all(self, row: SourceRow, image_field: str, value: Any) -> list[str]:
         """Return the path of each image of a list, at least one, or of a single image; see `keep`."""
         items = value if isinstance(value, list) and value else [value]
         return [self.keep(row, image_field, item) for item in items]
@@ -268,14 +268,14 @@ class ImageFolder:
         return None
 
     def _remember(self, sharding: str, ending: str) -> None:
-        """Move this sharding to the front; a set has few."""
+        """Move this sharding to the front of the recent ones."""
         if (sharding, ending) in self._lately:
             self._lately.remove((sharding, ending))
         self._lately.insert(0, (sharding, ending))
         del self._lately[4:]
 
     def _folders_of(self, image_id: str) -> list[str]:
-        """Return the sub-folders that may hold the image: all if they are few, else those whose name is in the id."""
+        """Return the sub-folders that may hold the image: all if there are few, else those whose name is in the id."""
         if len(self._folders) <= _MANY_FOLDERS:
             return self._folders
         return [folder for folder in self._folders if os.path.basename(folder) in image_id]
@@ -340,7 +340,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 @contextmanager
 def _if_listed() -> Iterator[None]:
-    """End this block early at a folder without images for us."""
+    """Leave this block early if the folder can't be listed (`_UNLISTED`)."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-r"""Find halves of surrogate pairs in JSON, such as `\ud83d` alone, which are not characters."""
+r"""Find lone surrogates in JSON, such as `\ud83d` alone, which are not characters."""
 
 from __future__ import annotations
 

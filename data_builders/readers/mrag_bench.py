@@ -57,7 +57,7 @@ def questions(
 def _question(row: SourceRow, *, split: str, images: ImageFolder, evidence: Evidence) -> Question:
     choices = "\n".join(f"{letter}: {text(row, letter)}" for letter in LETTERS)
     field = f"{evidence}_images"
-    shown = [] if evidence == "none" else images.keep_each(row, field, row.get(field))
+    shown = [] if evidence == "none" else images.keep_all(row, field, row.get(field))
     return Question(
         id=identifier(row, "id"),
         image=images.keep(row, "image", row.get("image")),

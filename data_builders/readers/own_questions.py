@@ -214,7 +214,7 @@ def _question(
     fields = SourceRow({field: row.get(columns.get(field, field)) for field in FIELDS}, row.file, row.line, "id")
     answers, limits = _texts(fields, "answers"), _range(fields)
     kind = one_of(fields, "answer_type", get_args(AnswerType), default="")
-    first, *more = images.keep_each(fields, columns.get("image", "image"), _split(fields, "image") or fields["image"])
+    first, *more = images.keep_all(fields, columns.get("image", "image"), _split(fields, "image") or fields["image"])
     return Question(
         id=identifier(fields, "id"),
         image=first,

@@ -85,12 +85,12 @@ def text(row: SourceRow, field: str, *, default: str = _MISSING, empty: bool = F
 
 
 def whole(value: Any) -> Any:
-    """Return a whole number of a table without its fraction; other values as they are."""
+    """Convert a float without a fraction to an int; other values are returned as they are."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
 def identifier(row: SourceRow, field: str) -> str:
-    """Return a text, or a whole number as text: 12 or 12.0, as tables store it if a row lacks the value.
+    """Return a text, or a whole number as text. 12.0 becomes "12", since tables with missing values store it so.
 
     Raises:
         BadRow: The field is missing, is neither, or is empty.

@@ -91,7 +91,7 @@ def _write(
 ) -> None:
     """Write trajectories as reflection data, with their statistics and a page to proof-read."""
     from reflectune.core.hashing import file_fingerprint
-    from reflectune.data_builders.annotators.proofreading import DRAWN, write_page
+    from reflectune.data_builders.annotators.proofreading import PAGE_EXAMPLES, write_page
     from reflectune.examples.lessons.renaming import TitleExchange, renamed
     from reflectune.examples.lessons.trajectories import page_article
     from reflectune.formats.reflection_data import (
@@ -116,7 +116,7 @@ def _write(
     add_split(output, split, manifest, file_fingerprint(target))
     add_statistics(output, split, numbers)
     page, title = output / f"proofread_{split}.html", f"trajectories of {split} of {dataset.root.name}"
-    write_page(page, trajectories, page_article, dataset.image_roots, title, count=DRAWN, seed=config.seed)
+    write_page(page, trajectories, page_article, dataset.image_roots, title, count=PAGE_EXAMPLES, seed=config.seed)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.annotators.numbers import Unit, number_in_range, wanted_unit
+from reflectune.data_builders.annotators.numbers import Unit, expected_unit, number_in_range
 from reflectune.data_builders.annotators.string import stated_answer
 
 
@@ -25,7 +25,7 @@ from reflectune.data_builders.annotators.string import stated_answer
     ],
 )
 def test_the_unit_is_the_references_or_the_one_that_the_question_names(text: str, answer: str, unit: Unit) -> None:
-    assert wanted_unit(Question("q", "", text, (answer,), answer_type="numerical")) == unit
+    assert expected_unit(Question("q", "", text, (answer,), answer_type="numerical")) == unit
 
 
 def stated(question: Question, text: str) -> str:
@@ -34,7 +34,7 @@ def stated(question: Question, text: str) -> str:
 
 def test_a_magnitude_is_the_unit_of_a_range_that_counts_in_it() -> None:
     visitors = Question("q", "", "How many?", ("61 thousand",), range=(54.9, 67.1), answer_type="numerical")
-    assert wanted_unit(visitors) == Unit("thousand", "thousand")
+    assert expected_unit(visitors) == Unit("thousand", "thousand")
     assert stated(visitors, "It has 60 thousand visitors.") == "60 thousand"
     assert stated(visitors, "It is 60 inches tall, and 60 thousandths wide.") == ""
 
@@ -42,7 +42,7 @@ def test_a_magnitude_is_the_unit_of_a_range_that_counts_in_it() -> None:
 def test_a_unit_in_a_script_without_spaces_is_found_by_its_first_letter() -> None:
     metres = "\u7c73"
     tall = Question("q", "", "?", (f"45{metres}",), range=(40, 50), answer_type="numerical")
-    assert wanted_unit(tall) == Unit(metres)
+    assert expected_unit(tall) == Unit(metres)
     assert stated(tall, f"\u9ad8\u3055\u306f46{metres}\u3067\u3059") == "46"
     assert stated(tall, "\u9ad8\u3055\u306f46\u5e74\u3067\u3059") == ""
 

@@ -212,7 +212,7 @@ def test_a_folder_with_other_data_is_not_touched(source: Path) -> None:
 
 
 BAD = [
-    ({"id": "q3"}, "id came before", "id q3: field `id`: came before"),
+    ({"id": "q3"}, "id is a duplicate", "id q3: field `id`: is a duplicate"),
     ({"question": ""}, "question is empty", "field `question`: is empty"),
     ({"image": "images/none.png"}, "image missing", "no image of `images/none.png`"),
     ({"image": "images/cut.png"}, "image unreadable", "images/cut.png: "),
@@ -455,7 +455,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, 
     convert(wanted)
     convert(wanted.model_copy(update={"output": str(straight), "workers": 1}))
     assert content(killed) == content(straight)
-    assert Dataset(killed).manifest["dropped"] == {"id came before": 16}
+    assert Dataset(killed).manifest["dropped"] == {"id is a duplicate": 16}
     assert len(Dataset(killed).knowledge) == 784
     assert len(orphans) >= (workers > 1) * 2 * workers
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
@@ -480,7 +480,7 @@ def test_an_image_that_comes_between_two_runs_is_noticed(source: Path, monkeypat
             convert(wanted)
     (source / "images/red.png").rename(source / "images/late.png")
     Image.new("RGB", (6, 6), "red").save(source / "images/red.png")
-    with pytest.raises(UserError, match="was begun with other rows: images were added or removed since then"):
+    with pytest.raises(UserError, match="was begun with other rows: images have been added or removed since"):
         convert(wanted)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from reflectune.core.config import find_problems
 from reflectune.core.types import Passage, Question
-from reflectune.data_builders.mmkb.labels import LabelSettings, assemble, choose, derive, take
+from reflectune.data_builders.mmkb.labels import LabelSettings, assemble, derive, sample, sample_labels
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer
 from reflectune.models.schemes.examples import PromptedBranch
 
@@ -15,7 +15,7 @@ from reflectune.models.schemes.examples import PromptedBranch
 @given(st.lists(st.booleans()), st.floats(1, 4), st.integers(1, 30), st.integers(0, 3))
 def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, seed: int) -> None:
     numbered = list(enumerate(labels))
-    chosen = choose(numbered, limit, seed, balance, lambda numbered_label: numbered_label[1])
+    chosen = sample(numbered, limit, seed, balance, lambda numbered_label: numbered_label[1])
     yes, no = sum(label for _, label in chosen), sum(not label for _, label in chosen)
     assert chosen == sorted(chosen)
     assert len(chosen) <= limit
@@ -28,14 +28,14 @@ def test_balance_and_limit_hold(labels: list[bool], balance: float, limit: int, 
 def test_a_lower_limit_takes_of_what_a_higher_one_takes(labels: list[bool], first: int, second: int) -> None:
     numbered = list(enumerate(labels))
     low, high = (
-        choose(numbered, limit, 0, 1.0, lambda numbered_label: numbered_label[1]) for limit in sorted((first, second))
+        sample(numbered, limit, 0, 1.0, lambda numbered_label: numbered_label[1]) for limit in sorted((first, second))
     )
     assert set(low) <= set(high)
 
 
 def test_without_limits_and_of_a_single_kind_all_are_taken() -> None:
-    assert choose([3, 0, 2], None, 0) == [3, 0, 2]
-    assert choose([True, True, True], None, 0, balance=1) == [True, True, True]
+    assert sample([3, 0, 2], None, 0) == [3, 0, 2]
+    assert sample([True, True, True], None, 0, balance=1) == [True, True, True]
 
 
 def answer(right: bool) -> ProbedAnswer:
@@ -59,7 +59,7 @@ def branches(probes: list[Probe], prompt: str, rel_scores=None, **settings) -> l
     labels = LabelSettings(**settings)
     assert labels.problems() == []
     derived = derive(probes, QUESTIONS, labels, summaries=False, rel_scores=rel_scores)
-    examples = assemble(take(derived, labels), derived, QUESTIONS, labels)
+    examples = assemble(sample_labels(derived, labels), derived, QUESTIONS, labels)
     return [branch for example in examples for branch in example.branches if branch.prompt == prompt]
 
 

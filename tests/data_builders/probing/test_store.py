@@ -133,5 +133,5 @@ def test_a_question_that_comes_twice_is_refused(tmp_path: Path) -> None:
     (part,) = tmp_path.glob("part-*.parquet")
     table = pq.read_table(part)
     pq.write_table(pa.concat_tables([table, table.slice(1)]), part)
-    with pytest.raises(UserError, match="'q002' follows 'q002', but questions come once and in order"):
+    with pytest.raises(UserError, match="'q002' follows 'q002', but ids must be unique and sorted"):
         list(stream_probes(tmp_path))
