@@ -86,12 +86,12 @@ class Settings(BaseModel):
 
     @property
     def writes_nothing(self) -> bool:
-        """True if the command is to write nothing, as with `--dry_run`."""
+        """True if the command writes nothing, as with `--dry_run`."""
         return bool(getattr(self, "dry_run", False))
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
-        """Return the keys that nothing reads under these values, not yet checked: the help leaves them out."""
+        """Return the keys that nothing reads under these unchecked values. The help leaves them out."""
         return frozenset()
 
     @classmethod
@@ -106,7 +106,7 @@ class Settings(BaseModel):
         values = {name: config.__dict__[name] for name in cls.model_fields if name in config.__dict__}
         part = cls.model_construct(**values)
         for name in cls.model_fields.keys() - values.keys():
-            del part.__dict__[name]  # a key that is wrong; a check that reads it ends
+            del part.__dict__[name]  # an invalid key: a check that reads it is aborted (`_WrongKey`)
         return part
 
     def problems(self) -> list[str]:
@@ -153,7 +153,7 @@ class Settings(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a class two of whose bases have different checks of one name: one would replace the other."""
+        """Refuse a class whose bases have different checks with the same name, since one would replace the other."""
         for name in _cross_checks(cls):
             used = next(base for base in cls.__mro__ if name in vars(base))
             for base in cls.__mro__:
@@ -169,7 +169,7 @@ class Settings(BaseModel):
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """Yield the values inside lists and mappings, a mapping's keys too; of any other value itself."""
+    """Yield the values nested in lists and mappings, including keys; any other value is yielded itself."""
     if isinstance(value, (list, dict)):
         for part in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from _leaves(part)
@@ -178,7 +178,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _expanded(value: Any) -> Any:
-    """Return a path in the home folder as the shell would give it."""
+    """Expand a leading `~/` as the shell does."""
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
@@ -270,7 +270,7 @@ def union(name: str, *kinds: type[Settings]) -> type[Settings]:
 
 
 class _WrongKey(Exception):
-    """A check reads a key whose value is wrong. (An AttributeError would get lost in properties.)"""
+    """Raised when a check reads an invalid key. (Properties would swallow an AttributeError.)"""
 
 
 def _cross_checks(kind: type) -> list[str]:

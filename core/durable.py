@@ -114,7 +114,7 @@ class InUse(UserError):
 
 
 class Closing(ABC):
-    """A context manager that is closed at the end of its block."""
+    """A context manager that calls `close` at the end of its block."""
 
     @abstractmethod
     def close(self) -> None:
@@ -180,7 +180,7 @@ class RowLog(Closing):
 
 
 def write_rows(path: str | Path, fingerprint: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a file of the format of `RowLog` atomically; its rows may be read from the file that it replaces."""
+    """Write a file in the format of `RowLog` atomically. Its rows may be read from the file that it replaces."""
     with writing(path) as partial, partial.open("wb") as file:
         for row in itertools.chain([{"fingerprint": fingerprint}], rows):
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

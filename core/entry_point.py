@@ -23,7 +23,7 @@ from reflectune.core.secrets import conceal_named, redacted
 
 
 def entry_point(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap a script's `main`: a user's mistake, an unusable path and Ctrl-C end in one line, and outputs are released.
+    """Wrap a script's `main`: print user errors, unusable paths and Ctrl-C in one line, and release outputs.
 
     Exit status: 2 for a `UserError`, an extra that is not installed, and a path that can't be read or written, 28 for a
     full disk, 130 for Ctrl-C, 141 without a line if nobody reads the output any more.

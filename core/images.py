@@ -47,10 +47,10 @@ the long side by the same factor."""
 _ORIGIN: Final = "reflectune_origin"
 """Attribute of an image that was loaded: its path, and the row that needs it."""
 _READY: Final = "reflectune_ready"
-"""Attribute of an image: model inputs that were made of it ahead, by their maker."""
+"""Attribute of an image: model inputs that were prepared ahead, by the object that made them."""
 _SERVED: Final = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp"}
 _MAX_SENT: Final = 8 << 20
-"""Bytes of a file that is sent as it is."""
+"""Maximum bytes of a file that is sent unchanged."""
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DAMAGED: Final = (None, errno.EINVAL)
 """Errors of a decoder: Pillow's have no number, and a seek to a place that no file can have has EINVAL."""
@@ -222,12 +222,12 @@ def _served_as(content: bytes, size: tuple[int, int]) -> str:
 
 
 def keep_ready(image: Image.Image, maker: Hashable, made: object) -> None:
-    """Keep what was made of an image ahead, as long as this object lives."""
+    """Store inputs that were prepared from an image ahead, for the lifetime of the image object."""
     vars(image).setdefault(_READY, {})[maker] = made
 
 
 def ready_for(image: Image.Image, maker: Hashable) -> Any:
-    """Return what `keep_ready` kept for a maker; None if nothing."""
+    """Return the inputs that `keep_ready` stored for a maker; None if there are none."""
     return vars(image).get(_READY, {}).get(maker)
 
 

@@ -16,9 +16,9 @@ from reflectune.core.types import Question
 
 Opened = TypeVar("Opened", bound=Images)
 Prepare = Callable[[Image.Image], None]
-"""Makes an image ready for a model, in any thread."""
+"""Function that prepares an image for a model, in any thread."""
 _AHEAD: Final = 16
-"""Questions whose images are opened and not taken. At Qwen2-VL's own limit a photograph takes 300 MB."""
+"""Maximum questions whose images are opened ahead. At Qwen2-VL's own limit a photograph takes 300 MB."""
 _THREADS: Final = 4
 """Threads of a process. Pillow and torch release Python's lock while they work on pixels."""
 
@@ -50,12 +50,12 @@ class ImagesAhead(Generic[Opened]):
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, questions: Sequence[Question]) -> None:
-        """Open the images of questions, after those that wait already; each question is to be taken."""
+        """Enqueue the images of questions for opening. Each question must be taken later."""
         self._waiting.update((question.id, question) for question in questions)
         self._fill()
 
     def take(self, question: Question) -> Opened:
-        """Return a question's images, once; those that were not begun are opened now. Raises what `open_one` raises."""
+        """Return a question's images, once; open them now if no thread has begun. Raises what `open_one` raises."""
         self._waiting.pop(question.id, None)
         begun = self._begun.pop(question.id, None)
         self._fill()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _PATIENCE: Final = timedelta(days=30)
-"""Time that a process waits for the others: the first may finish hours before the last."""
+"""Maximum time that a process waits for the others, since the first may finish hours before the last."""
 _FAILURE: Final = "reflectune/failure"
 """The key in the launch's store that holds the first error of a process."""
 
@@ -63,7 +63,7 @@ class Processes:
 
 
 ALONE: Final = Processes()
-"""A process that waits for no others."""
+"""A single process, which waits for no others."""
 
 
 def launch_state() -> PartialState:
@@ -73,7 +73,7 @@ def launch_state() -> PartialState:
 
     state = PartialState(cpu=not torch.accelerator.is_available())
     if state.num_processes > 1:
-        _waiting(torch.distributed.group.WORLD)  # while no process has failed: later it would be waited for
+        _waiting(torch.distributed.group.WORLD)  # now: creating the group later would wait for failed processes
     return state
 
 
@@ -150,7 +150,7 @@ def ending_together(seconds: float = 1.0) -> Iterator[None]:
     until a collective operation times out.
 
     Args:
-        seconds: Time between two looks for failures.
+        seconds: Interval between checks for failures.
 
     Raises:
         UserError: The block failed because of an error in another process, which is named.
@@ -177,7 +177,7 @@ def ending_together(seconds: float = 1.0) -> Iterator[None]:
         raise UserError(first) from error  # the connection to the failed process closed
     finally:
         ended.set()
-    processes.wait()  # the store's process goes only when none watches it
+    processes.wait()  # the process with the store must outlive all watchers
 
 
 def _watch(store: Any, ended: threading.Event, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Locks on the outputs of a command: a second command that writes one is refused, and learns who holds it."""
+"""Locks on the outputs of a command. A second command that writes one is refused, with the holder's name."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def hold(*outputs: str | Path, unless: bool = False) -> None:
 
     Args:
         outputs: Files and folders that the command writes; "" is left out. Their lock files lie in the same folder.
-        unless: Hold nothing, e.g. in a dry run.
+        unless: True to lock nothing, e.g. in a dry run.
 
     Raises:
         UserError: Another command writes one of them, or it can't be written.

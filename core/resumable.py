@@ -57,7 +57,7 @@ class Logs:
         }
 
     def rows(self, ids: Iterable[str] | None = None) -> Iterator[Row]:
-        """Return the rows of these ids, in this order; all, sorted by id, if None. Memory holds places, not rows."""
+        """Return the rows of these ids, in this order; all, sorted by id, if None. Only positions are in memory."""
         places = self.places()
         return (row_at(*places[row_id]) for row_id in (sorted(places) if ids is None else ids))
 
@@ -112,7 +112,7 @@ def run_batches(
     Raises:
         UserError: Another run appends to the same logs, or they are of other settings.
     """
-    processes.wait()  # all know what is done before one of them writes
+    processes.wait()  # no process writes before all have read `done`
     # the log stays open until the rows are merged, so that no other run deletes or merges them
     together = ending_together() if processes.count > 1 else nullcontext()  # one may work alone while others have ended
     with together, logs.open(processes.index) as log:

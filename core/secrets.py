@@ -1,4 +1,4 @@
-"""Keys and passwords, which no error, log or file may show: known values are hidden wherever they stand."""
+"""Hide keys and passwords, so that no error, log or file shows them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _USERINFO: Final = re.compile(r"(?<=://)[^\s/'\"`]*@")
 
 
 def conceal(*secrets: str) -> None:
-    """Make `redacted` hide these values. Shorter ones than four characters would be found in any text."""
+    """Make `redacted` hide these values. Values under four characters are ignored: they would occur in any text."""
     CONCEALED.update(secret for secret in secrets if len(secret) > 3)
 
 

@@ -1,4 +1,4 @@
-"""Types of config values: texts and numbers with a check whose error says what to give instead."""
+"""Types of config values: texts and numbers with a check."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def checked_by(problem_of: Callable[[str], str]) -> AfterValidator:
 
 
 def one_of(*names: str) -> AfterValidator:
-    """Make a validator for names that are known at import only, such as those of a registry."""
+    """Return a validator for names that are known only at import, such as those of a registry."""
     return checked_by(lambda v: "" if v in names else f"must be one of {', '.join(names)}, found {short(v)!r}")
 
 

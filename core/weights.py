@@ -29,7 +29,7 @@ UNLOADABLE: Final = (
 
 _SHOWN: Final = 5
 _COMPUTED: Final = ("position_ids", "inv_freq")
-"""Endings of buffers that older checkpoints hold and that a model computes."""
+"""Endings of buffers that older checkpoints hold but models compute."""
 _FLOATS: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Names in safetensors of the stored dtypes that can hold NaN."""
 _PIECE: Final = 1 << 20

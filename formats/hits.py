@@ -30,7 +30,7 @@ class Hit:
 
 
 def places(hits: Sequence[Hit]) -> dict[str, str]:
-    """Describe each entry's place among a question's hits, as `2 of 5 (similarity 0.74; first 0.81)`, by entry id."""
+    """Describe each entry's rank among a question's hits, as `2 of 5 (similarity 0.74; first 0.81)`, by entry id."""
     return {
         hit.entry_id: f"{hit.rank} of {len(hits)} (similarity {hit.score:.2f}; first {hits[0].score:.2f})"
         for hit in hits

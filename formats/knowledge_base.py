@@ -27,7 +27,7 @@ MANIFEST = "kb.json"
 _KEYS = {"name": str, "entries": int, "fingerprint": str, "image_root": str, "shards": list}
 """Keys of the manifest."""
 _ROW_GROUP = 64
-"""Entries that are read to get one. With fewer a shard's footer, which is read too, takes longer than they do."""
+"""Entries per row group, all read to get one of them. With fewer, reading the shard's footer would take longer."""
 _GROUPS_KEPT = 128
 
 
@@ -222,7 +222,7 @@ class KnowledgeBase:
         return _entry(self._group(shard, group).slice(row, 1).to_pylist()[0])
 
     def place(self, position: int) -> tuple[Path, int]:
-        """Return the shard of the entry at a position (from 0), and the number of its row (from 1)."""
+        """Return the shard of the entry at a position (from 0), and its row number in it (from 1)."""
         for shard in self.manifest["shards"]:
             if position < shard["entries"]:
                 return listed_file(self.folder, shard["file"], MANIFEST), position + 1
@@ -271,7 +271,7 @@ class KnowledgeBase:
 
 
 class _Directory:
-    """The place of each entry by its id, in some 30 bytes an entry: every process holds that of 6 M entries.
+    """Maps entry ids to positions, in about 30 bytes an entry, since every process holds those of 6 M entries.
 
     Args:
         ids: Ids of all entries, in order.

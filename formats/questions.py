@@ -1,4 +1,4 @@
-"""The rules of a valid question, for the readers of public files and of data sets, and which are held out."""
+"""Validate questions, and select held-out ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def check_one_image(question: Question, reader: str) -> None:
 
 
 def is_held_out(question: Question, share: float) -> bool:
-    """Return True for this share of the entities, by a hash of the question's first one (of its id if it has none)."""
+    """Return True for a share of the entities, by a hash of the question's first one, or of its id without one."""
     return int(fingerprint((question.entity_ids or (question.id,))[0])[:8], 16) < share * 16**8
 
 

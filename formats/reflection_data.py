@@ -109,7 +109,7 @@ def stream_examples(
 
 
 class StoredExamples(Sequence[Example]):
-    """Examples of a Parquet file, made when they are asked for.
+    """Examples of a Parquet file, created at each access.
 
     Their rows are memory-mapped from a copy in the cache of `datasets`, so all processes of a machine share them.
 
@@ -253,7 +253,7 @@ def is_built(folder: Path, split: str, manifest: Manifest, key: str) -> bool:
 
 
 def add_split(folder: Path, split: str, manifest: Manifest, key: str) -> None:
-    """Add a split to a folder's manifest, which is read now: another command may have added its own meanwhile."""
+    """Add a split to a folder's manifest. It is read again, since another command may have added a split."""
     earlier = earlier_manifest(folder, manifest.scheme, manifest.image_root)
     folders = tuple(sorted({*earlier.image_folders, *manifest.image_folders}))
     fingerprints = {**earlier.fingerprints, split: key}
@@ -281,7 +281,7 @@ def build_split(
     make: Callable[[Sequence[Item]], Sequence[Example]],
     processes: Processes = ALONE,
 ) -> list[Example] | None:
-    """Make a split's examples chunk by chunk, and write them with their part of the manifest.
+    """Build a split's examples chunk by chunk, and write them with their part of the manifest.
 
     An interrupted build resumes. Processes share the chunks, and the first one writes.
 
@@ -293,7 +293,7 @@ def build_split(
         example_type: Type of the examples.
         items: Inputs of `make`.
         size: Items per chunk.
-        make: Makes the examples of a chunk of items.
+        make: Builds the examples of a chunk of items.
         processes: Processes of the launch.
 
     Returns:

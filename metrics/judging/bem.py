@@ -1,4 +1,4 @@
-"""BEM, the answer-equivalence model that E-VQA's official score asks, in PyTorch, from a converted checkpoint.
+"""BEM, the answer-equivalence model of E-VQA's official score, in PyTorch, from a converted checkpoint.
 
 BEM (Bulian et al. 2022) is published as a TensorFlow module. `reflectune.examples.bem.conversion` turns it into a
 checkpoint that this module loads by folder or hub name, and checks it against logits that the original printed.
@@ -29,7 +29,7 @@ Segments = tuple[str, str, str]
 
 LONGEST = 512
 RECORD = "bem.json"
-"""Next to the weights: how they were checked, and whether padding is masked."""
+"""File next to the weights that records how they were checked, and whether padding is masked."""
 
 
 class TooLongError(ValueError):
@@ -61,7 +61,7 @@ class Bem:
         return [float(value) for value in self.logits([(candidate, reference, question)])[0]]
 
     def logits(self, triples: Sequence[Segments], batch_size: int = 32) -> Logits:
-        """Return the logits of many triples, shape (triples, 2), read in batches of like length.
+        """Return the logits of many triples, shape (triples, 2), computed in batches of similar length.
 
         Raises:
             TooLongError: A triple has more than 512 word pieces; `length` says so beforehand.

@@ -1,4 +1,4 @@
-"""Cover match: does an accepted answer stand in a longer reply? Token-bounded, or as the papers' programs do it.
+"""Cover match: test if a longer reply contains an accepted answer, by tokens or as the papers' programs do.
 
 MI-RAG (arXiv 2509.00798, §4.1) and PMSR (§4.1) report it as CEM, for replies too long for exact match. Their substring
 test finds "no" in "I do not know"; `mode="strict"` compares whole tokens.

@@ -1,4 +1,4 @@
-"""From a long reply to the short answer that exact match wants, by MI-RAG's few-shot prompt (appendix E, figure A12).
+"""Extract the short answer that exact match needs from a long reply, by MI-RAG's few-shot prompt (figure A12).
 
 Three demonstrations of the training split, those whose questions are most like the one asked, show the form. MI-RAG
 says "question similarity" and no more; here it is the overlap of word sets.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from reflectune.metrics.judging.cover import spaced_tokens
 
 SHOTS = 3
-"""The template's number; §4.1 of MI-RAG says four."""
+"""Number of examples in the template; §4.1 of MI-RAG says four."""
 
 EXTRACTION_START = """\
 Answer the knowledge-intensive question based on the provided image and context.
@@ -34,7 +34,7 @@ EXTRACTION_FIELDS = """
 ##Best Answer:"""
 EXTRACTION_ANSWER = """ {answer}
 """
-"""MI-RAG, figure A12; an image stands before each group of fields, and an answer after those of an example."""
+"""MI-RAG, figure A12. An image precedes each group of fields, and an answer follows those of an example."""
 
 _CUE = "##best answer:"
 _COUNTS = {1: "One", 2: "Two", 3: "Three"}
@@ -83,7 +83,7 @@ def extraction_texts(query: Shot, demonstrations: Sequence[Shot]) -> dict[str, s
 
 
 def nearest(query: Shot, pool: Sequence[Shot]) -> list[Shot]:
-    """Return the demonstrations by the likeness of their questions, best first; ties in the pool's order.
+    """Return the demonstrations by the similarity of their questions, best first; ties keep the pool's order.
 
     The asked question itself is left out if it is in the pool with the same image.
     """

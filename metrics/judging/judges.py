@@ -1,4 +1,4 @@
-"""A language model as judge, by the protocols of PMSR and mRAG: correct, incorrect, or a reply that says neither.
+"""A language model as judge, by the protocols of PMSR and mRAG: correct, incorrect, or unparsed.
 
 Judges are not interchangeable: on the same answers to E-VQA, mRAG's GPT-4.1 finds 41.77 % right and its InternVL3
 17.65 %. So a result names the judge and the hash of its prompt, and stands in a column of its own.
@@ -81,7 +81,7 @@ class Protocol:
     Attributes:
         name: Name in results.
         template: Prompt, one user turn; `{question}`, `{references}`, `{response}` are filled in.
-        verdict: Reads a reply.
+        verdict: Parses a reply.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Protocol:
 
     @property
     def prompt_hash(self) -> str:
-        """A hash of all that the protocol asks with."""
+        """A hash of everything that the protocol sends."""
         return fingerprint({"name": self.name, "template": self.template, "temperature": TEMPERATURE})
 
     def messages(self, answer: Answer) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ class Answer:
 
 
 def answer_to(question: Question, response: str) -> Answer:
-    """Return a response as a judge is shown it; a range stands for the accepted answers where there are none."""
+    """Return a response as a judge sees it. Without accepted answers, the range is shown instead."""
     spanned = () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
     return Answer(question.text, question.answers or spanned, response)
 
@@ -124,7 +124,7 @@ class Judged:
         judge: Name of the model, from the caller.
         protocol: Name of the protocol.
         prompt_hash: Hash of the protocol.
-        verdicts: One an answer.
+        verdicts: One per answer.
     """
 
     judge: str
@@ -156,7 +156,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge: the protocol, the model's name, and how it is asked."""
+    """A judge: the protocol, the model's name, and the function that requests its replies."""
 
     protocol: Protocol
     model: str
@@ -174,13 +174,13 @@ class Judging:
 
 
 def tagged_verdict(reply: str) -> Verdict:
-    """Return yes or no between the last `<judge>` tags, whatever marks stand round it ("**Yes**", "No.")."""
+    """Return the yes or no between the last `<judge>` tags, ignoring punctuation around it ("**Yes**", "No.")."""
     tagged = _TAGGED.findall(reply)
     return _as_verdict(tagged[-1], yes="yes", no="no") if tagged else "unparsed"
 
 
 def label_verdict(reply: str) -> Verdict:
-    """Return "Correct" or "Incorrect" if it is the reply's only word, whatever marks stand around it."""
+    """Return "Correct" or "Incorrect" if it is the reply's only word, ignoring punctuation around it."""
     return _as_verdict(reply, yes="correct", no="incorrect")
 
 

@@ -1,4 +1,4 @@
-"""E-VQA's official score: exact match or list overlap, else the answer-equivalence model BEM, whose logits you give.
+"""E-VQA's official score: exact match or list overlap, or else the answer-equivalence model BEM, given its logits.
 
 Written after `encyclopedic_vqa/evaluation_utils.py` of google-research, which it matches to the last digit. Quirks are
 kept: "3.5" reads as "35", " and " splits a list even inside a name, "AND" does not. Where that file raises ValueError,
@@ -63,7 +63,7 @@ def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5
 
 
 def list_items(candidate: str) -> list[str]:
-    """Return the items of an answer as the official code parts them: at commas, " and " and " & "."""
+    """Split an answer into items as the official code does: at commas, " and " and " & "."""
     return candidate.replace(" and ", ",").replace(" & ", ",").split(",")
 
 
@@ -81,7 +81,7 @@ def comma_list(answer: str) -> str:
 
 
 def answer_readings(answer: str) -> list[list[str]]:
-    """Return the items of an answer to our instruction, in each way that it may be meant.
+    """Return the items of an answer to our instruction, in each possible reading.
 
     Parted at `&&` alone if it has one; else as the official code does, or one item. The official reading alone parts
     names such as "Trinidad and Tobago", too.

@@ -48,7 +48,7 @@ def score_one(prediction: str, question: Question) -> float:
 
 
 def refuse_free_form(question: Question, metric: str) -> None:
-    """Raise a `UserError` if a metric of short answers is to score an answer in sentences: a 0 would say nothing."""
+    """Raise a `UserError` if a metric for short answers is used for an answer in sentences: 0 would mean nothing."""
     if question.answer_style == "free":
         raise UserError(
             f"question {question.id} is free_form, and {metric} can't compare answers in sentences; score such "

@@ -11,7 +11,7 @@ _FORMS: Final = (r"\(([A-D])\)", r"(?<= )([A-D])(?= )", r"^ ([A-D])\b")
 
 
 def letter(reply: str) -> str:
-    """Return the letter that a reply chooses, of several the last one; "" if there is none.
+    """Return the letter that a reply chooses, the last one of several; "" if there is none.
 
     A letter in parentheses counts before one between spaces. The official program asks a language model about other
     replies; here a leading letter counts, as in `B: a castle`.

@@ -29,7 +29,7 @@ _LEFT_OUT = re.compile(r"\b(the answer is|a|an|the)\b")
 
 @dataclass(frozen=True)
 class IterationRecall:
-    """Recall after an iteration over all texts until then, as fractions of 1: by source, and over both."""
+    """Cumulative recall after an iteration, as fractions of 1: by source, and over both."""
 
     text: float
     image: float
@@ -112,7 +112,7 @@ def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
 
 
 def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
-    """Keep empty names for overall recall, which finds them everywhere; drop them for recall by iteration."""
+    """Keep empty names for overall recall, where they always match; drop them for recall by iteration."""
     return groups if keep_empty else [group for group in groups if group not in ([""], [])]
 
 

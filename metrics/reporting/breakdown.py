@@ -25,7 +25,7 @@ OVERALL = "overall"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a metric's official table: its key, its head, and which questions it is over."""
+    """A column of a metric's official table: its key, its head, and a predicate of its questions."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ class Headline:
 
     @property
     def statistic(self) -> Statistic:
-        """The score of the rows that `rows` makes."""
+        """The score of the rows that `rows` returns."""
         return average if self.half is None else harmonic
 
     def rows(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -131,7 +131,7 @@ def kind(question: Question, metric: Metric) -> str:
 
 
 def headline(metric: Metric, questions: Sequence[Question]) -> Headline:
-    """Return the score that a system is known by over these questions."""
+    """Return the headline score for these questions."""
     if metric != "infoseek":
         return Headline(OVERALL)
     half = np.array([infoseek.is_unseen_question(question.split) for question in questions], dtype=float)

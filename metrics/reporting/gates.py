@@ -14,7 +14,7 @@ from reflectune.models.schemes.calibration import GateScaling, beta_features, ch
 BINS = 10
 """Equal-width bins of probabilities."""
 LEAST_SCALE = 0.01
-"""The lowest scale of a fit, above 0 so that the order of probabilities stays."""
+"""Lower bound of a fitted scale, above 0 so that the order of probabilities is kept."""
 
 
 def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
@@ -24,7 +24,7 @@ def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Return the chance that a positive outscores a negative, a tie counting half (exact Mann–Whitney U over pairs)."""
+    """Return the probability that a positive outscores a negative, with ties as half (exact Mann–Whitney U)."""
     values, numbers = _pair(scores, labels, float)
     truth = numbers.astype(bool)
     _both(truth)

@@ -160,7 +160,7 @@ def draw_weights(
     strata: ArrayLike | None = None,
     clusters: ArrayLike | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yield how often `n` resamples draw each of `size` questions, in blocks of shape (resamples, questions).
+    """Yield the counts of each of `size` questions in `n` resamples, in blocks of shape (resamples, questions).
 
     A stratum with one cluster alone is drawn by question: drawn by cluster it would seem certain.
 

@@ -1,4 +1,4 @@
-"""The whole of a scoring as one JSON value, and as lines for a terminal."""
+"""Report all scores of prediction files as one JSON value, and as lines for a terminal."""
 
 from __future__ import annotations
 

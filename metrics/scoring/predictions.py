@@ -1,4 +1,4 @@
-"""Readers of prediction files in the peers' layouts; a row lists the names that its question may have.
+"""Readers of prediction files in the layouts of other projects. A row lists possible ids of its question.
 
 Layouts are recognized by their fields, in JSONL, a JSON array, or a folder of `split_*.json`:
 
@@ -47,7 +47,7 @@ class Prediction:
 
     Attributes:
         where: `FILE:LINE` (in an array, the row's number), for errors.
-        ids: Names that the question may have in its data set, likeliest first; () if the layout has none.
+        ids: Possible ids of the question in its data set, most likely first; () if the layout has none.
         answer: The answer; None if the layout holds none.
         question: The question's text, in layouts without an id.
         references: Accepted answers, in layouts without an id.
@@ -124,7 +124,7 @@ def _raw_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _is_jsonl(path: Path) -> bool:
-    """Return True if the first line is a value of its own, and not the last."""
+    """Return True if the first line is a complete JSON value, and other lines follow."""
     with path.open(encoding="utf-8-sig", newline="\n") as file:
         first, second = (next((line for line in file if line.strip()), "") for _ in range(2))
     try:
@@ -142,7 +142,7 @@ def _whole(path: Path) -> Iterable[tuple[int, Any]]:
     except json.JSONDecodeError as error:
         if text.lstrip().startswith("["):
             raise UserError(
-                f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file cut off? Copy it again"
+                f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file truncated? Copy it again"
             ) from error
         return _lines(path)
 
@@ -176,7 +176,7 @@ def _parsed(where: str, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line cut off? Fix or delete it") from error
+        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line truncated? Fix or delete it") from error
 
 
 def _mapping(where: str, row: Any) -> Row:

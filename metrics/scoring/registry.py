@@ -111,7 +111,7 @@ def is_scored(question: Question, metric: Metric) -> bool:
 
 
 def is_two_hop(question: Question) -> bool:
-    """Return True if the data set marks the answer as two articles away."""
+    """Return True if the data set marks the question as two-hop."""
     return question.meta.get("two_hop") == "yes"
 
 
@@ -175,7 +175,7 @@ def evqa_type(question: Question) -> str:
 
 
 def evqa_candidate(answer: str, question: Question) -> str:
-    """Return the answer as E-VQA's official code is handed it: of a `multi_answer` question, a list with commas."""
+    """Return the answer as E-VQA's official code expects it: for `multi_answer`, a list with commas."""
     return evqa.comma_list(answer) if evqa_type(question) == "multi_answer" else answer
 
 

@@ -43,7 +43,7 @@ class Joined:
         pairs: Every prediction whose question is known, in the file's order.
         missing: Questions without a prediction.
         unknown: Predictions whose question is not in the data set.
-        doubled: Predictions whose question an earlier one has answered; they are in `pairs` too.
+        doubled: Predictions for a question that an earlier one answers; they are also in `pairs`.
         left_out: Predictions for questions that the score leaves out (`is_scored`).
     """
 
@@ -75,7 +75,7 @@ class Scored:
 
     Attributes:
         metric: Name of the metric.
-        questions: One a scored row.
+        questions: Question of each scored row.
         values: Scores in [0, 1], shape (rows,).
         too_long: Ids of questions whose answer BEM can't read; wrong in `strict` mode, an error in `official` mode.
     """
@@ -98,7 +98,7 @@ def join(
         predictions: The predictions.
         questions: The data set's questions.
         mode: `official` or `strict`.
-        metric: Leaves out questions that its score does not have; None: those that are known as visual.
+        metric: Metric, whose unscored questions are left out; None leaves out known visual questions.
 
     Raises:
         UserError: Two questions share an id, or EchoSight's row number is of several splits; in `strict` mode also an

@@ -58,7 +58,7 @@ def write_submission(
         predictions: Traces, or a file that `read_predictions` knows.
         questions: Questions of the data set.
         official: Official file of questions, for questions that the data set lacks.
-        touched: Cover only splits that the file has an answer of.
+        touched: True to cover only splits with an answer in the file.
         fill: Give a question without an answer an empty one.
 
     Raises:
