@@ -8,6 +8,7 @@ from typing import Literal
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.hashing import file_fingerprint
+from reflectune.core.values import Dtype
 from reflectune.formats.dataset import Dataset, DatasetKey
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.models.names import PlacementKeys, model_name
@@ -93,6 +94,12 @@ class ModelSettings(BaseModelSettings, EngineSettings, PlacementKeys, ImageKeys,
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded, so that they must exist now."""
         return ["model", "base_model", "plain_model"]
+
+    @property
+    def precision(self) -> Dtype:
+        """The precision that models are loaded in; the same on all machines if a server has all models."""
+        is_served = isinstance(self.server, str) and bool(self.server)
+        return "float32" if is_served and self.dtype == "auto" else super().precision
 
     def server_of(self, name: str) -> str:
         """Return the URL of the server that runs a model; "" if it is loaded in this process."""

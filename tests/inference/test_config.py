@@ -9,6 +9,7 @@ from reflectune.core.config import find_problems, parse_config
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.inference.config import ModelSettings
 from reflectune.inference.evaluate import evaluate
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipeline_settings
 from reflectune.inference.running.config import AllPipelines, AnswerConfig, EvaluateConfig
@@ -147,6 +148,15 @@ def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_
     (problem,) = find_problems(EvaluateConfig, {**asked, "pipelines": ["mmkb_rag"]})
     assert "was trained with scheme mr2ag, and mmkb_rag needs a checkpoint of scheme mmkb_rag" in problem
     assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["mr2ag"]})
+
+
+def test_what_a_server_computes_is_the_same_from_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reflectune.core.devices.default_dtype", lambda device: "bfloat16")
+    url = "http://localhost:8000/v1"
+    found = [ModelSettings(server=server).precision for server in ("", url, {"m": url})]
+    assert found == ["bfloat16", "float32", "bfloat16"]
+    assert ModelSettings(server=url).hashed()["dtype"] == "float32"
+    assert ModelSettings(server=url, dtype="float16").precision == "float16"
 
 
 def test_an_untuned_model_is_no_plain_model(folders, tmp_path: Path) -> None:
