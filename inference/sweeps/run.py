@@ -53,8 +53,7 @@ def run(config: SweepConfig) -> dict[str, Any]:
     questions = select(dataset, config.splits, None if config.traces else config.limit, config.seed)
     points = config.points()
     config.metric = config.scored_by(config.dataset)
-    require_models(getattr(config, role) for role in config.roles())
-    check_scorable(questions, config.metric)
+    _check(config, dataset, questions, points)
     measure = TraceScorer(config.metric, config.open_bem(config.device))
     fitted, stats = None, CacheStats()
     if config.traces:
@@ -63,8 +62,6 @@ def run(config: SweepConfig) -> dict[str, Any]:
         if fitted:
             points.append(Point("fitted"))
     else:
-        for point in points:
-            calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
         outcomes, stats = _ask(config, dataset, questions, points, measure)
     if not is_first:
         return {}
@@ -96,6 +93,14 @@ def run(config: SweepConfig) -> dict[str, Any]:
     write_json(Path(config.output, "sweep.json"), record)
     write_page(Path(config.output), outcomes, record)
     return record
+
+
+def _check(config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point]) -> None:
+    """Raise a `UserError` if a model is missing, a question can't be scored, or a calibration saw these splits."""
+    require_models(getattr(config, role) for role in config.roles())
+    check_scorable(questions, config.scored_by(config.dataset))
+    for point in () if config.traces else points:
+        calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
 
 
 def _decide_again(
@@ -173,11 +178,12 @@ def _ask(
 
 def describe(config: SweepConfig) -> str:
     """Describe a run, for `--dry_run`, without loading a model."""
-    questions = select(Dataset(Path(config.dataset)), config.splits, config.limit, config.seed)
+    dataset = Dataset(Path(config.dataset))
+    questions = select(dataset, config.splits, config.limit, config.seed)
     points = config.points()
+    _check(config, dataset, questions, points)
     if config.traces:
         return f"decide the traces of {config.traces} again at {len(points)} points, into {config.output}"
-    require_models(getattr(config, role) for role in config.roles())
     find_device(config.device)
     runs = len({point.run_key for point in points})
     return "\n".join(

@@ -118,8 +118,9 @@ def test_splits_that_the_calibration_was_fitted_on_are_refused(sweep, checkpoint
     gates = {"retrieve": GateScaling(1.0, 0.0, 0.0)}
     fitted_on = (Dataset(world).fingerprint, config.splits[:1])
     Calibration(gates, saved_weights(tuned), *fitted_on).save(tuned, load_scheme(tuned))
-    with pytest.raises(UserError, match=f"was calibrated on {config.splits[0]}; evaluate on other splits"):
-        sweep_run.run(config)
+    for command in (sweep_run.describe, sweep_run.run):
+        with pytest.raises(UserError, match=f"was calibrated on {config.splits[0]}; evaluate on other splits"):
+            command(config)
 
 
 @ONE_FAMILY
