@@ -72,7 +72,7 @@ def fill(
         say: Prints a progress line in the first process.
 
     Raises:
-        UserError: A process doesn't see the files of another one.
+        UserError: A process doesn't see the files of another process.
     """
     move_tower(loaded.model, device)
     sizes: list[int] = []

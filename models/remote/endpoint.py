@@ -108,9 +108,9 @@ def key_problem(key: str) -> str:
     The HTTP client's error would quote the key.
     """
     if "\n" in key or "\r" in key:
-        return "contains a line break"
+        return "holds a line break"
     if not all("!" <= character <= "~" for character in key):
-        return "contains a space, a control character or a non-ASCII character"
+        return "holds a space, a control character or one that is not ASCII"
     return ""
 
 

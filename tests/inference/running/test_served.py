@@ -255,7 +255,7 @@ def refusing(kind: type[Exception]) -> Any:
     ("change", "message"),
     [
         ({"names": ["other"]}, "serves other, not .*--served-model-name"),
-        ({"shift": 1}, r"reads \[Retrieval\] as tokens .* another tokenizer; serve the checkpoint's folder"),
+        ({"shift": 1}, r"reads \[Retrieval\] as tokens .* the tokenizers differ; serve the checkpoint's folder"),
         ({"words": (5,)}, "tokenizes a question differently .* without --chat-template"),
         ({"mode": "processed_logprobs"}, "not the model's own .a bias changes them.; .*--logprobs-mode raw_logprobs"),
         (

@@ -88,10 +88,10 @@ def test_white_space_around_a_key_is_taken_off(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
-        ("sk-secret\nsk-other", "contains a line break"),
-        ("sk-secret\r\nX-Header: 1", "contains a line break"),
+        ("sk-secret\nsk-other", "holds a line break"),
+        ("sk-secret\r\nX-Header: 1", "holds a line break"),
         ("sk-secret\x0bsk-other", "a control character"),
-        ("sk-secret sk-other", "contains a space"),
+        ("sk-secret sk-other", "holds a space"),
         ("“sk-secret”", "not ASCII"),
         ("sk-secret\x7f", "a control character"),
     ],

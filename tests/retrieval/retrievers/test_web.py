@@ -253,7 +253,7 @@ def test_an_address_with_a_password_is_shown_nowhere() -> None:
 def test_a_key_is_named_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name of an environment variable" in find_problems(WebConfig, {"web_key_variable": "sk-123 4"})[0]
     monkeypatch.setenv("WEB_SEARCH_API_KEY", "two words")
-    assert "contains a space" in find_problems(WebConfig, {})[0]
+    assert "holds a space" in find_problems(WebConfig, {})[0]
     monkeypatch.setenv("WEB_SEARCH_API_KEY", KEY)
     config = WebConfig(web_url="https://search.example/s")
     assert config.problems() == []

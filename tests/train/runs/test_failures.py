@@ -117,7 +117,9 @@ def test_any_other_error_names_the_examples_and_keeps_its_cause(config, monkeypa
 def test_image_tokens_that_the_model_does_not_expect_name_the_examples(config, monkeypatch) -> None:
     monkeypatch.setattr(LlavaProcessor, "replace_image_token", lambda self, *_, **__: 17 * self.image_token)
 
-    with pytest.raises(UserError, match=r"refuses step 1, on the examples [kv]\d+(.|\n)*processor is this model's own"):
+    with pytest.raises(
+        UserError, match=r"refuses step 1, on the examples [kv]\d+(.|\n)*processor belongs to this model"
+    ):
         fine_tune(config())  # the model makes 16
 
 

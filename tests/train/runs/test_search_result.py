@@ -69,7 +69,7 @@ def test_a_checkpoint_asks_with_the_prompt_of_its_training(config, placed, tuned
     assert segment.weights == tuple(0.25 * (label >= 0) for label in labels)
 
     by_reward: Any = GateTraining(GrpoConfig(model=run.output_dir), dataset=None, hashes={}, measuring=None)
-    with pytest.raises(UserError, match="gates are trained by reward without it"):
+    with pytest.raises(UserError, match="training by reward doesn't support that"):
         by_reward.before_training(loaded, args=None)
 
     plain = tuned_checkpoint("What is it? It is oak.", "mmkb_rag")
