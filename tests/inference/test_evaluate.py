@@ -227,7 +227,7 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path
     one, two = (config(output=str(tmp_path / name), **settings) for name in ("one", "two"))
     experiment.run(one)
     halves = pretended.halves
-    monkeypatch.setattr(spreading, "find_places", lambda model, *_: halves(model, "cpu:1", "cpu:2"))
+    monkeypatch.setattr(spreading, "plan_device_map", lambda model, *_: halves(model, "cpu:1", "cpu:2"))
     with pretended.PretendDevices() as devices:
         experiment.run(two.model_copy(update={"device_map": "auto"}))
     assert {torch.device("cpu:1"), torch.device("cpu:2")} <= devices.seen
