@@ -158,8 +158,8 @@ def test_passages_texts_are_no_predictions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"data_id": "a", "prediction": "x"}\n{"data_id": "b", "pred', r":2: not valid JSON .* cut off"),
-        ('[{"data_id": "a", "prediction": "x"},\n{"data_id": "b"', r":2: not valid JSON .* cut off"),
+        ('{"data_id": "a", "prediction": "x"}\n{"data_id": "b", "pred', r":2: not valid JSON .* truncated"),
+        ('[{"data_id": "a", "prediction": "x"},\n{"data_id": "b"', r":2: not valid JSON .* truncated"),
         ('{"data_id": "a", "prediction": 7}', r":1: id a: field `prediction`: expected text, found 7"),
         ('{"data_id": 3, "prediction": "x"}', r":1: field `data_id`: expected text, found 3"),
         ('{"data_id": "", "prediction": "x"}', r":1: field `data_id`"),
