@@ -108,7 +108,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 
 def check_saved(folder: Path, weights: str) -> None:
-    """Refuse a checkpoint whose files have other hashes than its record says, if it has such a record."""
+    """Refuse a checkpoint whose files don't match the hashes in its record, if it has one."""
     if not (folder / INFO_FILE).is_file():
         return
     record = read_info(folder)
@@ -116,8 +116,8 @@ def check_saved(folder: Path, weights: str) -> None:
     for key, what in ((SAVED, "weights or the config"), (SAVED_PROCESSOR, "tokenizer or the image processor")):
         if record.get(key, now[key]) != now[key]:
             raise UserError(
-                f"the {what} in {folder} are not those that were saved there: copy the folder again; if you changed "
-                f"them, take `{key}` out of its {INFO_FILE}"
+                f"the {what} in {folder} changed after it was saved: copy the folder again; if you changed them on "
+                f"purpose, remove `{key}` from its {INFO_FILE}"
             )
 
 

@@ -177,7 +177,7 @@ def test_documents_are_judged_as_mr2ag_judges_passages(
     question = Question("q", "image.png", "What is it made of?", answer_type=answer_type)
     reader = PassageReader(PrefixEngine(loaded, token_budget=256), 4)
     expected = reader.judge(reader.open([question] * 3, images), [PASSAGES] * 3).relevance
-    gate = GateModel(PrefixEngine(loaded, token_budget=256), images=4)
+    gate = GateModel(PrefixEngine(loaded, token_budget=256), batch_size=4)
     found = gate.judge_each([(image, asked(style)) for image in images], "relevant", "irrelevant")
     for judged, pairs in zip(found, expected, strict=True):
         assert [each.yes for each in judged.each] == pytest.approx([yes for yes, _ in pairs], rel=1e-4)
@@ -187,7 +187,7 @@ def test_documents_are_judged_as_mr2ag_judges_passages(
 
 @ONE_FAMILY
 def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, images) -> None:
-    gate = GateModel(PrefixEngine(load(checkpoints.tuned, scheme="mr2ag"), token_budget=256), images=4)
+    gate = GateModel(PrefixEngine(load(checkpoints.tuned, scheme="mr2ag"), token_budget=256), batch_size=4)
     prompt = dataclasses.replace(asked("short"), documents=("oak", "oak " * 5000))
     (judged,) = gate.judge_each([(images[0], prompt)], "relevant", "irrelevant")
     assert isinstance(judged, JudgeEachReply)
@@ -198,4 +198,4 @@ def test_a_passage_that_the_context_does_not_hold_is_not_judged(checkpoints, ima
 @ONE_FAMILY
 def test_a_checkpoint_without_relevance_tokens_is_refused(checkpoints) -> None:
     with pytest.raises(UserError, match="reflects turn by turn"):
-        GateModel(PrefixEngine(load(checkpoints.plain, scheme="plain"), token_budget=256), images=4)
+        GateModel(PrefixEngine(load(checkpoints.plain, scheme="plain"), token_budget=256), batch_size=4)

@@ -35,9 +35,9 @@ def test_what_a_model_computes_that_is_no_number_is_an_error(questions, passages
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PromptedReader(PrefixEngine(broken), MAX_NEW, MAX_REPLY)
     opened = reader.open(questions, images)
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         reader.gates(opened)
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         reader.answer(opened, {0: passages[0]})
 
 

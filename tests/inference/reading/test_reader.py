@@ -43,9 +43,9 @@ def test_what_a_model_computes_that_is_no_number_is_an_error(questions, checkpoi
         broken.model.get_output_embeddings().weight.fill_(math.nan)
     reader = PassageReader(PrefixEngine(broken), MAX_NEW)
     opened = reader.open(questions, images)
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         reader.gates(opened)
-    with pytest.raises(UserError, match="NaN, in float32"):
+    with pytest.raises(UserError, match="NaN in float32"):
         reader.answer_directly(opened, [0])
 
 

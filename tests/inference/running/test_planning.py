@@ -108,7 +108,7 @@ def test_the_second_pipelines_model_is_looked_for_before_the_first_answers(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("way", [experiment.run, experiment.describe])
+@pytest.mark.parametrize("way", [experiment.run, planning.describe])
 def test_a_question_that_cannot_be_scored_is_found_before_a_model_is_loaded(way, make, tmp_path) -> None:
     question = make.question(
         0, "val", "the", image="a.png", requires_retrieval=None, meta={"question_type": "templated"}
