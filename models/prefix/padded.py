@@ -44,7 +44,7 @@ class PaddedReader:
 
     Args:
         forward: The model.
-        budget: Maximum tokens in one pass, halved whenever memory runs out. A longer row is read alone.
+        budget: Maximum tokens in one pass, fewer after memory has run out. A longer row is read alone.
         images: Cached image prefixes.
         end_ids: Ids of the end tokens.
     """
@@ -150,7 +150,7 @@ class PaddedReader:
     ) -> Iterator[tuple[list[Key], Result]]:
         """Read rows of these lengths in batches; yield the keys of each batch, and its result.
 
-        Whenever memory runs out, the budget is halved for good.
+        Whenever memory runs out, the budget becomes half of the batch's tokens for good.
         """
         remaining = dict(lengths)
         while remaining:
@@ -163,7 +163,8 @@ class PaddedReader:
                     is_divisible=len(batch) > 1,
                 )
                 if result is None:
-                    self._budget = max(1, self._budget // 2)
+                    tokens = len(batch) * max(remaining[key] for key in batch)
+                    self._budget = max(1, min(self._budget, tokens) // 2)
                     break
                 yield batch, result
                 del result  # frees its memory for the next pass
