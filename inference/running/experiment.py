@@ -27,7 +27,6 @@ from reflectune.inference.report.page import write_report
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.facts import budgets, data_set_name, minutes, peak_gib, reader_facts, run_facts
 from reflectune.inference.running.loading import (
-    calibration_for,
     open_engine,
     open_model,
     open_plain,
@@ -40,9 +39,7 @@ from reflectune.inference.running.planning import (
     PlannedPipeline,
     absent_sentences,
     batch_size,
-    check_models,
-    plan,
-    select,
+    prepare,
 )
 from reflectune.inference.running.runner import RunSettings, run_pipeline
 from reflectune.inference.scoring.calibration import GATE_NAMES, fitted_scalings
@@ -50,7 +47,7 @@ from reflectune.inference.scoring.evaluation import evaluate
 from reflectune.inference.scoring.losses import counted, outcomes
 from reflectune.inference.scoring.mentions import entity_names
 from reflectune.inference.scoring.notices import ModelFacts, notices
-from reflectune.inference.scoring.scores import Traces, TraceScorer, check_scorable
+from reflectune.inference.scoring.scores import Traces, TraceScorer
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.trace_files.columns import StoredTraces
 from reflectune.models.loading import Loaded
@@ -113,23 +110,16 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 def _answer(config: EvaluateConfig, *, is_first: bool) -> CompletedRun:
     """Check the questions, open the parts, and run the pipelines; BEM is opened in the first process alone."""
-    dataset = Dataset(Path(config.dataset))
-    questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
-    metric = config.scored_by(config.dataset)
-    check_scorable(questions, metric)
-    measure = TraceScorer(metric, config.open_bem(config.device) if is_first else None)
-    record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
-    models = ModelSettings.of(config)
-    calibration = calibration_for(models, dataset, config.splits)
-    planned = plan(config, questions, dataset.knowledge)
-    check_models(planned, models)
+    ready, models = prepare(config), ModelSettings.of(config)
+    dataset, planned = ready.dataset, ready.planned
+    measure = TraceScorer(ready.metric, config.open_bem(config.device) if is_first else None)
     recipes = [pipeline.recipe for pipeline in planned.values()]
     remote, pages = any(it.use.is_served for it in planned.values()), any(it.needs("pages") for it in recipes)
     parts = open_parts(config, dataset, recipes, device=config.device, seed=config.seed)
     hashes = hash_parts(config, dataset, parts, remote=remote, seed=config.seed)
     with open_servers(config, parts, Path(config.output), remote=remote, pages=pages) as served:
         traces, loaded = _run_planned(dataset, served, planned, models, RunSettings.of(config), hashes)
-    return CompletedRun(dataset, questions, planned, measure, calibration, parts, loaded, traces)
+    return CompletedRun(dataset, ready.questions, planned, measure, ready.calibration, parts, loaded, traces)
 
 
 def _score(config: EvaluateConfig, run: CompletedRun) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from reflectune.core.config import Settings
 from reflectune.core.devices import find_device
 from reflectune.core.errors import UserError
-from reflectune.core.types import Question
+from reflectune.core.types import Metric, Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.questions import check_one_image
 from reflectune.formats.reflection_data import read_manifest, stream_ids
@@ -25,6 +25,7 @@ from reflectune.inference.running.loading import calibration_for, require_models
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import record_of
 from reflectune.models.remote.endpoint import RemoteConfig
+from reflectune.models.schemes.calibration import Calibration
 from reflectune.retrieval.config import RetrieverConfig
 
 
@@ -51,6 +52,25 @@ class PlannedPipeline:
 
 Plan = Mapping[str, PlannedPipeline]
 """The pipelines and stages to run, by name, in order."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """Questions and pipelines of an evaluation, after all checks that need no model.
+
+    Attributes:
+        dataset: The data set.
+        questions: The questions.
+        metric: Name of the metric.
+        calibration: Scalings of the gates.
+        planned: The pipelines and stages.
+    """
+
+    dataset: Dataset
+    questions: Sequence[Question]
+    metric: Metric
+    calibration: Calibration
+    planned: Plan
 
 
 def select(
@@ -125,20 +145,32 @@ def plan(config: EvaluateConfig, questions: Sequence[Question], knowledge: Conta
     return planned
 
 
-def describe(config: EvaluateConfig) -> str:
-    """Describe a run, for `--dry_run`: read the questions, and load no model."""
+def prepare(config: EvaluateConfig) -> PlannedRun:
+    """Read the questions, plan the pipelines, and check everything that needs no model.
+
+    Raises:
+        UserError: A question can't be scored, a group has no questions, a calibration was fitted on these splits, a
+            model is missing, or see `select` and `plan`.
+    """
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
     questions = select(dataset, config.splits, config.limit, config.seed, config.leave_out, config.skip)
     metric = config.scored_by(config.dataset)
     check_scorable(questions, metric)
     measure = TraceScorer(metric)
-    record_of(measure.official(questions), {}, config.groups, measure)
-    calibration_for(models, dataset, config.splits)
+    record_of(measure.official(questions), {}, config.groups, measure)  # every group must have questions
+    calibration = calibration_for(models, dataset, config.splits)
     planned = plan(config, questions, dataset.knowledge)
-    check_models(planned, models)
+    _check_models(planned, models)
+    return PlannedRun(dataset, questions, metric, calibration, planned)
+
+
+def describe(config: EvaluateConfig) -> str:
+    """Describe a run, for `--dry_run`: read the questions, and load no model."""
+    run, models = prepare(config), ModelSettings.of(config)
     find_device(config.device)
-    lines = [f"{len(questions)} questions of {', '.join(config.splits)} in {config.dataset}, scored by {metric}"]
-    for name, pipeline in planned.items():
+    splits = ", ".join(config.splits)
+    lines = [f"{len(run.questions)} questions of {splits} in {config.dataset}, scored by {run.metric}"]
+    for name, pipeline in run.planned.items():
         use = pipeline.use
         reader = f" with {use.reader} {use.checkpoint(models)}" if use.reader else ""
         reader += f", answers by base_model {models.base_model}" if use.base_answers else ""
@@ -148,8 +180,8 @@ def describe(config: EvaluateConfig) -> str:
         size = batch_size(use, models, config.batch_questions)
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
-        lines += describe_cost(config, dataset, pipeline.recipe, use, pipeline.questions)
-    lines += absent_sentences(planned)
+        lines += describe_cost(config, run.dataset, pipeline.recipe, use, pipeline.questions)
+    lines += absent_sentences(run.planned)
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -161,7 +193,7 @@ def absent_sentences(planned: Plan) -> list[str]:
     return [f"The knowledge base lacks the entry of {count} questions: {left_out}."] if count else []
 
 
-def check_models(planned: Plan, models: ModelSettings) -> None:
+def _check_models(planned: Plan, models: ModelSettings) -> None:
     """Raise a UserError if a model that planned pipelines load doesn't exist."""
     uses = [pipeline.use for pipeline in planned.values()]
     names = [use.checkpoint(models) for use in uses if use.reader]
