@@ -29,8 +29,8 @@ def split_after_images(prefix: Rendered, image_token_id: int) -> tuple[Rendered,
     them by its size.
 
     Returns:
-        The image prefix and the ids that follow it. None if there is no image, if nothing would follow, or if no other
-        prompt shares the images.
+        The image prefix, and the ids after it. None for a prefix without an image, with an image at its end, or with
+        images that only this prompt shows.
     """
     if prefix.own_images or image_token_id not in prefix.ids:
         return None

@@ -96,7 +96,7 @@ class TreePart:
     """Part of a tree to read in a pass: a prefix, branches, or both.
 
     Attributes:
-        parent: Sequence that the prefix continues, or the branches if there is no prefix.
+        parent: Sequence before the prefix; without a prefix, the sequence before the branches.
         prefix: Prefix to read.
         branches: Token ids of the branches.
     """

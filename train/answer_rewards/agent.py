@@ -137,7 +137,7 @@ class AgentRollout:
         return trajectory
 
     def _continues(self, trajectory: _Sampled) -> bool:
-        """Append the result of the last call. Return False if there is no room for another reply."""
+        """Append the last call's result. Return False if a further reply could exceed the maximum length."""
         request = trajectory.waiting
         assert isinstance(request, WriteRequest)
         if not request.prompt.rounds:
