@@ -12,6 +12,7 @@ from reflectune.core.config import Config, given_values, parse_config
 from reflectune.core.entry_point import entry_point
 from reflectune.core.flags import help_text
 from reflectune.core.launch_variables import has_launcher
+from reflectune.core.launching import ending_together
 from reflectune.core.outputs import hold
 from reflectune.core.rejected import ROWS_LEFT_OUT
 
@@ -60,6 +61,8 @@ class Command(Generic[Config]):
     def main(self, argv: Sequence[str] | None = None, program: str | None = None) -> None:
         """Parse a command line, hold the outputs and carry out the config. `--help` prints the keys.
 
+        A failure in one process of a launch ends them all.
+
         Exit status: the function's, but 0 for `ROWS_LEFT_OUT` under a launcher; 2 for a mistake in the config or a path
         that can't be used, 130 for Ctrl-C.
 
@@ -79,7 +82,8 @@ class Command(Generic[Config]):
             config = parse_config(self.kind, words)
             outputs: list[Any] = [getattr(config, key) for key in self.writes]
             hold(*outputs, unless=config.writes_nothing)
-            status = self(config)
+            with ending_together():
+                status = self(config)
             if status and not (status == ROWS_LEFT_OUT and has_launcher()):  # which would take it for a crash
                 sys.exit(status)
 

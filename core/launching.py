@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from reflectune.core.errors import UserError
+from reflectune.core.launch_variables import rank
 from reflectune.core.partials import partial_path
 from reflectune.core.secrets import redacted
 
@@ -136,62 +138,72 @@ def _check_shared(folder: Path, index: int) -> None:
 
 @functools.cache
 def _waiting(world: Any) -> Any:
-    """Make the group that the processes of a launch wait on."""
+    """Make the group that the processes of a launch wait on, and begin to watch the others."""
     from torch import distributed  # slow to import
 
-    return distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
+    threading.Thread(target=_watch, args=(_store().clone(),), daemon=True).start()
+    return group
 
 
 @contextmanager
-def ending_together(seconds: float = 1.0) -> Iterator[None]:
+def ending_together() -> Iterator[None]:
     """End all processes of the launch soon after this block fails in one of them. When it succeeds, wait for all.
 
     A launcher ends the processes of its own machine. Without this, those of other machines wait for the failed one
-    until a collective operation times out.
-
-    Args:
-        seconds: Interval between checks for failures.
+    until a collective operation times out. A block that joins no group (see `launch_processes`) waits for no others.
 
     Raises:
         UserError: The block failed because of an error in another process, which is named.
     """
-    processes = launch_processes()
-    if processes.count == 1:
-        yield
-        return
-    from torch.distributed.distributed_c10d import _get_default_store  # slow to import
-
-    store: Any = _get_default_store()
-    ended = threading.Event()
-    threading.Thread(target=_watch, args=(store.clone(), ended, seconds), daemon=True).start()
+    _BEGUN.set()
     try:
         yield
-        processes.wait()
+        if _store() is not None:
+            launch_processes().wait()
     except Exception as error:
-        ended.set()
-        first = own = f"process {processes.index} failed: {error}"
+        _BEGUN.clear()
+        if (store := _store()) is None:
+            raise
+        first = own = f"process {rank()} failed: {error}"
         with suppress(RuntimeError):  # the process with the store has gone
             first = store.compare_set(_FAILURE, "", own).decode()
         if first == own or isinstance(error, UserError):
             raise
         raise UserError(first) from error  # the connection to the failed process closed
     finally:
-        ended.set()
-    processes.wait()  # the process with the store must outlive all watchers
+        _BEGUN.clear()
+    if _store() is not None:
+        launch_processes().wait()  # the process with the store must outlive all watchers
 
 
-def _watch(store: Any, ended: threading.Event, seconds: float) -> None:
+def _store() -> Any:
+    """Return the store of the group that this process joined; None if it joined none."""
+    distributed = sys.modules.get("torch.distributed")  # slow to import
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
+
+def _watch(store: Any) -> None:
     unanswered = 0
-    while not ended.wait(seconds):
+    while True:
+        time.sleep(POLL_SECONDS)
+        if not _BEGUN.is_set():
+            continue
         try:
             failure, unanswered = store.get(_FAILURE).decode() if store.check([_FAILURE]) else "", 0
         except RuntimeError:  # the process with the store has gone, or one connection broke
             unanswered += 1
             failure = "the first process of the launch has gone" if unanswered == _POLLS else ""
-        if failure and not ended.is_set():
+        if failure and _BEGUN.is_set():
             print(redacted(f"error: {failure}"), file=sys.stderr, flush=True)
             os._exit(1)
 
 
+_BEGUN: Final = threading.Event()
+"""Set inside a block of `ending_together`."""
+POLL_SECONDS = 1.0
+"""Interval between checks for failures."""
 _POLLS: Final = 3
 """Polls in a row without an answer that end a process."""

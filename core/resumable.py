@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from reflectune.core.durable import RowLog, read_rows, scan_rows, write_rows
 from reflectune.core.errors import UserError
-from reflectune.core.launching import ALONE, Processes, ending_together
+from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import progress_bar
 
 Item = TypeVar("Item")
@@ -91,7 +90,7 @@ def run_batches(
     at_once: bool = False,
     ahead: Callable[[Sequence[Item]], None] = lambda batch: None,
 ) -> None:
-    """Compute the missing rows in all processes; then the first process merges them. An error in one ends all.
+    """Compute the missing rows in all processes; then the first process merges them.
 
     Process i mod n runs batch i. A batch is always run whole, with the same items, however often the run was
     interrupted, so that the rows are the same for any number of processes.
@@ -114,8 +113,7 @@ def run_batches(
     """
     processes.wait()  # no process writes before all have read `done`
     # the log stays open until the rows are merged, so that no other run deletes or merges them
-    together = ending_together() if processes.count > 1 else nullcontext()  # one may work alone while others have ended
-    with together, logs.open(processes.index) as log:
+    with logs.open(processes.index) as log:
         mine = batches[processes.index :: processes.count]
         left = [batch for batch in mine if any(key(item) not in done for item in batch)]
         if at_once and left:

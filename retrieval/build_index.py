@@ -16,7 +16,6 @@ from pydantic import model_validator
 
 from reflectune.core.command import command
 from reflectune.core.config import cross_check, setting
-from reflectune.core.launching import ending_together
 from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.retrieval.indexes.entries import EntryIndexSettings, build_entries
 from reflectune.retrieval.indexes.passages import PassageIndexSettings, build_passages
@@ -49,11 +48,10 @@ class IndexConfig(EntryIndexSettings, PassageIndexSettings):
 @command(IndexConfig, writes="output")
 def build_index(config: IndexConfig) -> int | None:
     """Index the images and titles of a knowledge base, or its sections, or its passages."""
-    with ending_together():
-        if config.rows == "passages":
-            build_passages(config)
-            return None
-        return ROWS_LEFT_OUT if build_entries(config, sections=config.rows == "sections") else None
+    if config.rows == "passages":
+        build_passages(config)
+        return None
+    return ROWS_LEFT_OUT if build_entries(config, sections=config.rows == "sections") else None
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from datetime import timedelta
 
 from accelerate import PartialState
 from reflectune.core.entry_point import entry_point
+from reflectune.core import launching
 from reflectune.core.errors import UserError
 from reflectune.core.launching import any_process, ending_together, launch_processes
 
@@ -90,28 +91,30 @@ def test_processes_that_write_a_folder_together_must_share_it(
     assert sorted(path.name for path in (tmp_path / "new").rglob("*")) == ["disk0", "disk1", "shared"]
 
 
-def test_an_error_in_shared_work_ends_it_on_other_machines(
-    start_processes: Callable[..., list[Any]], tmp_path: Path
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_command_that_fails_in_one_process_ends_on_other_machines(
+    failing: int, start_processes: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     script = f"""
-    from pathlib import Path
-    from types import SimpleNamespace
-    from reflectune.core.resumable import Logs, run_batches
+    from reflectune.core.command import command
+    from reflectune.core.config import Settings
 
-    def work(batch):
-        if rank == 1:
+    @command(Settings)
+    def work(config):
+        launch_processes()
+        if rank == {failing}:
             raise UserError("image unreadable: a.png")
         time.sleep(200)
 
-    batches, logs = [[SimpleNamespace(id="a")], [SimpleNamespace(id="b")]], Logs(Path("{tmp_path}"), "log-*.jsonl", "f")
-    run_batches(batches, work, logs, (), processes=launch_processes())
+    work.main([])
 """
-    first, failing = start(script, start_processes, tmp_path)
+    programs = start(script, start_processes, tmp_path)
+    failed, other = programs[failing], programs[1 - failing]
 
-    assert failing.wait(timeout=60) == 2
-    assert first.wait(timeout=60) == 1
-    assert "error: process 1 failed: image unreadable: a.png" in first.stderr
-    assert "Traceback" not in first.stderr
+    assert failed.wait(timeout=60) == 2
+    assert other.wait(timeout=60) == 1
+    assert re.search(f"error: (process {failing} failed: image|the first process of the launch has gone)", other.stderr)
+    assert "Traceback" not in other.stderr
 
 
 @pytest.mark.parametrize(("waiting", "seconds", "look"), [("time.sleep(200)", 200, 0.1), ("any_process(True)", 0, 99)])
@@ -120,8 +123,10 @@ def test_an_error_in_one_process_ends_those_of_other_machines(
 ) -> None:
     """The failed process may end at once, which closes its connections, or take its time."""
     script = f"""
+    launching.POLL_SECONDS = {look}
+    launch_processes()
     try:
-        with ending_together({look}):
+        with ending_together():
             if rank == 1:
                 raise UserError("image unreadable: a.png")
             {waiting}

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from reflectune.core.launching import any_process, ending_together, launch_processes
+from reflectune.core.launching import any_process, launch_processes
 from reflectune.models.loading import Loaded, save_checkpoint
 from reflectune.models.records import adapter_folder
 from reflectune.models.schemes.base import Scheme
@@ -124,8 +124,7 @@ def run(config: TrainingConfig, method: Method) -> None:
     use_one_gpu(args)
     launch_processes("" if config.dry_run else config.output_dir)
     say(args, idle_gpus(args))
-    with ending_together():
-        _run(config, method, args, kind)
+    _run(config, method, args, kind)
     if not config.dry_run:
         publish(config.output_dir, PublishingConfig.of(config), args)
 
