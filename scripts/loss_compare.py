@@ -1,16 +1,17 @@
-"""Compare the loss curves of a training by two commits, as torchtitan's script of this name does.
+"""Compare the loss curves of two commits, as torchtitan's script of this name does.
 
     python scripts/loss_compare.py main HEAD --steps 200 --config configs/examples/miniature/sft.yaml
-    python scripts/loss_compare.py main . --assert_equal --config …    # `.`: the files as they are
+    python scripts/loss_compare.py main . --assert_equal --config …    # `.`: the working tree
 
-Each commit is checked out into a folder of its own, and trains by `reflectune sft` with this config and all further
-options, on the same data. Relative paths start in this folder. With `--assert_equal` any difference is an error.
+Each commit is checked out into a temporary folder, and runs `reflectune sft` with this config and all further options.
+Relative paths start in the current folder. With `--assert_equal` any difference is an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROWS = 10
-"""Steps that are shown of a curve."""
+"""Steps that the table shows."""
 
 
 def losses(log: Path) -> dict[int, float]:
@@ -33,8 +34,8 @@ def comparison(names: Sequence[str], curves: Sequence[dict[int, float]]) -> tupl
     first, second = curves
     if first.keys() != second.keys():
         return [f"{names[0]} logged {len(first)} steps, and {names[1]} {len(second)}"], float("inf")
-    differences = {step: abs(first[step] - second[step]) for step in first}
-    largest = max(differences, key=lambda step: differences[step])
+    differences = {step: difference(first[step], second[step]) for step in first}
+    largest = max(differences, key=differences.__getitem__)
     steps = sorted(first)
     shown = sorted({*steps[:: max(len(steps) // ROWS, 1)], steps[-1], largest})
     lines = [f"{'step':>6} {names[0]:>14} {names[1]:>14} {'difference':>12}"]
@@ -43,9 +44,17 @@ def comparison(names: Sequence[str], curves: Sequence[dict[int, float]]) -> tupl
     return lines, differences[largest]
 
 
-def train(commit: str, place: Path, steps: int, flags: Sequence[str]) -> dict[int, float]:
-    """Train by a commit's sources, and return its losses; `.` stands for the files as they are."""
-    tree, output = (Path.cwd() if commit == "." else place / "tree"), place / "output"
+def difference(first: float, second: float) -> float:
+    """Return the absolute difference of two losses: 0 for two NaNs, infinity for one."""
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    distance = abs(first - second)
+    return math.inf if math.isnan(distance) else distance
+
+
+def train(commit: str, folder: Path, steps: int, flags: Sequence[str]) -> dict[int, float]:
+    """Train with a commit's sources, and return its losses; `.` stands for the working tree."""
+    tree, output = (Path.cwd() if commit == "." else folder / "tree"), folder / "output"
     if commit != ".":
         subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
     try:
@@ -59,23 +68,19 @@ def train(commit: str, place: Path, steps: int, flags: Sequence[str]) -> dict[in
 
 
 def main() -> None:
-    """Train by both commits, and print both curves."""
+    """Train with both commits, and print both curves."""
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain, allow_abbrev=False)
     parser.add_argument("commits", nargs=2, help="two commits, or `.`")
     parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each training")
-    parser.add_argument("--assert_equal", action="store_true", help="end with an error unless all losses are equal")
-    parser.add_argument("--config", required=True, help="of the training; further options are given to it too")
+    parser.add_argument("--assert_equal", action="store_true", help="exit with status 1 unless all losses are equal")
+    parser.add_argument("--config", required=True, help="config of `sft`; further options are passed to it")
     arguments, further = parser.parse_known_args()
     flags = ["--config", arguments.config, *further]
-    with tempfile.TemporaryDirectory() as folder:
-        places = [Path(folder, name) for name in ("first", "second")]
-        for place in places:
-            place.mkdir()
-        curves = [
-            train(commit, place, arguments.steps, flags)
-            for commit, place in zip(arguments.commits, places, strict=True)
-        ]
+    curves = []
+    for commit in arguments.commits:
+        with tempfile.TemporaryDirectory() as folder:
+            curves.append(train(commit, Path(folder), arguments.steps, flags))
     lines, largest = comparison(arguments.commits, curves)
     print("\n".join(lines))
     sys.exit(1 if arguments.assert_equal and largest else 0)

@@ -20,3 +20,7 @@ def test_two_curves_are_compared_step_by_step(monkeypatch: pytest.MonkeyPatch, t
     assert lines[-1] == "largest difference: 2.50e-01, at step 2 of 2"
     assert compare.comparison(["a", "b"], [first, first])[1] == 0
     assert compare.comparison(["a", "b"], [first, {1: 2.5}])[1] == float("inf")
+
+    diverged = {1: 2.5, 2: float("nan")}
+    assert compare.comparison(["a", "b"], [first, diverged])[1] == float("inf")
+    assert compare.comparison(["a", "b"], [diverged, dict(diverged)])[1] == 0
