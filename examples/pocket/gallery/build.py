@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -24,7 +23,7 @@ from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
 from reflectune.examples.pocket.gallery.facts import entry_of
-from reflectune.examples.pocket.gallery.linking import Links, link_images, read_reviewed
+from reflectune.examples.pocket.gallery.linking import Links, Reviewed, link_images, read_reviewed
 from reflectune.examples.pocket.gallery.pages import write_link_page
 from reflectune.examples.pocket.gallery.questions import GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
@@ -241,9 +240,6 @@ def _kinds(questions: Sequence[Question]) -> dict[str, int]:
     return dict(sorted(Counter(named).items()))
 
 
-def _plain(reviewed: Any) -> dict[str, Any]:
-    return {field.name: _sorted(getattr(reviewed, field.name)) for field in dataclasses.fields(reviewed)}
-
-
-def _sorted(value: Any) -> Any:
-    return sorted(value) if isinstance(value, frozenset) else value
+def _plain(reviewed: Reviewed) -> dict[str, Any]:
+    """Return the fields of the reviewed list, with sets as sorted lists."""
+    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(reviewed).items()}

@@ -160,9 +160,13 @@ class _Splits:
         )
         yield base
         yield dataclasses.replace(
-            base, id=self._next_id(split), text=word, answers=caption.names, answer_type="string",
+            base,
+            id=self._next_id(split),
+            text=word,
+            answers=caption.names,
+            answer_type="string",
             meta={"attribute": "name", **_about(caption)},
-        )  # fmt: skip
+        )
 
     def _looking(self, caption: Caption) -> Iterator[Question]:
         """Return an image's other visual questions, in several wordings; the caption asks for the name already."""

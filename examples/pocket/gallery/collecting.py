@@ -10,7 +10,7 @@ from pathlib import Path
 from reflectune.core.errors import UserError
 from reflectune.examples.pocket.gallery.country_facts import country_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity
-from reflectune.examples.pocket.gallery.facts import Fact, by_title, without_doubles
+from reflectune.examples.pocket.gallery.facts import Fact
 from reflectune.examples.pocket.gallery.linking import Reviewed
 from reflectune.examples.pocket.gallery.sources.emoji_and_flags import read_emoji, read_flags
 from reflectune.examples.pocket.gallery.sources.gcompris import read_activities
@@ -87,12 +87,12 @@ def collect_sources(names: Sequence[str], cache: Path) -> Collection:
 
 
 def collect_facts(entities: Sequence[GalleryEntity], sources: Collection, reviewed: Reviewed) -> dict[str, list[Fact]]:
-    """Return the facts of each article that has any, by title: of countries, and of all depicted entities.
+    """Return the facts of countries and of all depicted entities, by title; the first fact of each relation counts.
 
     Args:
         entities: Depicted articles.
         sources: Sources of the facts.
-        reviewed: Reviewed list, with the facts that a pattern reads wrongly.
+        reviewed: Reviewed list, with the facts to leave out.
     """
     facts: list[Fact] = []
     titles = {country.letters: reviewed.countries.get(country.letters, country.name) for country in sources.countries}
@@ -108,4 +108,11 @@ def collect_facts(entities: Sequence[GalleryEntity], sources: Collection, review
             facts += text_facts(entity.article, entity.category)
             facts += taxonomy_facts(entity.article, entity.names, entity.category, sources.wordnet)
             facts += kind_fact(entity.article, entity.names[0], entity.category, sources.wordnet)
-    return dict(by_title(f for f in without_doubles(facts) if f"{f.title} {f.relation}" not in reviewed.denied_facts))
+    first_facts: dict[tuple[str, str], Fact] = {}
+    for fact in facts:
+        first_facts.setdefault((fact.title, fact.relation), fact)
+    by_title: dict[str, list[Fact]] = {}
+    for (title, relation), fact in first_facts.items():
+        if f"{title} {relation}" not in reviewed.denied_facts:
+            by_title.setdefault(title, []).append(fact)
+    return by_title

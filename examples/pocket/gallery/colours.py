@@ -36,11 +36,17 @@ def colour_name(red: int, green: int, blue: int) -> str:
     if value < 0.22:
         return "black"
     if saturation < 0.12:
-        return "white" if value > 0.92 else "grey" if value < 0.8 else ""
+        if value > 0.92:
+            return "white"
+        return "grey" if value < 0.8 else ""
     if degrees < 14 or degrees >= 344:
-        return "pink" if value > 0.85 and saturation < 0.5 else "red" if value > 0.5 and saturation > 0.5 else "brown"
+        if value > 0.85 and saturation < 0.5:
+            return "pink"
+        return "red" if value > 0.5 and saturation > 0.5 else "brown"
     if degrees < 42:
-        return "brown" if value < 0.72 else "orange" if saturation > 0.6 else ""
+        if value < 0.72:
+            return "brown"
+        return "orange" if saturation > 0.6 else ""
     if degrees < 66:
         return "yellow" if value > 0.75 and saturation > 0.35 else ""
     if degrees < 78 or 165 <= degrees < 188:

@@ -32,7 +32,7 @@ def country_facts(country: Country, title: str) -> Iterator[Fact]:
         title: Title of its article.
     """
     for make in (_geography, _people, _state, _economy):
-        for relation, heading, answers, answer_type, sentence in make(country, f"{_article(title)}{_name(title)}"):
+        for relation, heading, answers, answer_type, sentence in make(country, _with_article(title)):
             value = answers[0]
             if value and len(value.split()) <= 6 and re.search(r"\w", value):
                 yield Fact(title, relation, answers, answer_type, heading, sentence)
@@ -41,35 +41,25 @@ def country_facts(country: Country, title: str) -> Iterator[Fact]:
 _Row = tuple[str, str, tuple[str, ...], AnswerType, str]
 
 
-def _name(title: str) -> str:
-    return title.split(" (")[0]
+_ARTICLE_STARTS = (
+    *("United", "Netherlands", "Philippines", "Republic", "Democratic", "Central African", "Dominican", "Czech R"),
+)
+"""Beginnings of countries' names that need an article."""
 
 
-def _article(title: str) -> str:
-    wants = (
-        "United",
-        "Netherlands",
-        "Philippines",
-        "Republic",
-        "Democratic",
-        "Central African",
-        "Dominican",
-        "Czech R",
-    )
-    return "the " if title.startswith(wants) or title.endswith(("Islands", "Maldives")) else ""
+def _with_article(title: str) -> str:
+    """Return a country's name in a sentence, e.g. `the Netherlands`."""
+    name = title.split(" (")[0]
+    has_article = title.startswith(_ARTICLE_STARTS) or title.endswith(("Islands", "Maldives"))
+    return f"the {name}" if has_article else name
 
 
 def _geography(country: Country, name: str) -> Iterator[_Row]:
     location = re.split(r"[,;(]", country.text("Geography", "Location").split(": ", 1)[-1])[0].strip()
     continents = tuple(part for part in _CONTINENTS if part in location)
     if continents and len(location.split()) <= 3:
-        yield (
-            "region",
-            GEOGRAPHY,
-            tuple(dict.fromkeys((location, *continents))),
-            "string",
-            f"{_start(name)} lies in {location}.",
-        )
+        sentence = f"{name[:1].upper()}{name[1:]} lies in {location}."
+        yield "region", GEOGRAPHY, tuple(dict.fromkeys((location, *continents))), "string", sentence
     area = _amount(country.text("Geography", "Area", "total ") or country.text("Geography", "Area", "total"), "sq km")
     if area:
         text = f"{area} square kilometres"
@@ -119,51 +109,35 @@ def _people(country: Country, name: str) -> Iterator[_Row]:
 def _state(country: Country, name: str) -> Iterator[_Row]:
     capital = re.split(r"[(;,]", country.text("Government", "Capital", "name"))[0].strip()
     if capital[:1].isupper() and capital != name:
-        yield "capital", STATE, _bare(capital), "string", f"The capital is {capital}."
+        yield "capital", STATE, _place_names(capital), "string", f"The capital is {capital}."
     form = re.split(r"[;(,]", country.text("Government", "Government type"))[0].strip()
     if 0 < len(form.split()) <= 4:
         yield "government", STATE, (form,), "string", f"The form of government is {_indefinite(form)}."
     date = re.match(rf"(\d{{1,2}} (?:{_MONTHS}) )?(\d{{4}})\b", country.text("Government", "Independence"))
     if date:
         whole = f"{date[1] or ''}{date[2]}"
-        yield (
-            "independence",
-            STATE,
-            tuple(dict.fromkeys((date[2], whole))),
-            "time",
-            f"It became independent {'on' if date[1] else 'in'} {whole}.",
-        )
+        sentence = f"It became independent {'on' if date[1] else 'in'} {whole}."
+        yield "independence", STATE, tuple(dict.fromkeys((date[2], whole))), "time", sentence
     anthem = re.findall(r"\"([^\"]+)\"", country.text("Government", "National anthem(s)", "title"))
     if len(anthem) == 1 and len(anthem[0].split()) <= 5:
-        yield (
-            "anthem",
-            STATE,
-            (anthem[0].strip(" ,."),),
-            "string",
-            f"The national anthem is “{anthem[0].strip(' ,.')}”.",
-        )
+        song = anthem[0].strip(" ,.")
+        yield "anthem", STATE, (song,), "string", f"The national anthem is “{song}”."
     holiday = re.match(
         r"([A-Z][\w' ]+?), (?:\d|(?:first|second|third|last) )", country.text("Government", "National holiday")
     )
     if holiday and holiday[1] not in ("Independence Day", "National Day") and not re.search("[A-Z]{3}", holiday[1]):
         yield "holiday", STATE, (holiday[1],), "string", f"The national holiday is {holiday[1]}."
-    symbol = country.text("Government", "National symbol(s)")
-    if re.fullmatch(r"[a-z][a-z' -]+", re.sub(r" \([^)]*\)", "", symbol)):
-        plain = re.sub(r" \([^)]*\)", "", symbol)
-        yield "symbol", STATE, (plain,), "string", f"The national symbol is the {plain}."
+    symbol = re.sub(r" \([^)]*\)", "", country.text("Government", "National symbol(s)"))
+    if re.fullmatch(r"[a-z][a-z' -]+", symbol):
+        yield "symbol", STATE, (symbol,), "string", f"The national symbol is the {symbol}."
 
 
 def _economy(country: Country, name: str) -> Iterator[_Row]:
     money = re.match(r"([A-Za-z' -]+?) \(([A-Z]{3})\)", country.text("Economy", "Exchange rates", "Currency"))
     if money:
-        plain = money[1].strip()
-        yield (
-            "currency",
-            ECONOMY,
-            _numbers_of(plain, money[2]),
-            "string",
-            f"The currency is the {singular(plain)} ({money[2]}).",
-        )
+        currency, code = money[1].strip(), money[2]
+        sentence = f"The currency is the {singular(currency)} ({code})."
+        yield "currency", ECONOMY, _currency_names(currency, code), "string", sentence
     goods = re.match(r"([a-z][\w' /-]+?)(?:,| \()", country.text("Economy", "Exports - commodities"))
     if goods:
         yield "export", ECONOMY, (goods[1],), "string", f"The most important export is {goods[1]}."
@@ -182,15 +156,11 @@ def _amount(text: str, unit: str) -> str:
     return match[1] if match else ""
 
 
-def _start(name: str) -> str:
-    return name[:1].upper() + name[1:]
-
-
 def _indefinite(text: str) -> str:
     return f"{'an' if text[0].lower() in 'aeio' else 'a'} {text}"
 
 
-def _bare(place: str) -> tuple[str, ...]:
+def _place_names(place: str) -> tuple[str, ...]:
     """Return a place's name, and the name without `City`, `D.C.` or a qualifier."""
     short = re.sub(r" (?:City|D\.?C\.?)$|,.*$", "", place)
     return tuple(dict.fromkeys((place, short)))
@@ -209,7 +179,7 @@ def singular(money: str) -> str:
     return " ".join([*words[:-1], last])
 
 
-def _numbers_of(money: str, code: str) -> tuple[str, ...]:
-    """Return a currency in the singular and plural, its last word alone, and its code."""
+def _currency_names(money: str, code: str) -> tuple[str, ...]:
+    """Return a currency's name in the singular and plural, the last word of each, and the code."""
     single = singular(money)
     return tuple(dict.fromkeys((single, money, single.split()[-1], money.split()[-1], code)))

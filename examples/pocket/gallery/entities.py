@@ -1,7 +1,8 @@
-"""The gallery's entities: articles whose subject several hands have drawn, and the use of each image."""
+"""The gallery's entities: articles whose subject is depicted, and the use of each image."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from reflectune.examples.pocket.gallery.sources.reference_works import Article
 Role = Literal["train", "val", "test", "shown"]
 SHARES: Mapping[Role, float] = {"val": 0.2, "test": 0.2}
 """Shares of the entities of each kind that training doesn't show."""
-
 
 NEARLY_EQUAL = 9.0
 """Mean difference of grey levels, of 255, below which two images are copies of one."""
@@ -59,7 +59,7 @@ class GalleryEntity:
 
     @property
     def id(self) -> str:
-        """The article's."""
+        """Id of the article."""
         return self.article.id
 
 
@@ -139,5 +139,4 @@ def _with_roles(kind: str, entities: Sequence[GalleryEntity], seed: int, limit: 
     chosen = {entity.article.title for entity in several}
     for entity in entities:
         title = entity.article.title
-        role = roles.get(title, "train") if title in chosen else "shown"
-        yield GalleryEntity(entity.article, entity.category, entity.names, entity.shown, entity.asked, role)
+        yield dataclasses.replace(entity, role=roles.get(title, "train") if title in chosen else "shown")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reflectune.core.types import AnswerType, Entry, Evidence, Question, Section
@@ -12,7 +12,7 @@ from reflectune.examples.pocket.gallery.sources.reference_works import Article, 
 from reflectune.formats.passages import split_passages
 
 TOLERANCE = 0.1
-"""A number is right within a tenth of the value, as most of InfoSeek's ranges have it."""
+"""Tolerance of a number, relative to the value, as in most of InfoSeek's ranges."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Fact:
         answer_type: InfoSeek's type of the answer.
         heading: Heading of the section of facts that states it; "" if the summary states it.
         sentence: Sentence of that section; "" if the summary states the fact.
-        asked: Its own questions, `(train, held out)`, for a relation that has none.
+        asked: The fact's own questions, `(train, held out)`, if `RELATIONS` has none.
     """
 
     title: str
@@ -39,13 +39,12 @@ class Fact:
 
     @property
     def range(self) -> tuple[float, float] | None:
-        """Return the lowest and highest accepted value of a number."""
+        """Lowest and highest accepted value of a number; None for another type of answer."""
         if self.answer_type != "numerical":
             return None
         value = number(self.answers[0])
-        return min(value * (1 - TOLERANCE), value * (1 + TOLERANCE)), max(
-            value * (1 - TOLERANCE), value * (1 + TOLERANCE)
-        )
+        low, high = sorted((value * (1 - TOLERANCE), value * (1 + TOLERANCE)))  # a value may be negative
+        return low, high
 
 
 def number(text: str) -> float:
@@ -91,19 +90,3 @@ def evidence_of(fact: Fact, entry: Entry, cue: str = "") -> tuple[Evidence, ...]
     pattern = re.compile(rf"\b(?:{cue})", re.IGNORECASE) if cue else None
     others = [passage.section for passage in stating if pattern and pattern.search(passage.text)]
     return tuple(Evidence(entry.id, section) for section in dict.fromkeys([section_of_fact, *others]))
-
-
-def without_doubles(facts: Iterable[Fact]) -> list[Fact]:
-    """Return the first fact of each relation of an article."""
-    kept: dict[tuple[str, str], Fact] = {}
-    for fact in facts:
-        kept.setdefault((fact.title, fact.relation), fact)
-    return list(kept.values())
-
-
-def by_title(facts: Iterable[Fact]) -> Mapping[str, list[Fact]]:
-    """Group facts by their article's title, in order."""
-    grouped: dict[str, list[Fact]] = {}
-    for fact in facts:
-        grouped.setdefault(fact.title, []).append(fact)
-    return grouped

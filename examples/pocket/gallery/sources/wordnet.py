@@ -21,13 +21,13 @@ class Sense:
     Attributes:
         file: Number of its lexicographer file: 5 animals, 6 artifacts, 8 the body, 13 food, 15 places, 20 plants, …
         words: Its synonyms.
-        above: Offsets of its hypernyms.
+        hypernyms: Offsets of its hypernyms.
         groups: Offsets of the group that it is a member of, e.g. a family's order.
     """
 
     file: int
     words: tuple[str, ...]
-    above: tuple[str, ...]
+    hypernyms: tuple[str, ...]
     groups: tuple[str, ...]
 
 
@@ -69,16 +69,9 @@ class WordNet:
                 return [self._senses[offset] for offset in self._offsets[form]]
         return []
 
-    def ancestors(self, sense: Sense) -> Iterator[Sense]:
-        """Yield the hypernyms of a sense, from near to far."""
-        waiting = list(sense.above)
-        seen = set[str]()
-        while waiting:
-            offset = waiting.pop(0)
-            if offset not in seen:
-                seen.add(offset)
-                yield self._senses[offset]
-                waiting += self._senses[offset].above
+    def hypernym(self, sense: Sense) -> Sense | None:
+        """Return the first hypernym of a sense; None if it has none."""
+        return self._senses[sense.hypernyms[0]] if sense.hypernyms else None
 
     def taxonomy(self, sense: Sense) -> dict[str, str]:
         """Return WordNet's Latin names of genus, family, order and class."""
