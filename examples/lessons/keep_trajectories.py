@@ -1,7 +1,7 @@
 """Keep an agent's good trajectories as SFT data: `python -m reflectune.examples.lessons.keep_trajectories --config …`.
 
-A teacher, local or served, answers the training questions with `evaluate` and `pipelines: [promsa]`; sample more by
-further evaluations with another `seed` in `llm_options`. Here the trajectories with a right answer are chosen.
+A teacher, local or served, answers the training questions with `evaluate` and `pipelines: [promsa]`. For more samples,
+evaluate again with a different `seed` in `llm_options`. This command chooses the trajectories with a right answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrajectoriesConfig(SplitKey, MetricConfig, DatasetSettings, PromsaKeys):
 def keep_trajectories(config: TrajectoriesConfig) -> None:
     """Keep an agent's good trajectories as training data."""
     # slow to import: after the config is right
-    from reflectune.examples.lessons.trajectories import choose, evaluated
+    from reflectune.examples.lessons.trajectories import also_held_out, choose
     from reflectune.inference.trace_files.reading import read_traces, trace_files
     from reflectune.metrics.scoring.registry import find_metric
 
@@ -72,7 +72,7 @@ def keep_trajectories(config: TrajectoriesConfig) -> None:
         config.max_calls,
     )
     asked = [trajectory.question for trajectory in chosen.kept.values()]
-    leaked = evaluated(asked, dataset.image_roots, dict.fromkeys(config.held_out, dataset))
+    leaked = also_held_out(asked, dataset, config.held_out)
     for name in leaked:
         del chosen.kept[name]
     chosen.left_out.update(["question held out"] * len(leaked))
@@ -111,7 +111,7 @@ def _write(
     examples, target = [trajectory.example() for trajectory in trajectories], output / f"{split}.parquet"
     if config.renamed:
         exchange = TitleExchange(entry.title for entry in dataset.knowledge)
-        examples = [it for each in examples for it in renamed(each, config.renamed, exchange, config.seed)]
+        examples = [copy for example in examples for copy in renamed(example, config.renamed, exchange, config.seed)]
     write_examples(target, examples, PromptedExample)
     add_split(output, split, manifest, file_fingerprint(target))
     add_statistics(output, split, numbers)

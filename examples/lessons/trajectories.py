@@ -191,34 +191,38 @@ def _other_settings(trace: Trace) -> UserError:
     )
 
 
-def evaluated(training: Sequence[Question], roots: Roots, held_out: Mapping[str, Dataset]) -> dict[str, str]:
-    """Return the training questions that are evaluated, by id: each with its split.
+def also_held_out(training: Sequence[Question], dataset: Dataset, held_out: Sequence[str]) -> dict[str, str]:
+    """Return the split of each training question, by id, that is also in a held-out split.
 
-    A question is the same if its id is, or its words and the bytes of its image.
+    Two questions are the same if their ids are equal, or their words and the bytes of their images.
 
     Args:
-        training: Questions to train on.
-        roots: Folders of their images.
-        held_out: The data set of each split that is evaluated.
+        training: Questions of the data set to train on.
+        dataset: The data set.
+        held_out: Its held-out splits.
     """
-    same, alike = dict[str, str](), dict[tuple[str, str], list[str]]()
+    ids_by_content: dict[tuple[str, str], list[str]] = {}
     for question in training:
-        alike.setdefault((_words(question), _image(question, roots)), []).append(question.id)
-    ids, known = {question.id for question in training}, {words for words, _ in alike}
-    for split, dataset in held_out.items():
+        content = (_words(question), _image_hash(question, dataset.image_roots))
+        ids_by_content.setdefault(content, []).append(question.id)
+    ids = {question.id for question in training}
+    texts = {words for words, _ in ids_by_content}
+    found: dict[str, str] = {}
+    for split in held_out:
         for question in dataset.stream(split):
             if question.id in ids:
-                same[question.id] = split
-            if (words := _words(question)) in known:
-                same |= dict.fromkeys(alike.get((words, _image(question, dataset.image_roots)), ()), split)
-    return same
+                found[question.id] = split
+            if (words := _words(question)) in texts:  # few images are hashed
+                content = (words, _image_hash(question, dataset.image_roots))
+                found |= dict.fromkeys(ids_by_content.get(content, ()), split)
+    return found
 
 
 def _words(question: Question) -> str:
     return " ".join(question.text.lower().split())
 
 
-def _image(question: Question, roots: Roots) -> str:
+def _image_hash(question: Question, roots: Roots) -> str:
     return sha256_of(resolve_below(question.image, roots)) if question.image else ""
 
 

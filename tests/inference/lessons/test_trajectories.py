@@ -13,7 +13,7 @@ from reflectune.core.hashing import sha256_of
 from reflectune.core.types import FollowUp, Question
 from reflectune.examples.lessons import trajectories
 from reflectune.examples.lessons.keep_trajectories import TrajectoriesConfig, keep_trajectories
-from reflectune.examples.lessons.trajectories import choose, evaluated, replay
+from reflectune.examples.lessons.trajectories import also_held_out, choose, replay
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.reflection_data import read_examples, read_statistics
 from reflectune.inference.operators.budget import Budget
@@ -107,7 +107,7 @@ def test_traces_of_other_settings_are_refused(scripting: type[Any]) -> None:
         replay(asked(0), written, PromsaSettings(image_calls=0))
 
 
-def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: Path, make, monkeypatch) -> None:
+def test_a_question_is_held_out_if_its_id_or_its_words_and_image_are(tmp_path: Path, make, monkeypatch) -> None:
     """No image is read for each pair of questions: those of InfoSeek have few words, and there are a million."""
     read: list[Path] = []
     monkeypatch.setattr(trajectories, "sha256_of", lambda path: read.append(path) or sha256_of(path))
@@ -117,7 +117,7 @@ def test_a_question_is_evaluated_if_its_id_or_its_words_and_image_are(tmp_path: 
     held_out += [asked(number, image="c.png", split="val") for number in (8, 9)]
     make.data_set(tmp_path, [make.entry(1, "a.png")], held_out, image_root=".")
     training = [asked(0, "Who?"), asked(1), asked(2, image="c.png"), asked(3, "Who made it?"), asked(4, image="d.png")]
-    assert evaluated(training, (tmp_path,), {"val": Dataset(tmp_path)}) == dict.fromkeys(["q0", "q1", "q2"], "val")
+    assert also_held_out(training, Dataset(tmp_path), ["val"]) == dict.fromkeys(["q0", "q1", "q2"], "val")
     assert len(read) <= len(training) + len(held_out)
 
 
