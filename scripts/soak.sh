@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Soaks: hours of the tool's commands under kill -9 and on damaged inputs.
+# Soak tests: hours of commands under kill -9, and on damaged inputs.
 #   bash scripts/soak.sh serve --run runs/quickstart --minutes 20 # kill a server under good, bad and cut-off requests
 #   bash scripts/soak.sh kill --kills 10 --packages     # kill every writing command at random moments, compare the files
 #   bash scripts/soak.sh hostile 2000 --parts 2         # damage the inputs at random: no traceback, no timeout

@@ -3,8 +3,8 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare "[dev]"
-# a process a core, each with one thread, and one more for when a test waits for its programs; but for the longest, tests
-# stand in order: most that share fixtures stay together
+# One process per core with one thread each, and one more, since tests wait for subprocesses. The longest tests start
+# first. The others keep their order, so most tests that share fixtures run in one process.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cores=$(getconf _NPROCESSORS_ONLN)
 processes=$((cores < 4 ? cores + 1 : 4))

@@ -1,7 +1,7 @@
-"""From BEM's TensorFlow variables to a PyTorch checkpoint, checked against logits that the original printed.
+"""Convert BEM's TensorFlow variables into a PyTorch checkpoint, and check its logits against the original's.
 
-The two inputs are made once, where TensorFlow is installed and the model can be reached. We have not run this recipe,
-for the weights are not reachable from where this was written; the check below is what makes the result trustworthy.
+The two inputs are made once, on a machine with TensorFlow that can download the model. This recipe has not been run:
+the weights could not be downloaded here. The check of the logits makes sure that a conversion is right.
 
     import json, numpy, tensorflow_hub, tensorflow_text   # and E-VQA's evaluation_utils.py for `bertify`
     bem = tensorflow_hub.load("https://tfhub.dev/google/answer_equivalence/bem/1")
@@ -11,9 +11,9 @@ for the weights are not reachable from where this was written; the check below i
              "logits": bem(padded).numpy()[0].tolist()} for c, r, q, ids, padded in …]   # 20 or more, of all lengths
     json.dump(rows, open("bem_logits.json", "w"))
 
-vocab.txt is that of BERT base uncased. Two namings are known: those of TensorFlow's first BERT
-(`bert/encoder/layer_0/attention/self/query/kernel`) and of its Model Garden
-(`transformer/layer_0/self_attention/query/kernel`). Others are given by hand (`names`).
+vocab.txt is that of BERT base uncased. Two naming schemes are known: TensorFlow's first BERT's
+(`bert/encoder/layer_0/attention/self/query/kernel`) and its Model Garden's
+(`transformer/layer_0/self_attention/query/kernel`). `names` maps other names by hand.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from reflectune.metrics.official.evqa import BemLogits, evaluate_example
 Arrays = Mapping[str, np.ndarray]
 
 TOLERANCE = 1e-3
-"""Largest difference of a logit that a right conversion may have, in full precision."""
+"""Maximum difference of a logit from the original's, in float32."""
 
 PUBLISHED = (("William and Mary Menger", 1.0), ("the Baker family", 0.0))
 """Answers to one question in E-VQA's README (google-research/encyclopedic_vqa), with the official scores it states."""
@@ -89,7 +89,7 @@ _BAD_ARCHIVE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, Ba
 
 @dataclass(frozen=True)
 class LoggedTriple:
-    """A triple, what the original's two logits of it are, and its word pieces if they are known."""
+    """A triple with the original's two logits, and its word pieces if they are known."""
 
     candidate: str
     reference: str
@@ -111,7 +111,7 @@ class Check:
     mask_padding: bool
     largest_difference: float
     published: int = 0
-    """Of E-VQA's published examples, how many get the score that is stated: all of `PUBLISHED` with the real BEM."""
+    """Number of E-VQA's published examples that get their stated score: all of `PUBLISHED` with the real BEM."""
 
 
 def convert(
@@ -119,15 +119,15 @@ def convert(
 ) -> Check:
     """Write a checkpoint folder that `load_bem` reads.
 
-    The published module does not say whether its GELU is the exact one, nor whether padding is masked. All four models
-    are tried, and the one whose logits are nearest to the original's is written.
+    The published module doesn't say if its GELU is exact, or if padding is masked. All four combinations are tried, and
+    the one whose logits are nearest to the original's is written.
 
     Args:
         variables: TensorFlow's variables by name.
         vocabulary: BERT's vocab.txt.
-        examples: Of the original; see `read_triples`.
+        examples: Triples with the original's logits; see `read_triples`.
         output: Folder to write.
-        names: PyTorch's name by TensorFlow's, for variables whose naming is not known here.
+        names: PyTorch's name by TensorFlow's, for variables of an unknown naming scheme.
 
     Raises:
         UserError: A variable is missing, unknown or of another shape, word pieces differ from the original's, or no
@@ -180,7 +180,7 @@ def published_right(bem_logits: BemLogits) -> int:
 
 
 def read_triples(path: Path) -> list[LoggedTriple]:
-    """The rows of a JSON file: `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}`.
+    """Read the rows of a JSON file: `{"candidate", "reference", "question", "logits": [2], "input_ids"?: […]}`.
 
     Raises:
         UserError: The file is damaged, or a row is of another form.
@@ -201,7 +201,7 @@ def read_triples(path: Path) -> list[LoggedTriple]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The names of a JSON object: PyTorch's by TensorFlow's.
+    """Read a JSON object of PyTorch's names by TensorFlow's.
 
     Raises:
         UserError: The file is damaged, or holds something else.
@@ -213,7 +213,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def read_variables(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz, by TensorFlow's names ("|" for "/", no ":0"); nothing is unpickled."""
+    """Read the arrays of an .npz, without unpickling, by TensorFlow's names ("|" stands for "/", ":0" is removed)."""
     try:
         with path.open("rb") as stream, np.lib.npyio.NpzFile(stream, allow_pickle=False) as file:
             return {name.replace("|", "/").removesuffix(":0"): file[name] for name in file.files}
@@ -222,7 +222,7 @@ def read_variables(path: Path) -> dict[str, np.ndarray]:
 
 
 def torch_weights(variables: Arrays, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """The variables by PyTorch's names; kernels as matrices of shape (out, in).
+    """Return the variables by PyTorch's names; kernels are matrices of shape (out, in).
 
     Raises:
         UserError: Names a variable that no rule knows.
@@ -258,14 +258,14 @@ def _torch_name(name: str) -> str | None:
 
 
 def _as_torch(name: str, target: str, array: np.ndarray) -> np.ndarray:
-    """Return it in PyTorch's layout: transposed kernels; (768, 12, 64) or (12, 64, 768) heads as one dimension."""
+    """Return an array in PyTorch's layout: kernels transposed, heads (768, 12, 64) or (12, 64, 768) joined."""
     if target.endswith(".bias"):
         return array.reshape(-1)
     if not name.endswith("kernel"):
         return array
     if array.ndim == 3:
-        inwards = array.shape[0] * array.shape[1] if "output" in target else array.shape[0]
-        return array.reshape(inwards, -1).T
+        inputs = array.shape[0] * array.shape[1] if "output" in target else array.shape[0]
+        return array.reshape(inputs, -1).T
     return array.T
 
 
@@ -296,7 +296,7 @@ def _model(weights: Arrays, activation: str) -> Any:
 
 
 def _difference(bem: Bem, examples: Sequence[LoggedTriple]) -> float:
-    """Largest difference of a logit over the examples."""
+    """Return the largest difference of a logit over the examples."""
     for example in examples:
         if example.input_ids:
             _same_word_pieces(bem, example)

@@ -1,6 +1,6 @@
 """Convert E-VQA's BEM: `python -m reflectune.examples.bem.convert --variables bem.npz --examples bem_logits.json …`.
 
-How the two files are made, once, with TensorFlow: the docstring of `conversion.py`.
+The docstring of `conversion.py` has the code that makes both files with TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs a command in lmms-eval's environment, .venv-lmms: the packages of .venv, lmms-eval 0.7.3, and what it
-# imports to run MME, POPE, MMBench and LLaVA-W. Nothing in .venv changes.
+# Run a command in lmms-eval's environment, .venv-lmms. It has the packages of .venv, lmms-eval 0.7.3, and what lmms-eval
+# imports for MME, POPE, MMBench and LLaVA-W. Nothing in .venv changes.
 #   bash examples/lmms_eval/run.sh lmms-eval --model reflectune --model_args config=configs/examples/lmms_eval/miniature.yaml,mode=gate …
-# lmms-eval's own requirements can't be met with ours: it pins another wandb, and asks for torchvision, timm and av<16,
-# which these benchmarks don't import. A task that imports more says so: add it to examples/lmms_eval/requirements.txt.
+# lmms-eval's requirements conflict with ours: it pins another wandb, and requires torchvision, timm and av<16, which these
+# benchmarks don't import. If a task needs a further package, add it to examples/lmms_eval/requirements.txt.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/environment.sh"
 prepare "[train]" # lmms-eval imports datasets
 own=.venv-lmms
 exec 9> "$own.lock"
-flock 9 # who comes while it is installed waits
+flock 9 # wait while another process installs it
 wanted=$(cat pyproject.toml constraints.txt examples/lmms_eval/requirements.txt | cksum)
 if [ "$(cat "$own/.installed" 2>/dev/null)" != "$wanted" ]; then
     .venv/bin/python -m venv "$own"

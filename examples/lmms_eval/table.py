@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
 from reflectune.core.durable import read_record, read_row
@@ -19,6 +20,7 @@ from reflectune.core.errors import UserError
 from reflectune.examples.lmms_eval.config import MODES
 
 RESULTS: Final = "_results.json"
+_QUANTILE: Final = NormalDist().inv_cdf(0.975)
 TITLES: Final = {"base": "before", "no_retrieval": "[No Retrieval]", "gate": "free gate", "pipeline": "pipeline"}
 CAPTION: Final = (
     "Scores as lmms-eval scales them, ± its standard error, in brackets the difference from before. Gate opens:\n"
@@ -157,18 +159,6 @@ def _gate_opens(run: BenchmarkRun | None) -> str:
     return f"{100 * sum(run.opened) / len(run.opened):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-@entry_point
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="folder below which lmms-eval wrote its results")
-    print(table(read_runs(parser.parse_args().results)))
-
-
-_NORMAL = 1.959963984540054
-"""The normal distribution's quantile of 0.975."""
-
-
 def share_interval(count: int, total: int) -> tuple[float, float]:
     """Return Wilson's 95 % score interval of a share, which has a width even at 0 and 1.
 
@@ -183,12 +173,20 @@ def share_interval(count: int, total: int) -> tuple[float, float]:
         ValueError: `count` is not between 0 and `total`, or `total` is 0.
     """
     if not 0 <= count <= total or not total:
-        raise ValueError(f"expected 0 to {total} of at least one, found {count}")
-    share, weight = count / total, _NORMAL**2 / total
-    centre, half = share + weight / 2, _NORMAL * (share * (1 - share) / total + weight / (4 * total)) ** 0.5
-    low = (centre - half) / (1 + weight) if count else 0.0  # exactly, whatever rounding leaves
+        raise ValueError(f"expected 0 <= count <= total and total > 0, found {count} of {total}")
+    share, weight = count / total, _QUANTILE**2 / total
+    centre, half = share + weight / 2, _QUANTILE * (share * (1 - share) / total + weight / (4 * total)) ** 0.5
+    low = (centre - half) / (1 + weight) if count else 0.0  # exact, without a rounding error
     high = (centre + half) / (1 + weight) if count < total else 1.0
     return low, high
+
+
+@entry_point
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, required=True, help="folder below which lmms-eval wrote its results")
+    print(table(read_runs(parser.parse_args().results)))
 
 
 if __name__ == "__main__":
