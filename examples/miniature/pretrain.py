@@ -1,8 +1,8 @@
 """Pre-train a miniature's base weights: `python -m reflectune.examples.miniature.pretrain --family llava --output DIR`.
 
-This stands for a lab's pre-training. The result sees, reads a given passage and knows the famous entities' facts by
-heart, but has no reflection tokens. Training never shows looks or facts of validation or test. The two retrievers are
-pre-trained here as well: `clip` (images and titles) and `text` (questions and passages).
+This stands in for a lab's pre-training. The model learns to see, to read a given passage, and the famous entities'
+facts by heart. It has no reflection tokens. Training never shows looks or facts of validation or test. The two
+retrievers are pre-trained here as well: `clip` (images and titles) and `text` (questions and passages).
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class PretrainConfig(Settings):
     output: Annotated[str, output_of("config.json")] = setting(
         "", "folder for the weights, the tokenizer, the processor and the log", needed=""
     )
-    family: Literal["llava", "qwen2_vl", "qwen3_5", "clip", "text"] = setting("llava", "Which miniature.")
-    seed: Seed = setting(11, "Of everything that is drawn at random.")
-    threads: int = setting(1, "CPU threads; one run per core is the fastest use of a machine.", ge=1, le=4096)
-    scale: float = setting(1.0, "Multiplies every stage's steps; below 1 for a quick try.", gt=0)
-    dry_run: bool = setting(False, "Print the stages and stop.")
+    family: Literal["llava", "qwen2_vl", "qwen3_5", "clip", "text"] = setting("llava", "the miniature to pre-train")
+    seed: Seed = setting(11, "seed of all random draws")
+    threads: int = setting(1, "CPU threads; one run per core uses a machine best", ge=1, le=4096)
+    scale: float = setting(1.0, "factor of every stage's steps; below 1 for a quick try", gt=0)
+    dry_run: bool = setting(False, "print the stages, and stop")
 
 
 @command(PretrainConfig, writes="output")
 def pretrain(config: PretrainConfig) -> None:
-    """Run the curriculum, stage by stage; a killed run goes on in its stage."""
+    """Run the curriculum, stage by stage. A killed run resumes within its stage."""
     torch.set_num_threads(config.threads)
-    torch.set_float32_matmul_precision("highest")  # the CPU's attention kernel is slow in less
+    torch.set_float32_matmul_precision("highest")  # the CPU's attention kernel is slower with less
     torch.manual_seed(config.seed)
     if config.dry_run:
         print(_plan(config))
@@ -139,7 +139,7 @@ def _pretrain_text(
     train_text_retriever(model, tokenizer, draw, steps=steps, learning_rate=1e-3, log=log)
     model.half().save_pretrained(output)
     tokenizer.save_pretrained(output)
-    # sentence-transformers' way to say how vectors are made
+    # the pooling, as sentence-transformers declares it
     write_json(output / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
     model, examiner = model.float(), Librarian(random.Random(config.seed + 1), held_out=True)
     for articles in (1, 5):

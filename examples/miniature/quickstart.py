@@ -1,4 +1,4 @@
-"""Run the quick start, stage by stage, each the command that a user would type; print the minutes and the scores.
+"""Run the stages of the quick start, each the command that a user would type; print the minutes and the scores.
 
     python -m reflectune.examples.miniature.quickstart --family llava --method full --seed 0 --run runs/quickstart
     python -m reflectune.examples.miniature.quickstart --device cuda --run runs/quickstart_gpu
@@ -32,7 +32,7 @@ EQUAL_DEPTH_CAPTION = (
 def stages(
     run: Path, family: str, method: str, seed: int, processes: int = 1, *, device: str = "cpu"
 ) -> dict[str, list[str]]:
-    """Return the command of each stage; training and evaluation may use several processes of a CPU."""
+    """Return the command of each stage. On a CPU, training and evaluation may use several processes."""
     placed = [] if device == "cpu" else ["--device", device]  # the recipes' own device is auto
     seeded = ("--seed", str(seed))
     model, batch = f"miniature/{family}", ("--per_device_train_batch_size", str(BATCH // processes))
@@ -106,15 +106,15 @@ def main() -> None:
     """Run the unfinished stages, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=FAMILIES, default="llava")
-    parser.add_argument("--method", choices=("full", "lora", "qlora"), default="full")
+    parser.add_argument("--method", choices=METHODS, default="full")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, choices=(1, 2, 4, 8), help="default: 2 if there are two cores")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one process there")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda runs one process")
     parser.add_argument("--run", type=Path, default=Path("runs/quickstart"), help="folder of the run")
     arguments = parser.parse_args()
     run, device = arguments.run, arguments.device
     if arguments.processes and device != "cpu":
-        parser.error("--processes are of a CPU: leave it out with --device cuda")
+        parser.error("--processes needs --device cpu; leave it out with --device cuda")
     processes = arguments.processes or (min(2, cores()) if device == "cpu" else 1)
     run.mkdir(parents=True, exist_ok=True)
     commands = stages(run, arguments.family, arguments.method, arguments.seed, processes, device=device)

@@ -1,6 +1,6 @@
-"""The loop that pre-trains a miniature base model: stages of lessons, whose batches are made into steps.
+"""Training loop of a miniature base model's pre-training: stages of lessons.
 
-It knows nothing of the world: `pretrain.py` hands it functions that draw lessons.
+It is independent of the world: `pretrain.py` passes functions that draw lessons.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class VisionStage:
 GROUNDING_WEIGHT = 1.0
 """Weight of the grounding loss; see `Pretrainer.forward`."""
 
-KEPT_STEPS = 100
-"""Steps after which an unfinished stage is kept."""
+SAVE_STEPS = 100
+"""Steps after which an unfinished stage is saved."""
 _LONG = 2000
-"""Characters from which a lesson is read in a separate pass from the short ones of its step."""
+"""Characters above which a lesson is read in a separate pass from the short ones of its step."""
 
 
 class Pretrainer:
@@ -101,6 +101,7 @@ class Pretrainer:
     Attributes:
         model: The model.
         encoder: Encoder of lessons.
+        collate: Collator of lessons.
         grounding: Classifier of the grounding loss.
         log: The function, which may be replaced.
     """
@@ -116,13 +117,13 @@ class Pretrainer:
         self._is_qwen = model.config.model_type != "llava"
         self.encoder = LessonEncoder(processor, image_tokens=16)
         self.grounding = nn.Linear(model.config.get_text_config().hidden_size, 1)  # thrown away with the trainer
-        self._collator = LessonCollator(model, self.encoder, images)
+        self.collate = LessonCollator(model, self.encoder, images)
 
     def train_vision(self, stage: VisionStage) -> None:
         """Train the vision tower and the projector to name the attributes, in the language model's own words.
 
-        The classifier's weights are the (frozen) input embeddings of the words: an image token that means "red" moves
-        to the word "red", so that attention which finds a word in a text can find it in an image.
+        The classifier's weights are the (frozen) input embeddings of the words. An image token that means "red" moves
+        to the embedding of "red", so that attention which finds a word in a text also finds it in an image.
         """
         words = [self._word_embeddings(names) for names in stage.names]
         scale = torch.tensor(20.0, requires_grad=True)
@@ -156,7 +157,7 @@ class Pretrainer:
 
     def _features(self, rows: list[int]) -> Tensor:
         """Compute projected image features of some images, of shape (rows, 16, hidden)."""
-        vision = self._collator.vision(rows)
+        vision = self.collate.vision(rows)
         return torch.stack(list(self.model.model.get_image_features(**vision).pooler_output))
 
     def train(self, stage: Stage, rng: random.Random, path: Path | None = None) -> None:
@@ -165,7 +166,7 @@ class Pretrainer:
         Args:
             stage: The stage.
             rng: Generator that its lessons are drawn by.
-            path: File of the unfinished stage, written every `KEPT_STEPS` steps; where it exists, the stage goes on.
+            path: File of the unfinished stage, written every `SAVE_STEPS` steps. If it exists, the stage resumes.
         """
         vision = {id(p) for p in self._vision_parameters()} if stage.vision_factor != 1 else set()
         parameters = [*self.model.parameters(), *self.grounding.parameters()]
@@ -177,7 +178,7 @@ class Pretrainer:
         optimiser = torch.optim.AdamW(groups, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.02, fused=True)
         self.model.train()
         losses, grounded, tokens, start = [], [], 0, time.monotonic()
-        begin, right = self._go_on(path, optimiser, rng) if path and path.exists() else (0, [])
+        begin, right = self._resume(path, optimiser, rng) if path and path.exists() else (0, [])
         for step, parts in enumerate(self._batches(stage, rng, stage.steps - begin), begin):
             for group in optimiser.param_groups:
                 group["lr"] = _rate(step, stage) * group["factor"]
@@ -207,11 +208,11 @@ class Pretrainer:
                 self.log(f"{line}, {speed:.0f} tokens/s")
             if learned:
                 break
-            if path and (step + 1) % KEPT_STEPS == 0:
-                self._keep(path, optimiser, rng, step + 1, right)
+            if path and (step + 1) % SAVE_STEPS == 0:
+                self._save(path, optimiser, rng, step + 1, right)
         self.model.eval()
 
-    def _keep(
+    def _save(
         self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random, steps: int, right: list[float]
     ) -> None:
         draws = (rng.getstate(), random.getstate(), torch.get_rng_state())
@@ -219,8 +220,8 @@ class Pretrainer:
         with writing(path) as partial:
             torch.save((steps, right, draws, parts), partial)
 
-    def _go_on(self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random) -> tuple[int, list[float]]:
-        """Restore an unfinished stage; returns its steps so far, and the shares of right turns."""
+    def _resume(self, path: Path, optimiser: torch.optim.Optimizer, rng: random.Random) -> tuple[int, list[float]]:
+        """Restore an unfinished stage, and return its steps so far and its shares of right turns."""
         try:
             steps, right, draws, parts = torch.load(path, weights_only=True)
             self.model.load_state_dict(parts[0])
@@ -234,19 +235,19 @@ class Pretrainer:
         return steps, right
 
     def _batches(self, stage: Stage, rng: random.Random, steps: int) -> Iterator[list[Batch]]:
-        """Yield each step's lessons, in parts of similar length: long and short rows together are mostly padding."""
+        """Yield each step's lessons, the long ones as a batch of their own, which saves padding."""
         weights = [weight for weight, _ in stage.lessons]
         for _ in range(steps):
             draws = rng.choices([draw for _, draw in stage.lessons], weights, k=stage.batch)
             lessons = sorted((draw() for draw in draws), key=Lesson.characters)
-            cut = next((i for i, each in enumerate(lessons) if each.characters() > _LONG), 0)
+            cut = next((i for i, lesson in enumerate(lessons) if lesson.characters() > _LONG), 0)
             yield [self.collate(part) for part in (lessons[:cut], lessons[cut:]) if part]
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute logits of the targets, and the grounding loss: from a middle layer, does the image show this word.
+        """Compute logits of the targets, and the grounding loss: a middle layer predicts if the image shows a word.
 
-        One bit per word, early in the network, teaches to compare words with images. By yes and no at the end of a
-        description that takes thousands of steps.
+        One bit per word, early in the network, teaches the comparison of words with images. A yes or no at the end of a
+        description would take thousands of steps for it.
         """
         if not len(batch.word):
             hidden = self.model.model(**batch.inputs, use_cache=False).last_hidden_state
@@ -268,10 +269,6 @@ class Pretrainer:
                 right[skill].append(value)
         self.model.train(training)
         return {skill: sum(values) / len(values) for skill, values in sorted(right.items())}
-
-    def collate(self, lessons: Sequence[Lesson]) -> Batch:
-        """Return one row per lesson: the prefix, then its turns, each attending to the prefix and to itself."""
-        return self._collator(lessons)
 
 
 def _weighted_loss(logits: Tensor, batch: Batch) -> Tensor:
@@ -296,12 +293,12 @@ def _rate(step: int, stage: Stage) -> float:
 def resume_or_train(
     trainer: Pretrainer, folder: Path, stages: Sequence[Stage | VisionStage], rng: random.Random
 ) -> None:
-    """Run the stages, keeping the weights after each; stages already kept are not run again, unfinished ones go on."""
+    """Run the stages, and save the weights after each. A saved stage is not run again; an unfinished one resumes."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, stage in enumerate(stages):
         path = folder / f"{number:02d}-{stage.name.replace(' ', '-')}.safetensors"
         if path.exists():
-            _load_kept(trainer.model, path)
+            _load_finished(trainer.model, path)
             continue
         random.seed(number)
         torch.manual_seed(number)
@@ -315,7 +312,7 @@ def resume_or_train(
         unfinished.unlink(missing_ok=True)
 
 
-def _load_kept(model: nn.Module, path: Path) -> None:
+def _load_finished(model: nn.Module, path: Path) -> None:
     """Load the weights that a finished stage wrote.
 
     Raises:

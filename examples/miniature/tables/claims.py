@@ -112,22 +112,19 @@ def measure(table: PaperTable, outcomes_by_model: OutcomesByModel, seed: int) ->
 
 
 def _row(row: TableRow, outcomes_by_model: OutcomesByModel) -> dict[str, Any]:
+    """Return a row's name and its mean scores and shares over seeds."""
     model, point = row.cell
+    answered = [
+        (outcomes, outcomes.measure.official(outcomes.taken(point, outcomes.questions)))
+        for outcomes in outcomes_by_model[model]
+    ]
     return {
         "name": row.name,
-        "accuracy": _spread(
-            [
-                seed_answers.score
-                for seed_answers in _answers(row.cell, outcomes_by_model, "official")
-                if seed_answers.ids
-            ]
-        ),
-        "visual": _spread(
-            [seed_answers.score for seed_answers in _answers(row.cell, outcomes_by_model, "visual") if seed_answers.ids]
-        ),
-        "retrieval_rate": _spread(_shares(outcomes_by_model[model], point, "retrieved")),
-        "passages_read": _spread(_shares(outcomes_by_model[model], point, "read")),
-        "fell_back": _spread(_fallbacks(outcomes_by_model[model], point)),
+        "accuracy": _spread(_scores(row.cell, outcomes_by_model, "official")),
+        "visual": _spread(_scores(row.cell, outcomes_by_model, "visual")),
+        "retrieval_rate": _spread([outcomes.share(point, "retrieved", asked) for outcomes, asked in answered]),
+        "passages_read": _spread([outcomes.share(point, "read", asked) for outcomes, asked in answered]),
+        "fell_back": _spread([outcomes.troubled(point, asked) for outcomes, asked in answered]),
     }
 
 
@@ -182,25 +179,14 @@ def _answers(cell: MeasuredCell, outcomes_by_model: OutcomesByModel, scope: Scop
     return made
 
 
-def _shares(results: Sequence[GridOutcomes], point: str, name: str) -> list[float]:
-    shares = [
-        outcomes.share(point, name, outcomes.measure.official(outcomes.taken(point, outcomes.questions)))
-        for outcomes in results
-    ]
-    return [value for value in shares if value is not None]
+def _scores(cell: MeasuredCell, outcomes_by_model: OutcomesByModel, scope: Scope) -> list[float]:
+    return [seed_answers.score for seed_answers in _answers(cell, outcomes_by_model, scope) if seed_answers.ids]
 
 
-def _fallbacks(results: Sequence[GridOutcomes], point: str) -> list[float]:
-    shares = [
-        outcomes.troubled(point, outcomes.measure.official(outcomes.taken(point, outcomes.questions)))
-        for outcomes in results
-    ]
-    return [value for value in shares if value is not None]
-
-
-def _spread(values: Sequence[float]) -> dict[str, Any] | None:
-    """Return mean and standard deviation over seeds; None without values."""
-    if not values:
+def _spread(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Return mean and standard deviation over the seeds that have a value; None if no seed has one."""
+    measured = [value for value in values if value is not None]
+    if not measured:
         return None
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": statistics.mean(values), "sd": deviation, "seeds": list(values)}
+    deviation = statistics.stdev(measured) if len(measured) > 1 else 0.0
+    return {"mean": statistics.mean(measured), "sd": deviation, "seeds": measured}

@@ -92,8 +92,13 @@ class TablesConfig(MetricKeys, RerankerConfig):
         if self.equal_at not in SIZES:
             yield f"`equal_at` should be one of {SIZES}, found {self.equal_at}"
 
+    @property
+    def training_device(self) -> str:
+        """Device of the trainings: the CPU if answers are computed there, else `auto`."""
+        return "cpu" if self.device == "cpu" else "auto"
+
     def reading(self, world: Path, index: Path, checkpoint: Path, plain: Path | None = None) -> GridSettings:
-        """The settings that points start from."""
+        """Return the settings that every grid point starts from."""
         values = {
             "dataset": str(world),
             "index": str(index),

@@ -74,7 +74,7 @@ def training(config: TablesConfig, name: str, seed: int) -> BuildStage:
         "output_dir": folder,
         "seed": seed,
         "epochs": config.epochs or MMKB["epochs"],
-        "device": "cpu" if config.device == "cpu" else "auto",
+        "device": config.training_device,
     }
     if name != MODEL:
         settings["max_steps"] = lambda: steps(config, name)

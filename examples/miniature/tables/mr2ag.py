@@ -233,7 +233,7 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
         "output_dir": checkpoint,
         "seed": seed,
         "epochs": config.epochs,
-        "device": "cpu" if config.device == "cpu" else "auto",
+        "device": config.training_device,
     }
     made = {"output": world, "seed": seed}
     return [
@@ -271,7 +271,7 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         "train_data": plain,
         "output_dir": checkpoint,
         "seed": seed,
-        "device": "cpu" if config.device == "cpu" else "auto",
+        "device": config.training_device,
     }
     return [
         BuildStage(f"plain data, seed {seed}", "data_builders.build_plain", "plain_data.yaml", data, plain),

@@ -112,7 +112,7 @@ def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatc
     trainer, other, _ = school
     rng = random.Random(0)
     teacher = Teacher(other.images, [], rng)
-    monkeypatch.setattr(pretraining, "KEPT_STEPS", 4)
+    monkeypatch.setattr(pretraining, "SAVE_STEPS", 4)
     parts = (trainer.model, trainer.grounding)
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     left = 0
