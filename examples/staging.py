@@ -1,4 +1,4 @@
-"""Stages of an example, each a command that a user would type: in order or side by side; finished ones are skipped."""
+"""Run an example's unfinished stages, in order or side by side. Each is a command that a user would type."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ MMKB: Final = {"scheme": "mmkb_rag", "epochs": 4}
 """Keys that differ from `sft.yaml` in the baselines' training and in MMKB-RAG's."""
 RECORD: Final = "stages.json"
 """File of a run's folder with the command and the minutes of each stage."""
-WAIT: Final = 0.2
+POLL_SECONDS: Final = 0.2
 """Seconds between two polls of the running stages."""
-NOTED: Final = 30.0
-"""Seconds between two notes of how long a stage has run."""
+SAVE_SECONDS: Final = 30.0
+"""Seconds after which the minutes of running stages are saved again."""
 
 
 def module(name: str, recipe: str) -> list[str]:
@@ -51,14 +51,14 @@ def module(name: str, recipe: str) -> list[str]:
 
 
 def program(name: str) -> list[str]:
-    """Return the words that start a command's module: `python -m reflectune build_index`, or an example's script."""
+    """Return the beginning of a command line: `python -m reflectune build_index`, or that of an example's module."""
     if name.startswith("examples."):
         return [sys.executable, "-m", f"reflectune.{name}"]
     return [sys.executable, "-m", "reflectune", name.rpartition(".")[2]]
 
 
 def launch(name: str, recipe: str, processes: int = 1, *, device: str = "cpu") -> list[str]:
-    """Return the command that launches a module by accelerate; several processes need a CPU."""
+    """Return the command that launches a module with accelerate; only a CPU can have several processes."""
     settings = [str(CONFIGS / f"accelerate/{'cpu' if device == 'cpu' else 'gpu'}.yaml")]
     if processes > 1:
         settings = [str(CONFIGS / "accelerate/cpu_2_processes.yaml"), "--num_processes", str(processes)]
@@ -67,7 +67,7 @@ def launch(name: str, recipe: str, processes: int = 1, *, device: str = "cpu") -
 
 
 def flags(settings: Mapping[str, Any]) -> list[str]:
-    """Return keys and values as flags. None leaves a key out; a function returns the value."""
+    """Return keys and values as flags. A key with the value None is left out; a function is called for its value."""
     values = {name: value() if callable(value) else value for name, value in settings.items()}
     return [
         word
@@ -91,11 +91,11 @@ def run_stages(run: Path, commands: Mapping[str, list[str]], processes: int = 1)
             print(f"{name}: finished earlier")
             continue
         print(f"\n== {name}\n$ {' '.join(command)}", flush=True)
-        start, status = _begun(run, name, command), None
+        start, status = _start_time(run, name, command), None
         try:
             status = subprocess.run(command, env=_environment(processes), check=False).returncode
         finally:
-            minutes[name] = _note(run, name, command, start, finished=status == 0)
+            minutes[name] = _save_minutes(run, name, command, start, finished=status == 0)
         if status:
             sys.exit(status)
     return minutes
@@ -109,7 +109,7 @@ class _Lanes:
     commands: Mapping[str, list[str]]
     count: int
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = field(default_factory=dict)
-    noted: float = field(default_factory=time.monotonic)
+    saved: float = field(default_factory=time.monotonic)
 
     def start(self, name: str) -> None:
         command = self.commands[name]
@@ -118,35 +118,36 @@ class _Lanes:
             process = subprocess.Popen(
                 command, env=_environment(self.count), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self.running[name] = process, _begun(self.run, name, command)
+        self.running[name] = process, _start_time(self.run, name, command)
 
-    def note(self) -> None:
-        """Note the minutes of the running stages."""
+    def save_minutes(self) -> None:
+        """Save the minutes of the running stages."""
         for name, (_, start) in self.running.items():
-            _note(self.run, name, self.commands[name], start, finished=False)
-        self.noted = time.monotonic()
+            _save_minutes(self.run, name, self.commands[name], start, finished=False)
+        self.saved = time.monotonic()
 
     def ended(self) -> list[str]:
         """Return the stages that ended since the last call. Exit if one of them failed."""
         names = [name for name, (process, _) in self.running.items() if process.poll() is not None]
-        failed: dict[str, int] = {}
+        failed: list[tuple[str, int]] = []
         for name in names:
             process, start = self.running.pop(name)
-            minutes = _note(self.run, name, self.commands[name], start, finished=process.returncode == 0)
+            minutes = _save_minutes(self.run, name, self.commands[name], start, finished=process.returncode == 0)
             if process.returncode:
-                failed[name] = process.returncode
+                failed.append((name, process.returncode))
             else:
                 print(f"== {name}: finished after {minutes} minutes", flush=True)
-        for name, status in failed.items():
+        if failed:
+            name, status = failed[0]
             self.stop()
             print(self.log(name).read_text(encoding="utf-8", errors="replace")[-2000:])
-            print(f"== {name}: ended with status {status}; all of it: {self.log(name)}")
+            print(f"== {name}: ended with status {status}; the whole log: {self.log(name)}")
             sys.exit(status)
         return names
 
     def stop(self) -> None:
         """Terminate the running stages, each a process group with its children."""
-        self.note()
+        self.save_minutes()
         for process, _ in self.running.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -165,8 +166,8 @@ def run_in_lanes(
 ) -> dict[str, float]:
     """Run the unfinished stages, `lanes` at a time, and return the minutes of each.
 
-    Two processes of one thread each do more than one process of two. A stage is ready when its needs are finished; the
-    ready stage that is declared first starts first. Each stage writes its output to `NAME.log`.
+    Two processes with one thread each are faster than one process with two. A stage is ready when its needs are
+    finished. Ready stages start in the order of `commands`. Each stage writes its output to `NAME.log`.
 
     Args:
         run: Folder of the run.
@@ -176,32 +177,33 @@ def run_in_lanes(
         lanes: Maximum stages at a time; they share the cores.
     """
     done = finished(run, commands)
-    within = {name: _within(commands, needs, name) for name in commands}
-    places = {name: place for place, name in enumerate(commands)}
-    sorter = TopologicalSorter(within)
+    direct_needs = {name: _needs_within(commands, needs, name) for name in commands}
+    positions = {name: position for position, name in enumerate(commands)}
+    sorter = TopologicalSorter(direct_needs)
     sorter.prepare()
     ready: list[str] = []
     work = _Lanes(run, commands, lanes)
-    ends = (signal.SIGTERM, signal.SIGHUP)  # unhandled, they would leave the stages running, each in its own session
-    before = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends]
+    # Unhandled, these signals would leave the stages running, each in its own session.
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in signals]
     try:
         while sorter.is_active():
             ready += sorter.get_ready()
-            if earlier := [name for name in ready if name in done]:
-                print(*(f"{name}: finished earlier" for name in earlier), sep="\n", flush=True)
+            if ended := [name for name in ready if name in done]:
+                print(*(f"{name}: finished earlier" for name in ended), sep="\n", flush=True)
             else:
-                ready.sort(key=places.__getitem__)
+                ready.sort(key=positions.__getitem__)
                 while ready and len(work.running) < lanes:
                     work.start(ready.pop(0))
-                time.sleep(WAIT)
-                earlier = work.ended()
-                if time.monotonic() - work.noted > NOTED:
-                    work.note()
-            ready = [name for name in ready if name not in earlier]
-            sorter.done(*earlier)
+                time.sleep(POLL_SECONDS)
+                ended = work.ended()
+                if time.monotonic() - work.saved > SAVE_SECONDS:
+                    work.save_minutes()
+            ready = [name for name in ready if name not in ended]
+            sorter.done(*ended)
     finally:
         work.stop()
-        for number, handler in zip(ends, before, strict=True):
+        for number, handler in zip(signals, handlers, strict=True):
             signal.signal(number, handler)
     return finished(run, commands)
 
@@ -225,21 +227,21 @@ def cores() -> int:
     return psutil.cpu_count(logical=False) or 1
 
 
-def _within(commands: Collection[str], needs: Mapping[str, Collection[str]], name: str) -> set[str]:
-    """Return the needs of a stage among `commands`, also through stages that are left out."""
-    direct = [{need} if need in commands else _within(commands, needs, need) for need in needs.get(name, ())]
+def _needs_within(commands: Collection[str], needs: Mapping[str, Collection[str]], name: str) -> set[str]:
+    """Return the needs of a stage among `commands`, directly or through stages that are left out."""
+    direct = [{need} if need in commands else _needs_within(commands, needs, need) for need in needs.get(name, ())]
     return set().union(*direct)
 
 
-def _begun(run: Path, name: str, command: list[str]) -> float:
-    """Return the start of a stage on the monotonic clock, earlier by the minutes that an interrupted run has spent."""
+def _start_time(run: Path, name: str, command: list[str]) -> float:
+    """Return the current monotonic time, less the minutes that an interrupted run of the stage took."""
     earlier = _record(run).get(name, {})
     spent = earlier.get("spent", 0.0) if earlier.get("command") == _as_typed(command) else 0.0
     return time.monotonic() - 60 * spent
 
 
-def _note(run: Path, name: str, command: list[str], start: float, *, finished: bool) -> float:
-    """Record a stage's minutes, as `minutes` if it is finished and as `spent` if not, and return them."""
+def _save_minutes(run: Path, name: str, command: list[str], start: float, *, finished: bool) -> float:
+    """Save a stage's minutes, under `minutes` if it is finished and under `spent` if not, and return them."""
     minutes = round((time.monotonic() - start) / 60, 2)
     stage = {"minutes" if finished else "spent": minutes, "command": _as_typed(command)}
     write_atomically(run / RECORD, json.dumps({**_record(run), name: stage}, indent=1))
@@ -247,13 +249,13 @@ def _note(run: Path, name: str, command: list[str], start: float, *, finished: b
 
 
 def _record(run: Path) -> dict[str, dict[str, Any]]:
-    """Read the `command` and the `minutes` (finished) or `spent` (not) of each stage of a folder."""
+    """Read each stage's `command`, and its `minutes` if it is finished, else `spent`."""
     path = run / RECORD
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _as_typed(command: list[str]) -> str:
-    """Return a command independent of where Python and the recipes are installed."""
+    """Return a command without the paths where Python and the recipes are installed."""
     return shlex.join(command).replace(sys.executable, "python").replace(f"{CONFIGS}/", "configs/")
 
 

@@ -110,7 +110,7 @@ def test_a_runner_that_is_terminated_ends_its_stages(tmp_path: Path) -> None:
 
 
 def test_a_stage_that_succeeds_while_a_different_one_fails_is_finished(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(staging, "WAIT", 3)  # both have ended at the first look
+    monkeypatch.setattr(staging, "POLL_SECONDS", 3)  # both have ended at the first look
     with pytest.raises(SystemExit) as ended:
         staging.run_in_lanes(tmp_path, {"a": command("import sys; sys.exit('no')"), "b": command("pass")}, {}, 2)
 
@@ -143,7 +143,7 @@ def test_a_crash_loses_only_the_minutes_since_the_last_note(tmp_path: Path, monk
     seen, record = tmp_path / "seen", tmp_path / "stages.json"
     waits = f"import shutil, time\nfrom pathlib import Path\nrecord = Path({str(record)!r})\n"
     waits += f"while not record.exists(): time.sleep(0.01)\nshutil.copy(record, {str(seen)!r})"
-    monkeypatch.setattr(staging, "NOTED", 0.0)
+    monkeypatch.setattr(staging, "SAVE_SECONDS", 0.0)
     staging.run_in_lanes(tmp_path, {"a": command(waits)}, {}, 1)
 
     assert json.loads(seen.read_text())["a"].keys() == {"spent", "command"}
