@@ -22,7 +22,7 @@ from reflectune.formats.dataset import LOOK_ALIKES, MANIFEST, PROBES, Dataset, c
 Vectors = npt.NDArray[np.float32]
 
 _TOLERANCE: Final = 0.05
-"""Share of the wanted number of questions by which the number kept may differ."""
+"""Share of `count` by which the number of kept questions may differ from it."""
 
 
 def downsample(vectors: Vectors, threshold: float, most: float = math.inf) -> npt.NDArray[np.bool_]:
@@ -31,7 +31,7 @@ def downsample(vectors: Vectors, threshold: float, most: float = math.inf) -> np
     Args:
         vectors: Embeddings of the questions in order, of length 1, shape (questions, dimensions).
         threshold: Highest cosine similarity of two kept questions; 1 keeps all.
-        most: Stop after more than this many are kept; the rest counts as left out.
+        most: Stop once more than this many are kept; the rest is left out.
 
     Returns:
         True for each kept question, shape (questions,).
@@ -39,7 +39,7 @@ def downsample(vectors: Vectors, threshold: float, most: float = math.inf) -> np
     kept = np.zeros(len(vectors), dtype=bool)
     kept_vectors, size = np.empty_like(vectors), 0
     for row, vector in enumerate(vectors):
-        # Rounding makes the product of a vector with itself more than 1 for some.
+        # Because of rounding, the product of a vector with itself can exceed 1.
         if size == 0 or min((kept_vectors[:size] @ vector).max(), 1) <= threshold:
             kept[row], kept_vectors[size] = True, vector
             size += 1
@@ -95,7 +95,8 @@ def write_subset(
         count: See `find_threshold`.
         threshold: Used instead of `count` if given.
 
-    Returns: The manifest; `subset` has the threshold and the numbers of questions.
+    Returns:
+        The manifest; `subset` has the threshold and the numbers of questions.
     """
     questions = [(split, question) for split in splits for question in dataset.stream(split)]
     vectors = encode([question.text for _, question in questions])
@@ -103,16 +104,16 @@ def write_subset(
     kept: dict[str, list[Question]] = {split: [] for split in splits}
     for (split, question), is_kept in zip(questions, downsample(vectors, threshold), strict=True):
         if is_kept:
-            # Paths of images start at the folder that the whole data set's manifest names.
+            # Paths of images become relative to the subset's image root, which is the whole data set's.
             first, *more = (
                 path and os.path.relpath(dataset.root / path, dataset.image_roots[-1])
                 for path in (question.image, *question.more_images)
             )
             kept[split].append(dataclasses.replace(question, image=first, more_images=tuple(more)))
-    for split, of_split in kept.items():
-        write_questions(output, split, of_split)
-    of_files = {"parts", "files", "images", "kinds", "dropped", "sources", "made_with", "settings"}
-    manifest = {key: value for key, value in dataset.manifest.items() if key not in of_files}
+    for split, kept_questions in kept.items():
+        write_questions(output, split, kept_questions)
+    left_out = {"parts", "files", "images", "kinds", "dropped", "sources", "made_with", "settings"}
+    manifest = {key: value for key, value in dataset.manifest.items() if key not in left_out}
     manifest["image_root"] = str(dataset.image_roots[-1].resolve())
     manifest["knowledge_root"] = str(dataset.knowledge_folder.resolve())
     manifest["counts"] = {split: Counter(question.answer_type for question in kept[split]) for split in splits}

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from reflectune.core.durable import write_atomically
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import begin, finish, save_jpeg
+from reflectune.examples.data_sets import begin, content_fingerprint, count_questions, finish, save_jpeg
 from reflectune.examples.miniature.world.drawing import draw
 from reflectune.examples.miniature.world.entities import ATTRIBUTES, BALLOONS
 from reflectune.examples.miniature.world.facts import RELATIONS
@@ -94,10 +93,9 @@ def build_world(
         "metric": "infoseek",
         "seed": seed,
         "settings": key,
-        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
-        + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "fingerprint": content_fingerprint(folder),
         "files": {PROBES: file_fingerprint(folder / PROBES)},
-        "counts": {split: dict(Counter(q.answer_type for q in questions)) for split, questions in splits.items()},
+        "counts": count_questions(splits),
         "entries": len(entries),
         "looks": {article.entity.id: dataclasses.asdict(article.entity.looks) for article in articles},
     }

@@ -18,7 +18,7 @@ from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
-from reflectune.examples.data_sets import begin, finish, save_jpeg
+from reflectune.examples.data_sets import begin, content_fingerprint, count_questions, finish, save_jpeg
 from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
@@ -128,16 +128,14 @@ def _write(
     look_alikes = _look_alikes(reviewed.look_alikes, entries)
     write_json(folder / LOOK_ALIKES, look_alikes)
     write_link_page(folder / LINK_PAGE, folder, links, entities)
-    counts = {split: dict(Counter(question.answer_type for question in asked)) for split, asked in splits.items()}
     manifest = {
         "name": f"gallery (seed {settings.seed})",
         "metric": "infoseek",
         "seed": settings.seed,
         "settings": key,
-        "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet")))[:8]
-        + file_fingerprint(*sorted((folder / "knowledge").glob("*.parquet")))[:8],
+        "fingerprint": content_fingerprint(folder),
         "files": {LOOK_ALIKES: file_fingerprint(folder / LOOK_ALIKES)},
-        "counts": counts,
+        "counts": count_questions(splits),
         "kinds": {split: _kinds(asked) for split, asked in splits.items()},
         "entries": len(entries),
         "entities": dict(Counter(entity.role for entity in entities)),

@@ -14,7 +14,7 @@ from typing import Any, Final
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.examples.data_sets import begin, finish, save_jpeg
+from reflectune.examples.data_sets import begin, count_questions, finish, save_jpeg
 from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_images
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
@@ -79,8 +79,8 @@ def build_captions(folder: Path, gallery: Path, sources: Collection, settings: G
         "settings": key,
         "image_root": Path(os.path.relpath(gallery.resolve(), folder.resolve())).as_posix(),
         "fingerprint": file_fingerprint(*sorted((folder / "questions").glob("*.parquet"))),
-        "counts": {split: dict(Counter(question.answer_type for question in q)) for split, q in splits.items()},
-        "images": {split: len({question.image for question in q}) for split, q in splits.items()},
+        "counts": count_questions(splits),
+        "images": {split: len({question.image for question in asked}) for split, asked in splits.items()},
     }
     finish(folder, manifest)
     return manifest
