@@ -2,8 +2,8 @@
 
     python -m reflectune.examples.pocket.look --model runs/pocket/stage1 --output looked.md
 
-Each held-out image's own caption is chosen out of eight by its loss, and its loss is compared with that under a
-different image. An image is read once for all of its captions.
+For each held-out image, the caption with the lowest loss is chosen out of eight. The loss of its own caption is
+compared with the loss of a different image's caption. An image is read once for all of its captions.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CaptionChoice:
     Attributes:
         right: Loss of its own caption.
         others: Losses of the captions that it is chosen against.
-        strange: Loss of the next image's caption that is of a different thing.
+        strange: Loss of the caption of the next image that shows a different thing.
     """
 
     right: float
@@ -71,20 +71,20 @@ class Examiner:
             captions: Captioned images of at least two different things.
         """
         rng = random.Random(0)
-        things: dict[str, set[str]] = {}
+        things_by_caption: dict[str, set[str]] = {}
         for question in captions:
-            things.setdefault(question.answers[0], set()).add(question.meta["thing"])
-        lists = []
+            things_by_caption.setdefault(question.answers[0], set()).add(question.meta["thing"])
+        candidates = []
         for number, question in enumerate(captions):
-            others = [sentence for sentence, of in things.items() if question.meta["thing"] not in of]
+            others = [caption for caption, things in things_by_caption.items() if question.meta["thing"] not in things]
             following = [other.answers[0] for other in (*captions[number:], *captions[:number])]
-            strange = next(sentence for sentence in following if sentence in others)
-            lists.append([question.answers[0], *rng.sample(others, min(CHOICES - 1, len(others))), strange])
-        made: list[CaptionChoice] = []
+            strange = next(caption for caption in following if caption in others)
+            candidates.append([question.answers[0], *rng.sample(others, min(CHOICES - 1, len(others))), strange])
+        choices: list[CaptionChoice] = []
         for start in range(0, len(captions), BATCH):
-            losses = self.losses(captions[start : start + BATCH], lists[start : start + BATCH])
-            made += [CaptionChoice(row[0], tuple(row[1:-1]), row[-1]) for row in losses]
-        return made
+            losses = self.losses(captions[start : start + BATCH], candidates[start : start + BATCH])
+            choices += [CaptionChoice(row[0], tuple(row[1:-1]), row[-1]) for row in losses]
+        return choices
 
     def losses(self, questions: Sequence[Question], answers: Sequence[Sequence[str]]) -> list[list[float]]:
         """Compute the mean loss of a token of each answer to each question."""

@@ -4,10 +4,10 @@
     python -m reflectune.examples.pocket.run --quick
     python -m reflectune.examples.pocket.run --fresh --run runs/fresh
 
-Stages that don't need each other run side by side, with a core each; their output is in `runs/pocket/STAGE.log`. A
-finished stage is not run again; one that was interrupted is resumed. `--quick` trains nothing and evaluates the shipped
-models; `--fresh` takes the shipped models, trains two more readers and MMKB-RAG, and evaluates the test questions that
-were never used. Each needs a folder of its own (`--run`).
+Independent stages run side by side, with a core each. Their output is in `runs/pocket/STAGE.log`. A finished stage is
+not run again; an interrupted one resumes. `--quick` trains nothing, and evaluates the shipped models. `--fresh` takes
+the shipped models, trains two more readers and MMKB-RAG, and evaluates the test questions that were never used. Give
+each of the three its own folder (`--run`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READERS = {"gold": ("gold",), "article": ("article",)}
 Two contexts have no reader of their own: none at all, and five whole articles, which would take longer than all others.
 """
 FRESH = "--splits test_unseen_question test_unseen_entity --skip 40 60 100 150"
-"""Test questions that no earlier evaluation asked: each drew one of these numbers of a test split's questions."""
+"""Test questions that no earlier evaluation asked. Those drew 40, 60, 100 or 150 questions of each split."""
 MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 MMKB_READS = "--title_weight 0 --max_reply_tokens 64"
@@ -46,7 +46,7 @@ BY_IMAGES = (
     *("fresh_by_images", "fit_by_images", "fit_by_images_text", "fresh_retrieved", "fresh_retrieved_one"),
     *("fresh_mmkb", *(f"fresh_mmkb_{seed}" for seed in SEEDS)),
 )
-"""Folders that the fresh test by images alone compares: mR²AG and baselines, fitted exponents, MMKB-RAG's trainings."""
+"""Folders that the fresh test by images alone compares: mR²AG and baselines, fitted exponents, and MMKB-RAG."""
 FITTED = {"": "mr2ag", "_text": "mr2ag_text_scored"}
 """Pipelines of the fresh test whose exponents are fitted, by the endings of their folders."""
 BEST_READER = "naive_rag_article_tuned"
@@ -62,7 +62,7 @@ NEEDS = {
     "captions": ("gallery",),
     "caption_prompts": ("captions",),
     "stage1": ("assemble", "caption_prompts"),
-    "visual": ("stage1",),  # in the same folder as stage 1's data, which stage 1 would read as well
+    "visual": ("stage1",),  # shares a folder with stage 1's data: stage 1 would also read it
     "visual_prompts": ("visual",),
     "stage2": ("visual_prompts",),
     "look": ("stage2",),
@@ -166,7 +166,7 @@ def stages() -> dict[str, list[str]]:
         "mr2ag": recipe("train.sft", "lora"),
         "plain_tuned": recipe("train.sft", "lora")
         + f"--scheme plain --train_data {RUN}/baseline --output_dir {RUN}/plain_tuned".split(),
-        **{stage: it for name, contexts in READERS.items() for stage, it in reader(name, contexts).items()},
+        **{stage: command for name, forms in READERS.items() for stage, command in reader(name, forms).items()},
         "evaluate": recipe("inference.evaluate", "evaluate"),
         "reader": [*program("train.merge"), *f"--checkpoint {RUN}/gold_tuned --output {RUN}/reader".split()],
         "probe": recipe("data_builders.probe", "probe"),
@@ -193,7 +193,8 @@ def tuned_readers() -> dict[str, str]:
 def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
     """Return the commands without training: the shipped models on `limit` questions of each split.
 
-    Of the untuned baselines it has the best: pocket/llava can't read. The shipped reader reads all contexts.
+    Of the untuned baselines only the best is evaluated, since pocket/llava can't read. The shipped reader reads all
+    contexts.
     """
     settings = f"--model pocket/mr2ag --plain_model pocket/plain --limit {limit} --output {RUN}/quick --pipelines"
     pipelines = ["closed_book", "naive_rag_passages", *TUNED, "mr2ag"]
@@ -268,9 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="Markdown file of the tables that are printed at the end")
     parser.add_argument("--run", type=Path, default=Path(), help="folder that the recipes' `runs/pocket` is below")
-    less = parser.add_mutually_exclusive_group()
-    less.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
-    less.add_argument("--fresh", action="store_true", help="evaluate the test questions that were never used")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--quick", action="store_true", help="train nothing: evaluate the shipped models")
+    mode.add_argument("--fresh", action="store_true", help="evaluate the test questions that were never used")
     parser.add_argument("--lanes", type=int, default=min(2, cores()), help="stages at a time; they share the cores")
     arguments = parser.parse_args()
     if arguments.lanes < 1:
@@ -279,9 +280,14 @@ def main() -> None:
     arguments.run.mkdir(parents=True, exist_ok=True)
     os.chdir(arguments.run)  # the recipes' folders are relative
     RUN.mkdir(parents=True, exist_ok=True)
-    commands = quick_stages() if arguments.quick else fresh_stages() if arguments.fresh else stages()
-    left = commands.keys() - finished(RUN, commands).keys()
-    print(f"{len(left)} of {len(commands)} stages to do")
+    if arguments.quick:
+        commands = quick_stages()
+    elif arguments.fresh:
+        commands = fresh_stages()
+    else:
+        commands = stages()
+    unfinished = commands.keys() - finished(RUN, commands).keys()
+    print(f"{len(unfinished)} of {len(commands)} stages to do")
     if arguments.quick:  # each of its stages needs the one before, and has all cores
         minutes = run_stages(RUN, commands)
     else:

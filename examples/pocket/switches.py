@@ -1,12 +1,12 @@
-"""Measure the switches of MMKB-RAG on pocket, one by one, after the stages of `pocket.run` up to `reader` and `index`.
+"""Measure MMKB-RAG's settings on pocket, one by one. The stages of `pocket.run` up to `reader` and `index` come first.
 
     python -m reflectune.examples.pocket.switches --device cuda
     python -m reflectune.examples.pocket.switches pairs soft --splits val_unseen_entity
     python -m reflectune.examples.pocket.switches --commands
 
-Every switch is compared with `retrieved`: labels on retrieved documents, found by images alone, with a fifth of the
-entities held out. Its stages are those of `retrieved` with the flags of `SWITCHES`. `--commands` prints them, `--table`
-prints the scores of the finished ones.
+Every switch is compared with `retrieved`: labels on documents that are retrieved by images alone, with a fifth of the
+entities held out. A switch has the same stages with its flags in `SWITCHES`. `--commands` prints the commands,
+`--table` prints the scores of finished switches.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class Switch:
     """Flags of a switch's stages, in addition to those of `retrieved`.
 
     Attributes:
-        labels: Of `derive_labels`; None if the switch takes the labels and the model of `retrieved`.
-        train: Of `sft`.
-        documents: Of `probe` and `evaluate`, which then has probes of its own.
-        fused: True if `evaluate` has the choice that was fitted on held-out documents.
-        evaluate: Of `evaluate` alone.
-        knowing: True for a reader of its own that was taught the facts of half of the entities, so that RET has both
+        labels: Flags of `derive_labels`; None if the switch takes the labels and the model of `retrieved`.
+        train: Flags of `sft`.
+        documents: Flags of `probe` and `evaluate`; with them the switch has its own probes.
+        fused: True if `evaluate` takes the choice that was fitted on held-out documents.
+        evaluate: Flags of `evaluate` alone.
+        knowing: True for a separate reader that was taught the facts of half of the entities, so that RET has both
             labels.
     """
 
@@ -83,59 +83,47 @@ SWITCHES: Final = {
 def stages(name: str, device: str, splits: Sequence[str]) -> dict[str, list[str]]:
     """Return the commands of a switch, in order."""
     switch = SWITCHES[name]
-    own = name if switch.documents or switch.knowing else "retrieved"
-    probes, model = FOLDER / f"probes_{own}", "retrieved" if switch.labels is None else name
-    on = ["--device", device]
+    probed = name if switch.documents or switch.knowing else "retrieved"
+    labelled = "retrieved" if switch.labels is None else name
+    probes, labels, model = FOLDER / f"probes_{probed}", FOLDER / f"labels_{name}", FOLDER / f"mmkb_{labelled}"
     reader = FOLDER / f"reader_{name}" if switch.knowing else RUN / "reader"
-    made = knowing_reader(name, on) if switch.knowing else {}
-    made |= {
-        f"probe_{own}": [
-            *(
-                *module("data_builders.probe", "examples/pocket/probe.yaml"),
-                *PROBES.split(),
-                *switch.documents.split(),
-                *on,
-            ),
-            *f"--documents_random 0 --model {reader} --output {probes}".split(),
-        ]
-    }
+    searched = f"{switch.documents} --device {device}"
+    commands = knowing_reader(name, device) if switch.knowing else {}
+    commands[f"probe_{probed}"] = [
+        *module("data_builders.probe", "examples/pocket/probe.yaml"),
+        *f"{PROBES} {searched} --documents_random 0 --model {reader} --output {probes}".split(),
+    ]
     if switch.labels is not None:
-        made[f"labels_{name}"] = [
+        commands[f"labels_{name}"] = [
             *program("data_builders.derive_labels"),
-            *f"--probes {probes} --dataset {RUN}/gallery --output {FOLDER}/labels_{name} --hold_out 0.2".split(),
-            *(*"--answer_model shared".split(), *switch.labels.split()),
+            *f"--probes {probes} --dataset {RUN}/gallery --output {labels} --hold_out 0.2".split(),
+            *f"--answer_model shared {switch.labels}".split(),
         ]
-        made[f"mmkb_{name}"] = [
-            *(*module("train.sft", "examples/pocket/lora.yaml"), *switch.train.split(), *on),
-            *f"--scheme mmkb_rag --model {reader} --train_data {FOLDER}/labels_{name}".split(),
-            *f"--output_dir {FOLDER}/mmkb_{name}".split(),
+        commands[f"mmkb_{name}"] = [
+            *module("train.sft", "examples/pocket/lora.yaml"),
+            *f"{switch.train} --device {device} --scheme mmkb_rag --model {reader} --train_data {labels}".split(),
+            *f"--output_dir {model}".split(),
         ]
     if name in ("retrieved", "all"):  # `fusion` and `lists` take those of `retrieved`
-        made[f"choice_{name}"] = [
-            *(*program("examples.pocket.choose"), "--model", f"{FOLDER}/mmkb_{name}", "--probes", str(probes)),
-            *f"--labels {FOLDER}/labels_{name} --output {choice(name)} --all".split(),
-            *on,
+        commands[f"choice_{name}"] = [
+            *program("examples.pocket.choose"),
+            *f"--model {model} --probes {probes} --labels {labels} --output {choice(name)} --all".split(),
+            *("--device", device),
         ]
-    made[f"evaluate_{name}"] = [
-        *(
-            *module("inference.evaluate", "examples/pocket/evaluate.yaml"),
-            "--plain_model",
-            "",
-            *switch.documents.split(),
-            *on,
-        ),
-        *f"--model {FOLDER}/mmkb_{model} --base_model {reader} --title_weight 0 --answer_model tuned".split(),
-        *switch.evaluate.split(),
-        *f"--max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --splits".split(),
+    commands[f"evaluate_{name}"] = [
+        *module("inference.evaluate", "examples/pocket/evaluate.yaml"),
+        *("--plain_model", ""),
+        *f"{searched} --model {model} --base_model {reader} --title_weight 0 --answer_model tuned".split(),
+        *f"{switch.evaluate} --max_reply_tokens 64 --output {FOLDER}/evaluation_{name} --splits".split(),
         *(*splits, "--pipelines", "mmkb_rag", *(["closed_book"] if switch.knowing else [])),  # RET is compared with it
     ]
-    return made
+    return commands
 
 
-def knowing_reader(name: str, on: Sequence[str]) -> dict[str, list[str]]:
+def knowing_reader(name: str, device: str) -> dict[str, list[str]]:
     """Return the commands that teach a reader the facts of half of the entities, validation's included, and merge it.
 
-    Labels come from training questions alone, so that RET is measured on entities that it was not taught on.
+    Labels come from training questions alone, so RET is measured on entities that it was not taught on.
     """
     reflection, data, tuned = (FOLDER / f"{kind}_{name}" for kind in ("reflection", "facts", "plain"))
     commands = {}
@@ -150,17 +138,16 @@ def knowing_reader(name: str, on: Sequence[str]) -> dict[str, list[str]]:
         ]
     mixture = json.dumps({f"{data}/{split}.parquet": 1 for split in TAUGHT_SPLITS})
     memorising = "--epochs 4 --lora_r 32 --lora_alpha 64 --learning_rate 1.5e-3 --per_device_train_batch_size 8"
-    return {
-        **commands,
-        f"plain_{name}": [
-            *(*module("train.sft", "examples/pocket/lora.yaml"), *on, "--train_data", mixture),
-            *f"--scheme plain --model {RUN}/reader --output_dir {tuned} {memorising}".split(),
-        ],
-        f"reader_{name}": [
-            *program("train.merge"),
-            *f"--checkpoint {tuned} --output {FOLDER}/reader_{name}".split(),
-        ],
-    }
+    commands[f"plain_{name}"] = [
+        *module("train.sft", "examples/pocket/lora.yaml"),
+        *("--device", device, "--train_data", mixture),
+        *f"--scheme plain --model {RUN}/reader --output_dir {tuned} {memorising}".split(),
+    ]
+    commands[f"reader_{name}"] = [
+        *program("train.merge"),
+        *f"--checkpoint {tuned} --output {FOLDER}/reader_{name}".split(),
+    ]
+    return commands
 
 
 def choice(name: str) -> Path:
