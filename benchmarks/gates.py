@@ -3,11 +3,11 @@
     python benchmarks/two_hop.py --train_seeds 1 2 --test_seeds 101 102 103 104 --run runs/gates
     python benchmarks/gates.py --run runs/gates
 
-The reader is the scripted teacher of lessons: it writes what the prompt's documents allow, so that only the rules make
+The reader is the scripted teacher of lessons. It writes what the prompt's documents allow, so that only the rules make
 mistakes. Searches and the gate are real. The gate is a miniature tuned by mR²AG on two-hop questions of the train
-seeds, and one-hop questions of the first one. All trajectories run to their end, with an answer and a judged record in
-each iteration: each rule's stop is read from them. Thresholds are chosen in the worlds of `--validation`, and applied
-in those of `--test`.
+seeds, and on one-hop questions of the first seed. All trajectories run to their end, with an answer and a judged record
+in each iteration. From these it is computed where each rule would have stopped. Thresholds are chosen in the worlds of
+`--validation`, and applied in those of `--test`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class World:
     engine: PrefixEngine
 
     def courses(self, name: str, **settings: Any) -> Pairs:
-        """Run a pipeline with the teacher in the reader's place."""
+        """Run a pipeline with the teacher as its reader."""
         dataset = Dataset(self.folder / f"world_{self.seed}")
         questions = [question for split in SPLITS for question in dataset.questions(split)]
         teachers = {it.id: teacher_of(it, dataset.knowledge, QUERY_FORMS) for it in questions}
@@ -197,14 +197,14 @@ class Course:
         return self.right[last], self.written[last] + self.judged + 1
 
     def by_cosine(self, tau: float) -> tuple[float, int]:
-        """Return the same if it ends before a search whose queries repeat: equations 9 and 10 of PMSR."""
+        """Return both if it ends before a search whose queries repeat: equations 9 and 10 of PMSR."""
         stop = next((n for n, alike in enumerate(self.alike) if alike >= tau), None)
         if stop is None:
             return self.fixed(ITERATIONS)
         return self.right[stop - 1], self.written[stop - 1] + self.asked[stop] + 1
 
     def by_gate(self, least: float) -> tuple[float, int]:
-        """Return the same if it ends after a record that the gate judges as evidence. A judgement is a call."""
+        """Return both if it ends after a record that the gate judges as evidence. A judgement is a call."""
         stop = next((n for n, p in enumerate(self.record) if p >= least), ITERATIONS)
         return self.right[stop], self.written[stop] + min(stop + 1, ITERATIONS) + 1
 
@@ -214,19 +214,22 @@ Rule = Callable[[Course], tuple[float, int]]
 
 
 def scored(pairs: Pairs, rule: Rule) -> dict[str, Any]:
-    """Return a rule's score with its interval, and its calls."""
+    """Return a rule's score with its interval, and its mean calls per question."""
     score = mean([question for question, _ in pairs], [rule(course)[0] for _, course in pairs], 0)
     assert score is not None
     return {**score, "calls": float(np.mean([rule(course)[1] for _, course in pairs]))}
 
 
-def chosen(pairs: Pairs, rules: Mapping[str, Rule], most: float = np.inf) -> str:
-    """Return the rule with the highest score of those of at most `most` calls, of equal ones that with the fewest."""
-    found = {name: (scored(pairs, rule)["value"], -scored(pairs, rule)["calls"]) for name, rule in rules.items()}
-    allowed = {name: key for name, key in found.items() if -key[1] <= most}
+def chosen(pairs: Pairs, rules: Mapping[str, Rule], max_calls: float = np.inf) -> str:
+    """Return the rule with the highest score, then with the fewest calls, of those with at most `max_calls` calls.
+
+    If every rule has more calls, return the one with the fewest.
+    """
+    figures = {name: scored(pairs, rule) for name, rule in rules.items()}
+    allowed = [name for name, row in figures.items() if row["calls"] <= max_calls]
     if not allowed:
-        return min(found, key=lambda name: -found[name][1])
-    return max(allowed, key=lambda name: allowed[name])
+        return min(figures, key=lambda name: figures[name]["calls"])
+    return max(allowed, key=lambda name: (figures[name]["value"], -figures[name]["calls"]))
 
 
 def stop_figures(validation: Pairs, test: Pairs) -> dict[str, Any]:
@@ -236,8 +239,8 @@ def stop_figures(validation: Pairs, test: Pairs) -> dict[str, Any]:
     names = [f"{last + 1} searches" for last in range(ITERATIONS + 1)]
     fixed: dict[str, Rule] = {name: partial(Course.fixed, last=last) for last, name in enumerate(names)}
     ours = chosen(validation, cosine)
-    most = scored(validation, cosine[ours])["calls"]
-    equal, best = chosen(validation, gate, most), chosen(validation, gate)
+    max_calls = scored(validation, cosine[ours])["calls"]
+    equal, best = chosen(validation, gate, max_calls), chosen(validation, gate)
     rows = {
         f"cosine, {ours}": cosine[ours],
         f"gate at no more calls, {equal}": gate[equal],

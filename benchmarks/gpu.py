@@ -1,13 +1,13 @@
-"""Measure the toolkit on one GPU at the size of 7 B against simple code of transformers, in one command.
+"""Compare the toolkit at the size of 7B with simple code of transformers, on one GPU, in one command.
 
     python benchmarks/gpu.py --results OUT                                        # a GPU of 80 GB, at most 25 minutes
     python benchmarks/gpu.py --results OUT --sections training gradients weights  # training alone: at most 9
-    python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32 --packed    # does it run? anywhere
+    python benchmarks/gpu.py --results OUT --device cpu --size tiny --dtype float32 --packed    # a smoke test
 
-Each section is a process of its own with a limit in seconds. Figures are written after each measurement, so that a
-section that is cut off keeps those it has; a measurement that fails is recorded with its error. Sections measured one
-after another, by the same commit on the same machine, are joined in one file. Weights are random. Trees need the
-transformers of pyproject.toml (5.23): earlier ones take no mask as `logits_to_keep`.
+Each section is a process with a time limit. Figures are written after each measurement, so a section that is cut off
+keeps the figures it has. A measurement that fails is recorded with its error. Sections that are measured by several
+commands, with the same commit on the same machine, are joined in one file. Weights are random. Trees need the
+transformers of pyproject.toml (5.23): earlier versions take no mask as `logits_to_keep`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
     model = w.build(family, arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
     figures.put("model", "parameters", model.num_parameters())
     figures.put("model", "language parameters", w.language_parameters(model))
-    prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
-    branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
+    prefixes, branches = drawn_questions(model)
     large = arguments.device != "cpu" or arguments.size == "tiny"
     found = rivals(model, prefixes, branches, figures, large=large)
     engine = w.engine_of(model, packed=arguments.packed)  # from here on the model's attention is the engine's
@@ -152,8 +151,14 @@ def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> N
         profile(lambda: answer(*first, ANSWERS, LONGER), figures)
 
 
+def drawn_questions(model: Any) -> tuple[list[Any], list[list[list[int]]]]:
+    """Return the prefixes of the questions, and the passages of each."""
+    prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
+    return prefixes, [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
+
+
 def rivals(model: Any, prefixes: list[Any], branches: list[Any], figures: Figures, *, large: bool) -> dict[str, Any]:
-    """Time what an engineer would write first, and return gates and answers; `large`: of eight questions as well."""
+    """Time the simple implementations, and return gates and answers; of eight questions as well if `large`."""
     first, last = (prefixes[:1], branches[:1]), (prefixes, branches)
     ours = functools.partial(w.repeated_cache, model)
 
@@ -200,10 +205,9 @@ def compiling(engine: Any, prefixes: list[Any], branches: list[Any], figures: Fi
 
 
 def again(arguments: argparse.Namespace, figures: Figures) -> None:
-    """Compile LLaVA's layers by another process, which finds them on the disk."""
+    """Compile LLaVA's layers in a second process, which finds them in the cache on disk."""
     model = w.build("llava", arguments.size, dtype=getattr(torch, arguments.dtype), device=arguments.device)
-    prefixes = [w.question(model, seed=seed) for seed in range(QUESTIONS)]
-    branches = [w.passages(model, PASSAGES, TOKENS, seed=50 + seed) for seed in range(QUESTIONS)]
+    prefixes, branches = drawn_questions(model)
     engine = w.engine_of(model, packed=arguments.packed)
     if arguments.device == "cuda" and isinstance(engine.reader, w.PackedReader):
         compiling(engine, prefixes, branches, figures, " again")
@@ -244,7 +248,7 @@ def decode_steps(figures: Figures) -> None:
 
 
 def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run a section as a process, and return its figures, those of one that failed or was cut off too."""
+    """Run a section as a process, and return its figures, also if it failed or was cut off."""
     path = arguments.results / f"gpu_{name}.part"
     path.unlink(missing_ok=True)
     options = [f"--{key}={getattr(arguments, key)}" for key in ("results", "device", "size", "dtype")]
@@ -263,7 +267,7 @@ def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[
 
 
 def hardware(device: str) -> dict[str, Any]:
-    """Return the GPU's name, its rate of a large matrix product, and its memory's."""
+    """Return the GPU's name, the rate of a large matrix product, and the rate of a copy."""
     if device != "cuda":
         return {"gpu": None}
     rate = product_rate(torch.device("cuda"), torch.bfloat16)

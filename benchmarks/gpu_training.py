@@ -30,10 +30,10 @@ TREES, BRANCHES, BRANCH_TOKENS = 2, 6, 190
 
 @dataclass(frozen=True)
 class Case:
-    """Trees whose forward and backward pass is timed with all weights but the vision tower's, and the mark.
+    """Trees whose forward and backward pass is timed, with gradients of all weights but the vision tower's.
 
-    `wanted` is in TFLOP/s; or in times the flat rows' speed, if `flat`; or a share of the card's product rate, if
-    below 1.
+    `wanted` is the mark: TFLOP/s, or a share of the card's product rate if below 1. If `flat`, it is a multiple of the
+    flat rows' speed.
     """
 
     family: str
@@ -47,8 +47,15 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Name the case in tables."""
+        """Name in tables."""
         return f"{self.family}, {self.trees} x {self.branches} x {self.tokens}, images of {self.image}"
+
+    @property
+    def mark(self) -> str:
+        """The mark in tables."""
+        if self.flat:
+            return f"{self.wanted:g} ×"
+        return f"{self.wanted:.0%}" if self.wanted < 1 else f"{self.wanted:g}"
 
 
 CASES = (
@@ -58,7 +65,7 @@ CASES = (
     Case("qwen2_5_vl", 4, 8, 137, 0.45, image=1280),
     Case("llava", 1, 20, 700, 3, flat=True, recomputed=True),
 )
-"""Cases of `all_weights`. They have no optimiser: one GPU doesn't hold its states for 7 B."""
+"""Cases of `all_weights`. They have no optimiser: its states for 7B don't fit on one GPU."""
 
 
 def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
@@ -126,7 +133,7 @@ def _with_lora(base: Any, rank: int) -> Any:
 
 @contextmanager
 def compiled(model: Any, *, on: bool) -> Iterator[None]:
-    """Compile the language model's layers for a while, as `train/sft.py` does."""
+    """Compile the language model's layers inside this block, as `train/sft.py` does."""
     layers = model.model.language_model.layers if on else ()
     for layer in layers:
         layer.compile(dynamic=False)
@@ -177,7 +184,8 @@ def _gradients(model: Any) -> dict[str, Tensor]:
 
 def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
     """Time the passes of `CASES`, and profile those of several trees; a family's weights are drawn once."""
-    model, family, dtype = None, "", getattr(torch, arguments.dtype)
+    model: Any = None
+    family, dtype = "", getattr(torch, arguments.dtype)
     for case in CASES:
         if arguments.size == "tiny":
             case = replace(case, tokens=case.tokens // 8, image=case.image // 4)
@@ -185,16 +193,10 @@ def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
             del model
             if arguments.device == "cuda":
                 torch.cuda.empty_cache()
-            model, family = _trained(case.family, arguments, dtype), case.family
+            family = case.family
+            model = w.build(family, arguments.size, dtype=dtype, device=arguments.device).train()
+            w.freeze_vision_tower(model)
         _measure_case(model, case, arguments.device, figures)
-
-
-def _trained(family: str, arguments: argparse.Namespace, dtype: torch.dtype) -> Any:
-    """Draw a model all of whose weights but the vision tower's have gradients."""
-    model: Any = w.build(family, arguments.size, dtype=dtype, device=arguments.device).train()
-    tower = model.model.vision_tower if family == "llava" else model.model.visual
-    tower.requires_grad_(False)
-    return model
 
 
 def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None:
@@ -249,9 +251,9 @@ def weights_tables(figures: dict[str, Any]) -> list[str]:
         reached = at(found, "TFLOP/s", f"{case.name}, trees")
         times = other / seconds if seconds and other else None
         share = reached / rate if reached and rate else None
-        wanted = f"{case.wanted:g} ×" if case.flat else f"{case.wanted:.0%}" if case.wanted < 1 else f"{case.wanted:g}"
         memory = at(found, "pass, GiB", f"{case.name}, trees")
-        rows.append((case.name, seconds, reached, share and f"{share:.0%}", times and f"{times:.1f} ×", wanted, memory))
+        ratios = (share and f"{share:.0%}", times and f"{times:.1f} ×")
+        rows.append((case.name, seconds, reached, *ratios, case.mark, memory))
     head = (
         "all weights, forward and backward",
         "s",

@@ -23,9 +23,8 @@ from results import Benchmark, table
 
 from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import at
-from reflectune.examples.staging import cores
+from reflectune.examples.staging import METHODS, cores
 
-METHODS = ("full", "lora", "qlora")
 PIPELINES = (
     *("closed_book", "naive_rag_article", "naive_rag_articles", "naive_rag_passages"),
     *("oracle_article", "oracle_articles", "mr2ag", "mr2ag_oracle"),
@@ -44,7 +43,7 @@ class Mark:
         high: Upper bound.
         percent: True for a share, False for minutes or GiB.
         strict: True if the mean must be above `low`: a lead of 0 is a tie.
-        least: True if the least of all seeds counts, not the mean: what a neighbour adds to minutes isn't the run's.
+        least: True if the minimum over seeds counts, not the mean: other processes can make a run slower.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Mark:
     least: bool = False
 
     def over_seeds(self, values: Sequence[float]) -> float:
-        """Return the one value of all seeds."""
+        """Return the mean over seeds, or the minimum if `least`."""
         return min(values) if self.least else statistics.mean(values)
 
     def holds(self, value: float) -> bool:
@@ -197,7 +196,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/marks"), help="folder of the quick starts")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=FAMILIES)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS[:2])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["full", "lora"])
     parser.add_argument("--jobs", type=int, default=1, help="quick starts at a time")
     arguments = BENCHMARK.parse(parser)
     runs = list(product(arguments.families, arguments.methods, arguments.seeds))

@@ -1,4 +1,4 @@
-"""Results of benchmarks as JSON, the page made from them, and the board of claims: `python benchmarks/results.py`."""
+"""Write a benchmark's results as JSON, its page, and the board of claims: `python benchmarks/results.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "benchmarks"
 RESULTS = PAGES / "results"
 PACKAGES = ("torch", "transformers", "peft", "trl", "faiss-cpu")
-PLACES = ("--results", "--run", "--commit")
+UNRECORDED = ("--results", "--run", "--commit")
 """Options that change no figure, and are left out of a recorded command."""
 
 
@@ -33,8 +33,8 @@ class Benchmark:
         text: Text between title and tables, in Markdown.
         tables: Lines of the page below the text, from the figures.
         claims: Rows of the board, from the figures: claim, measured value, reference.
-        also: Names of further results that the page shows, by their own functions of the figures.
-        joined: True if figures of earlier commands stay in the file: those of the same commit, machine and versions.
+        also: Further results that the page shows: name, and function that returns their lines from the figures.
+        joined: True to keep the figures of earlier commands with the same commit, machine and versions in the file.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Benchmark:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Return a Markdown table; every column but the first is set to the right."""
+    """Return the lines of a Markdown table; all columns but the first are right-aligned."""
     lines = [list(map(str, head)), ["---", *["--:"] * (len(head) - 1)], *[list(map(_cell, row)) for row in rows]]
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -128,7 +128,7 @@ def _source(record: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """Return the short hash of the commit that is checked out, with a plus if tracked sources have changed since."""
+    """Return the short hash of HEAD, with a plus if tracked sources have changed since."""
     try:
         head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
         changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "*.py", "*.yaml"], cwd=ROOT)
@@ -165,9 +165,9 @@ def command_line(words: Sequence[str] | None = None) -> str:
     kept: list[str] = []
     while left:
         word = left.pop(0)
-        if word in PLACES:
+        if word in UNRECORDED:
             left = left[1:]
-        elif not word.startswith(tuple(f"{name}=" for name in PLACES)):
+        elif not word.startswith(tuple(f"{name}=" for name in UNRECORDED)):
             kept.append(word)
     return shlex.join(["python", f"benchmarks/{Path(script).name}", *kept])
 

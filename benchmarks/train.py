@@ -2,7 +2,7 @@
 
     python benchmarks/train.py                                   # one step on a CPU
     python benchmarks/train.py --whole --results OUT             # whole trainings on a GPU of 80 GB
-    python benchmarks/train.py --whole --results OUT --device cpu --size tiny --questions 64    # does it run? anywhere
+    python benchmarks/train.py --whole --results OUT --device cpu --size tiny --questions 64    # a smoke test
 
 A question has an image of 576 tokens and K passages, each followed by a reflection token and an answer. A step is one
 forward and one backward pass; the optimiser's is the same on both sides. Weights are random, and the losses must agree.
@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 from whole_training import SIDES, head_to_head, whole_claims, whole_tables
-from workload import FAMILIES, NAMES, SIZES, build, flat_rows, timed, tree_of
+from workload import FAMILIES, NAMES, SIZES, build, flat_rows, freeze_vision_tower, timed, tree_of
 
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.attention.collation import TreeCollator, loss_terms
@@ -67,8 +67,7 @@ def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time a step on flat rows and on a tree."""
     model: Any = build(family, arguments.size or FAMILIES[family])
-    tower = model.model.vision_tower if family == "llava" else model.model.visual
-    tower.requires_grad_(False)
+    freeze_vision_tower(model)
     model.train()
     tree = tree_of(model, arguments.branches, arguments.tokens)
     rows = flat_rows(model, tree)
@@ -135,18 +134,18 @@ sides have the same weights, tokens and labels. [gpu.md](gpu.md) has the speed a
 def main() -> None:
     """Measure every family, and write the results."""
     parser = BENCHMARK.parser(__doc__)
-    parser.add_argument("--whole", action="store_true", help="whole trainings by LoRA, against SFTTrainer's")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="of whole trainings")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of whole trainings")
-    parser.add_argument("--family", choices=FAMILIES, default="llava", help="of whole trainings")
-    parser.add_argument("--questions", type=int, default=128, help="of a whole training")
-    parser.add_argument("--step", type=int, default=16, help="questions of an optimiser step of a whole training")
-    parser.add_argument("--epoch", type=int, default=100_000, help="questions of the epochs that are counted an hour")
+    parser.add_argument("--whole", action="store_true", help="measure whole LoRA trainings")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="sides of --whole")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device of --whole")
+    parser.add_argument("--family", choices=FAMILIES, default="llava", help="family of --whole")
+    parser.add_argument("--questions", type=int, default=128, help="questions of --whole")
+    parser.add_argument("--step", type=int, default=16, help="questions per optimiser step of --whole")
+    parser.add_argument("--epoch", type=int, default=100_000, help="questions of an epoch, for epochs per hour")
     parser.add_argument("--tokens_per_device", type=int, default=14_336, help="maximum tokens per forward pass")
-    parser.add_argument("--rank", type=int, default=128, help="of the adapters")
-    parser.add_argument("--size", choices=SIZES, help="of every family; 7b for whole trainings")
-    parser.add_argument("--branches", type=int, help="passages of a question: 8, and 6 in a whole training")
-    parser.add_argument("--tokens", type=int, help="of a branch, with token and answer: 137, and 190 on average")
+    parser.add_argument("--rank", type=int, default=128, help="LoRA rank of --whole")
+    parser.add_argument("--size", choices=SIZES, help="size of every family; default with --whole: 7b")
+    parser.add_argument("--branches", type=int, help="passages of a question; default: 8, with --whole 6")
+    parser.add_argument("--tokens", type=int, help="tokens of a branch; default: 137, with --whole 190 on average")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     arguments = BENCHMARK.parse(parser)

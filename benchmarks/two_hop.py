@@ -4,9 +4,9 @@
     python benchmarks/two_hop.py
     python benchmarks/two_hop.py --agent
 
-Lessons are written in worlds of some seeds; the questions are those of other worlds, with other entities, articles,
-images and phrasings. `--agent` teaches ProMSA by a scripted teacher's trajectories, after fewer lessons. Each stage
-is a command. A finished stage is not run again.
+Lessons are about the worlds of some seeds. The questions are of other worlds, with other entities, articles, images and
+phrasings. `--agent` trains ProMSA on a scripted teacher's trajectories, after fewer lessons. Each stage is a command. A
+finished stage is not run again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from reflectune.examples.staging import PLAIN, flags, launch, module, program, r
 RECIPES = "examples/miniature"
 SPLITS = ("two_hop_val", "two_hop_test")
 WORLD_QUESTIONS, LONGER_QUESTIONS = 200, 120
-"""Questions of a world that lessons are written of, in the first and in the second course."""
+"""Questions of a world in the first lessons, and in the longer ones."""
 NEIGHBOURS = {"train": 1.0, "test": 0.5}
 """Share of the articles that name a neighbour. The default, one of seven, gives twenty pairs of entities a world."""
 TEXT_ENCODER = "pocket/text"
-"""all-MiniLM-L6-v2: the miniature's own text encoder knows no names, so that a query with one misses its passage."""
+"""all-MiniLM-L6-v2. The miniature's own text encoder doesn't know names, so a query with a name misses its passage."""
 READING = {"text_passages": "4", "pair_passages": "3", "text_weight": "0.3", "saturation": "0.999"}
 LONGER = ("--iterations", "2", "--renamed", "1", "--limit", str(LONGER_QUESTIONS), "--seed", "1")
 LESSONS = {
-    **PLAIN,  # each lesson comes several times, under other names
+    **PLAIN,  # one epoch: each lesson is repeated under other names
     "train_split": "two_hop_train",
     "learning_rate": 8e-4,
-    "per_device_train_batch_size": 4,  # a row of many long ones costs their square
+    "per_device_train_batch_size": 4,  # rows are long, and attention grows with the square of the length
     "gradient_accumulation_steps": 2,
     "save_steps": 60,
     "logging_steps": 10,
@@ -242,11 +242,15 @@ def main() -> None:
     """Run the unfinished stages, and write the results."""
     parser = BENCHMARK.parser(__doc__)
     parser.add_argument(
-        "--train_seeds", type=int, nargs="+", help="worlds of the lessons; [1 2 3 4 5], or of an agent's [1 2]"
+        "--train_seeds", type=int, nargs="+", help="worlds of the lessons; default: 1 2 3 4 5, with --agent 1 2"
     )
-    parser.add_argument("--test_seeds", type=int, nargs="+", help="worlds of the questions; [101 102], or [104]")
-    parser.add_argument("--checkpoint", type=Path, default=Path("runs/quickstart/checkpoint"), help="mR²AG's")
-    parser.add_argument("--run", type=Path, help="runs/two_hop, or runs/promsa")
+    parser.add_argument(
+        "--test_seeds", type=int, nargs="+", help="worlds of the questions; default: 101 102, with --agent 104"
+    )
+    parser.add_argument(
+        "--checkpoint", type=Path, default=Path("runs/quickstart/checkpoint"), help="mR²AG's checkpoint"
+    )
+    parser.add_argument("--run", type=Path, help="folder of the run; default: runs/two_hop, with --agent runs/promsa")
     parser.add_argument("--agent", action="store_true", help="teach ProMSA's agent")
     arguments = BENCHMARK.parse(parser)
     run = arguments.run or Path("runs/promsa" if arguments.agent else "runs/two_hop")

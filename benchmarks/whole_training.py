@@ -51,21 +51,21 @@ TARGETS = SftConfig.model_fields["lora_targets"].default
 
 
 class Clock(TrainerCallback):
-    """Notes the end of each step."""
+    """A callback that records the end of each step."""
 
     def __init__(self, device: str) -> None:
         self.ends: list[float] = []
         self._device = device
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Note the time when the device has finished the step."""
+        """Record the time when the device has finished the step."""
         if self._device == "cuda":
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
 
 
 def drawn_questions(model: PreTrainedModel, arguments: argparse.Namespace) -> list[EncodedExample]:
-    """Draw questions with images of their own, whose passages have half to one and a half of the mean length."""
+    """Draw questions with different images, whose passages have 0.5 to 1.5 times the mean length."""
     shortest, most = arguments.tokens // 2, arguments.tokens * 3 // 2
     lengths, generator = random.Random(0), torch.Generator().manual_seed(0)
     examples = []
@@ -100,10 +100,10 @@ def padded_rows(model: PreTrainedModel, rows: Sequence[Tree]) -> dict[str, Tenso
 
 
 def joined_rows(rows: Sequence[Tree]) -> dict[str, Tensor]:
-    """Return rows as one without padding (LLaVA's alone): transformers tells them apart by their positions."""
+    """Join LLaVA's rows into one without padding; transformers separates them by their positions."""
     joined = {
         "input_ids": [token for row in rows for token in row.prefix.ids],
-        "position_ids": [place for row in rows for place in range(row.length)],
+        "position_ids": [position for row in rows for position in range(row.length)],
         "labels": [label for row in rows for label in (IGNORE, *row.prefix.labels[1:])],
     }
     vision = {name: torch.cat([row.vision[name] for row in rows]) for name in rows[0].vision}
@@ -143,7 +143,7 @@ def arguments_of(kind: type[TrainingArguments], arguments: argparse.Namespace, f
 def stock_side(
     model: Any, examples: Sequence[EncodedExample], arguments: argparse.Namespace, folder: str, kind: str
 ) -> Trainer:
-    """Build SFTTrainer on flat rows: as it comes, with compiled layers, without padding too, or with Liger."""
+    """Build SFTTrainer on flat rows: with its defaults, compiled layers, compiled layers without padding, or Liger."""
     if "no padding" in kind and model.config.model_type != "llava":
         raise ValueError("rows without padding have no 3D positions")
     rows = [row for example in examples for row in independent_rows(example.trees[0])]
@@ -178,7 +178,7 @@ def stock_side(
 def our_side(
     model: Any, examples: Sequence[EncodedExample], arguments: argparse.Namespace, folder: str, kind: str
 ) -> Trainer:
-    """Build this project's trainer as `train/sft.py` does: by a number of questions, or by a budget of tokens."""
+    """Build this project's trainer as `train/sft.py` does, with micro-batches of questions or with a token budget."""
     budget = arguments.tokens_per_device if "budget" in kind else None
     at_once = arguments.step if budget else AT_ONCE
     args = arguments_of(
@@ -199,7 +199,7 @@ def our_side(
 
 
 class InTurn(TrainingOrder):
-    """Reads the examples in their order, as the other side does."""
+    """An order that keeps the examples as they are, like the other side's."""
 
     def _order(self, generator: torch.Generator) -> list[int]:
         return list(range(self.examples))
@@ -284,7 +284,7 @@ def head_to_head(arguments: argparse.Namespace, write: Callable[[dict[str, Any]]
             continue
         try:
             sides[kind] = whole_training(kind, arguments)
-        except Exception as error:  # one side must not cost the others' figures
+        except Exception as error:  # the other sides are still measured
             sides[kind] = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(kind, sides[kind], flush=True)
         write({**figures, "sides": sides})

@@ -1,4 +1,4 @@
-"""Models with random weights, questions of a given shape, and the rivals that an engineer would write first."""
+"""Models with random weights, questions of a given shape, and simple implementations to compare with."""
 
 from __future__ import annotations
 
@@ -199,6 +199,12 @@ def _qwen3_5(size: Size) -> PreTrainedConfig:
 CONFIGS = {"llava": _llava, "qwen2_vl": _qwen2_vl, "qwen2_5_vl": _qwen2_5_vl, "qwen3_5": _qwen3_5}
 
 
+def freeze_vision_tower(model: Any) -> None:
+    """Freeze the weights of the vision tower."""
+    tower = model.model.vision_tower if model.config.model_type == "llava" else model.model.visual
+    tower.requires_grad_(False)
+
+
 def language_parameters(model: PreTrainedModel) -> int:
     """Count the weights of the language model's matrices, without the embedding."""
     return sum(p.numel() for n, p in model.named_parameters() if "language" in n and p.dim() == 2 and "embed" not in n)
@@ -271,7 +277,7 @@ def repeated_cache(
     count: int = 0,
     new_tokens: int = 0,
 ) -> tuple[Tensor, list[list[int]]]:
-    """Return gates and greedy answers by transformers' own cache: the rival of the engine that is easy to write.
+    """Return gates and greedy answers with transformers' own cache, the simple alternative to the engine.
 
     Read each prefix once, repeat its cache for each branch, read the branches as a batch, and decode the chosen rows of
     all questions as one batch. The branches must be equally long, the prefixes too.
@@ -308,17 +314,18 @@ def _continued(model: Any, ids: Tensor, cache: Any, first: int) -> Tensor:
 
 
 def _choose(cache: Any, rows: Tensor) -> None:
-    """Keep some rows of a cache, possibly repeated; transformers' own way (5.23) leaves out linear attention."""
+    """Select rows of a cache, perhaps repeatedly; transformers' own method (5.23) leaves out linear attention."""
     for layer in cache.layers:
-        for held, name in _tensors(layer):
-            held[name] = held[name][rows]
+        for mapping, name in _tensors(layer):
+            mapping[name] = mapping[name][rows]
 
 
 def _joined(caches: Sequence[Any]) -> Any:
+    """Concatenate the rows of caches into the first one, and return it."""
     for layers in zip(*(cache.layers for cache in caches), strict=True):
-        for places in zip(*map(_tensors, layers), strict=True):
-            held, name = places[0]
-            held[name] = torch.cat([other[key] for other, key in places])
+        for tensors in zip(*map(_tensors, layers), strict=True):
+            mapping, name = tensors[0]
+            mapping[name] = torch.cat([other[key] for other, key in tensors])
     return caches[0]
 
 
@@ -326,7 +333,7 @@ def _tensors(layer: Any) -> list[tuple[Any, Any]]:
     """Return the mapping and the key of each tensor of a cache's layer."""
     if getattr(layer, "keys", None) is not None:
         return [(vars(layer), "keys"), (vars(layer), "values")]
-    return [(held, name) for held in (layer.conv_states, layer.recurrent_states) for name in held]
+    return [(mapping, name) for mapping in (layer.conv_states, layer.recurrent_states) for name in mapping]
 
 
 @torch.no_grad()
@@ -344,7 +351,7 @@ def batched_rows(model: Any, prefix: Rendered, branches: list[list[int]], rows: 
 def batched_generate(
     model: Any, prefixes: Sequence[Rendered], branches: Sequence[list[list[int]]], new_tokens: int
 ) -> list[list[int]]:
-    """Answer by `generate` of transformers on whole rows, those of all questions in one batch."""
+    """Answer with transformers' `generate` on whole rows, those of all questions in one batch."""
     parts = [row_inputs(model, prefix, rows) for prefix, rows in zip(prefixes, branches, strict=True)]
     inputs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     answers = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
@@ -354,12 +361,10 @@ def batched_generate(
 def row_inputs(model: PreTrainedModel, prefix: Rendered, branches: list[list[int]]) -> dict[str, Any]:
     """Return the inputs of transformers' model for whole rows: the prefix in front of each branch."""
     ids = torch.tensor([[*prefix.ids, *branch] for branch in branches], device=model.device)
-    vision = {
-        name: (value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)).repeat(
-            len(branches), *[1] * (value.dim() - 1)
-        )
-        for name, value in prefix.vision.items()
-    }
+    vision = {}
+    for name, value in prefix.vision.items():
+        moved = value.to(model.device, model.dtype) if value.is_floating_point() else value.to(model.device)
+        vision[name] = moved.repeat(len(branches), *[1] * (value.dim() - 1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **vision}
     if model.config.model_type != "llava":
         model.model.rope_deltas = None
@@ -397,8 +402,8 @@ def timed(
 
     A call of more than `longest` seconds is not repeated.
 
-    On a CPU with one thread they are CPU seconds: waiting for a core doesn't count. A neighbour still takes from the
-    caches, so figures that are published need an idle machine.
+    On a CPU with one thread these are CPU seconds, which don't count waiting for a core. Other processes still share
+    the caches, so published figures need an idle machine.
     """
     alone = device == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter

@@ -48,5 +48,5 @@ def test_the_best_score_is_chosen_then_the_fewest_calls(script: Script, course: 
     pairs = [(Question("q", "", "?"), course)]
     rules = {f"{n}": lambda it, n=n: it.fixed(n) for n in range(4)}
     assert gates.chosen(pairs, rules) == "2"
-    assert gates.chosen(pairs, rules, most=6) == "0"  # none is right: the fewest calls
-    assert gates.chosen(pairs, rules, most=1) == "0"
+    assert gates.chosen(pairs, rules, max_calls=6) == "0"  # none is right: the fewest calls
+    assert gates.chosen(pairs, rules, max_calls=1) == "0"
