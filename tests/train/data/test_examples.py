@@ -11,7 +11,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
 from reflectune.core.types import FollowUp, Passage
 from reflectune.formats.reflection_data import Manifest, write_examples, write_manifest
-from reflectune.models.attention.tree import Tree
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.loading import load
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.examples import Branch, PromptedBranch, PromptedExample, ReflectionExample
@@ -104,6 +104,21 @@ def test_a_bug_in_the_encoding_names_the_example_and_keeps_its_cause(encoded, mo
     with pytest.raises(RuntimeError, match=f"training example {dataset.examples[0].id} can't be encoded: ") as raised:
         dataset[0]
     assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_an_example_without_a_supervised_token_is_named(encoded, monkeypatch) -> None:
+    """A chat template that ends no turn leaves labels empty. Here they are removed."""
+    dataset = encoded()
+    encode = type(dataset.scheme).encode
+
+    def unlabelled(*given: Any) -> Tree:
+        tree = encode(*given)
+        silent = [Segment.of(part.ids, [IGNORE] * len(part.ids)) for part in (tree.prefix, *tree.branches)]
+        return Tree(silent[0], tuple(silent[1:]), tree.vision)
+
+    monkeypatch.setattr(type(dataset.scheme), "encode", unlabelled)
+    with pytest.raises(UserError, match="training example k0 has no supervised token: it would teach nothing"):
+        dataset[0]
 
 
 def test_a_truncated_image_is_named_with_its_example(encoded, data_folder, examples) -> None:

@@ -100,3 +100,22 @@ def test_a_checkpoint_is_on_the_disk_before_the_one_before_is_deleted(config, mo
     fine_tune(config(max_steps=6))
 
     assert deleted
+
+
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_leaves_the_one_before(config, monkeypatch) -> None:
+    """Another process takes the space that was free when the run looked."""
+    run = config("full", save_steps=1)
+    save, written = torch.save, []
+
+    def fills_up(content: Any, path: Any, *rest: Any, **named: Any) -> None:
+        if "checkpoint-2" in str(path):
+            written.append(path)
+            Path(path).write_bytes(b"a part")
+            raise OSError(28, "No space left on device", str(path))
+        save(content, path, *rest, **named)
+
+    monkeypatch.setattr(torch, "save", fills_up)
+    with pytest.raises(OSError, match="No space left"):
+        fine_tune(run)
+    assert written
+    assert whole(run.output_dir) == ["checkpoint-1"]
