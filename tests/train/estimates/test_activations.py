@@ -115,7 +115,7 @@ def test_the_formulas_give_what_autograd_saves(prepared, family: Family, changes
     assert kept_of(predicted).kept == pytest.approx(saved_bytes(model, batch, dtype), rel=0.15)
 
 
-def test_so_they_do_where_trees_have_a_dense_mask(prepared, monkeypatch) -> None:
+def test_the_formulas_give_what_autograd_saves_under_a_dense_mask(prepared, monkeypatch) -> None:
     """Accelerators have one mask for all layers."""
     for module in (tree_mask, forecasting):
         monkeypatch.setattr(module, "has_backward", lambda *kind: False)
@@ -148,7 +148,7 @@ class Peak(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_the_sum_is_the_peak_of_a_step(prepared, checkpointing: bool) -> None:
+def test_the_estimated_sum_is_the_peak_of_a_step(prepared, checkpointing: bool) -> None:
     model, batch, predicted = prepared("llava", method="full", gradient_checkpointing=checkpointing)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
 

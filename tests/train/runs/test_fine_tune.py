@@ -106,32 +106,24 @@ def test_a_scheme_without_tokens_is_trained_and_loaded(
         ("llava", "mr2ag", "full", 1e-2),
         ("qwen2_vl", "mmkb_rag", "full", 1e-2),
         ("qwen3_5", "mr2ag", "lora", 3e-2),
+        ("gemma3", "mr2ag", "lora", 3e-2),
     ],
 )
 def test_a_model_learns_its_examples(
-    config, data_folder, prompted_folder, family: Family, scheme: str, method: str, rate: float, losses
+    config, data_folder, prompted_folder, write_base, tmp_path, family, scheme: str, method: str, rate: float, losses
 ) -> None:
-    """MMKB-RAG's three tasks together."""
+    """MMKB-RAG's three tasks together. Gemma-3 scales embeddings, and its image tokens see all of their image."""
     data = str({"mr2ag": data_folder, "mmkb_rag": prompted_folder}[scheme])
-    same: dict[str, Any] = {"family": family, "method": method, "learning_rate": rate}
-    run = config(max_steps=16, save_steps=100, scheme=scheme, train_data=data, **same)
+    same: dict[str, Any] = {"scheme": scheme, "train_data": data, "method": method, "learning_rate": rate}
+    if family == "gemma3":
+        write_base(family, tmp_path / "base")
+    model = {"model": str(tmp_path / "base")} if family == "gemma3" else {"family": family}
+    run = config(max_steps=16, save_steps=100, **same, **model)
     fine_tune(run)
 
     run_losses, share = losses(run.output_dir), 0.6 if (scheme, method) == ("mr2ag", "full") else 0.85
     assert sum(run_losses[-4:]) / 4 < share * run_losses[0]
     assert load(run.output_dir, scheme=scheme).is_tuned
-
-
-def test_gemma_3_learns_its_examples(config, write_base, tmp_path: Path, losses) -> None:
-    """Its embeddings are scaled, and its images' tokens see all of their image."""
-    write_base("gemma3", tmp_path / "base")
-    same: dict[str, Any] = {"method": "lora", "learning_rate": 3e-2, "save_steps": 100}
-    run = config(model=str(tmp_path / "base"), max_steps=16, **same)
-    fine_tune(run)
-
-    run_losses = losses(run.output_dir)
-    assert sum(run_losses[-4:]) / 4 < 0.85 * run_losses[0]
-    assert load(run.output_dir, scheme="mr2ag").is_tuned
 
 
 def test_trees_and_separate_rows_train_the_same_weights(config, weights) -> None:
@@ -142,10 +134,9 @@ def test_trees_and_separate_rows_train_the_same_weights(config, weights) -> None
     torch.testing.assert_close(weights(rows.output_dir), weights(trees.output_dir), rtol=1e-3, atol=1e-4)
 
 
-def test_new_adapters_on_an_adapter_are_refused(config) -> None:
+def test_new_adapters_on_an_adapter_are_refused(config, straight) -> None:
     """Its checkpoint would name an adapter as its base model, and could not be loaded."""
-    first = config("first", method="lora", max_steps=1)
-    fine_tune(first)
+    first = straight("lora")
     with pytest.raises(UserError, match="is an adapter; merge it"):
         fine_tune(config("second", method="lora", max_steps=1, model=first.output_dir))
     full = config("full", max_steps=1, model=first.output_dir, train_towers=["language_model"])
@@ -163,11 +154,13 @@ def test_packed_rows_train_the_same_weights(config, weights, differentiable_flex
     torch.testing.assert_close(weights(packed.output_dir), weights(plain.output_dir), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_in_half_precision_small_updates_still_reach_the_weights(config, method: str, weights) -> None:
-    """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away."""
+@pytest.mark.parametrize(
+    ("method", "changes"), [("full", {}), ("lora", {}), ("qlora", {"size": "base", "gradient_checkpointing": True})]
+)
+def test_in_half_precision_small_updates_still_reach_the_weights(config, method: str, changes, weights) -> None:
+    """In bf16 an update of 1e-5 to a weight of 0.05 would be rounded away. Four bits need widths of 64."""
     half: dict[str, Any] = {"dtype": "bfloat16", "learning_rate": 1e-5, "warmup": 0.0}
-    run = config(method=method, per_device_train_batch_size=1, max_steps=2, **half)
+    run = config(method=method, per_device_train_batch_size=1, max_steps=2, **half, **changes)
     fine_tune(run)
     after = weights(run.output_dir)
 
@@ -180,6 +173,8 @@ def test_in_half_precision_small_updates_still_reach_the_weights(config, method:
     else:
         lora_b = torch.cat([weight.flatten() for name, weight in after.items() if "lora_B" in name])
         assert (lora_b != 0).float().mean() > 0.9
+        assert sum("token_adapter" in name for name in after) == 2  # both matrices' new rows
+        assert load(run.output_dir).is_tuned
 
 
 def test_a_frozen_vision_tower_stays_as_it_is_and_the_rest_moves(config, weights) -> None:
