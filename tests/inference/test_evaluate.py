@@ -73,12 +73,13 @@ def rows_in(path: Path) -> Iterator[dict]:
 
 @ONE_FAMILY
 def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpoints, tmp_path) -> None:
-    loaded, other, pipelines = load(checkpoints.plain), str(tmp_path / "other"), ["tuned_baselines"]
+    loaded, other = load(checkpoints.plain), str(tmp_path / "other")
     loaded.model.get_output_embeddings().weight.data.neg_()
     trained = {"evidence": ["passages", "gold"]}
     save_checkpoint(other, loaded.model, loaded.processor, PLAIN, {"base_model": loaded.name, "training": trained})
     readers = {"none": checkpoints.plain, "article": other, "passage": other, "passages": checkpoints.plain}
-    metrics = experiment.run(config(plain_model=readers, pipelines=pipelines, output=str(tmp_path / "several")))
+    short: dict[str, Any] = {"pipelines": ["tuned_baselines"], "limit": 1}
+    metrics = experiment.run(config(plain_model=readers, output=str(tmp_path / "several"), **short))
     read_by = {name: (facts["model"], facts["as_tuned"]) for name, facts in metrics["readers"].items()}
     assert read_by == {
         "closed_book_tuned": (checkpoints.plain, None),
@@ -92,7 +93,7 @@ def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpo
     assert "reader tuned on unknown contexts" in page
     several = kept(tmp_path / "several")
     for name in (checkpoints.plain, other):
-        experiment.run(config(plain_model=name, pipelines=pipelines, output=str(tmp_path / "one" / name[1:])))
+        experiment.run(config(plain_model=name, output=str(tmp_path / "one" / name[1:]), **short))
         alone = kept(tmp_path / "one" / name[1:])
         for pipeline, facts in metrics["readers"].items():
             assert (alone[f"{pipeline}.jsonl"] == several[f"{pipeline}.jsonl"]) == (facts["model"] == name)
@@ -129,6 +130,10 @@ def test_gates_are_scaled_by_the_checkpoints_calibration(
         run("none", calibrated=True)
     plain = run("plain")
     assert len(plain) == len(SPLITS)
+    assert {*kept(tmp_path / "plain")} == {f"{scheme}.jsonl", "retrieval.jsonl"}  # without a diagnosis
+    metrics = json.loads((tmp_path / "plain/metrics.json").read_text())
+    assert metrics["pipelines"][scheme]["overall"] is not None
+    assert (tmp_path / "plain/report.html").is_file()
     folder = tmp_path / "model"
     scalings = dict(zip(names, (gate, passage), strict=True))
     saved = Calibration(scalings, saved_weights(folder), Dataset(world).fingerprint, ["train"])
@@ -388,19 +393,6 @@ def test_a_closed_gate_answers_as_the_base_model_does_alone(config, prompted, tm
     assert not any(row["retrieved"] for row in rows_by_file["mmkb_rag.jsonl"])
 
 
-@pytest.mark.parametrize(
-    ("family", "scheme"), [("llava", "mr2ag"), ("qwen2_vl", "mmkb_rag")], indirect=["family"], scope="session"
-)
-def test_without_a_diagnosis_the_answers_alone_are_scored(scheme, config, checkpoints, prompted, tmp_path) -> None:
-    models = checkpoints if scheme == "mr2ag" else prompted
-    metrics = experiment.run(
-        config(models, pipelines=[scheme], diagnose=False, **(MMKB if scheme == "mmkb_rag" else {}))
-    )
-    assert metrics["pipelines"][scheme]["overall"] is not None
-    assert {*kept(tmp_path)} == {f"{scheme}.jsonl", "retrieval.jsonl"}
-    assert (tmp_path / "report.html").is_file()
-
-
 @ONE_FAMILY
 def test_the_tuned_model_can_answer_without_a_base_model(config, prompted, tmp_path) -> None:
     settings = {**MMKB, "pipelines": ["mmkb_rag"], "base_model": "", "answer_model": "tuned"}
@@ -412,7 +404,7 @@ def test_the_tuned_model_can_answer_without_a_base_model(config, prompted, tmp_p
 
 @ONE_FAMILY
 def test_another_base_model_does_not_mix(config, prompted, tmp_path) -> None:
-    settings = {**MMKB, "pipelines": ["mmkb_rag"]}
+    settings = {**MMKB, "pipelines": ["mmkb_rag"], "limit": 1, "diagnose": False}
     experiment.run(config(prompted, **settings))
     other = shutil.copytree(prompted.base, tmp_path / "other")
     (other / "config.json").write_text((other / "config.json").read_text() + "\n")
