@@ -27,7 +27,7 @@ def read(folder: Path, content: bytes) -> object:
         (b"\xef\xbb\xbfa: 1\n", {"a": 1}),
     ],
 )
-def test_what_a_config_may_say(tmp_path: Path, content: bytes, value: object) -> None:
+def test_yaml_values_are_read_with_their_types(tmp_path: Path, content: bytes, value: object) -> None:
     assert read(tmp_path, content) == value
 
 
@@ -50,7 +50,7 @@ def test_what_a_config_may_say(tmp_path: Path, content: bytes, value: object) ->
         (b"#" * (LARGEST_FILE + 1), "is larger than 1 MiB"),
     ],
 )
-def test_what_no_config_says_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+def test_an_unreadable_yaml_file_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(UserError) as caught:
         read(tmp_path, content)
     assert message in str(caught.value)
@@ -80,7 +80,7 @@ def test_a_command_lines_value_is_json_or_yaml(text: str, value: object) -> None
 
 
 @pytest.mark.parametrize("text", ["{a: 1, a: 2}", "[" * 100_000, '{"a": NaN}', "{a", "9" * 5000])
-def test_what_is_neither_is_a_value_error(text: str) -> None:
+def test_a_value_that_is_neither_json_nor_yaml_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_value(text)
     assert "\n" not in str(caught.value)

@@ -9,29 +9,29 @@ from reflectune.core import values
 
 
 @pytest.mark.parametrize("value", ["auto", "cpu", "cuda", "cuda:15", "xpu:1"])
-def test_a_device_may_be_called(value: str) -> None:
+def test_a_device_name_is_accepted(value: str) -> None:
     assert values.device_problem(value) == ""
 
 
 @pytest.mark.parametrize("value", ["", "meta", "CPU", "cuda:", "cuda:-1", "cuda:1000", "cpu\n"])
-def test_no_device_is_called(value: str) -> None:
+def test_an_invalid_device_name_is_refused(value: str) -> None:
     assert "must be auto, cpu, cuda or cuda:0" in values.device_problem(value)
 
 
 @pytest.mark.parametrize("value", ["", "train", "val_unseen_entity", "test-2.1", "Prüfung", "x" * 100])
-def test_a_split_may_be_called(value: str) -> None:
+def test_a_split_name_is_accepted(value: str) -> None:
     assert values.split_problem(value) == ""
 
 
 @pytest.mark.parametrize(
     "value", [".", "..", "a/b", "a\\b", "/", "a\0", "a\n", " a", "a ", "a b", "x" * 101, "🦉" * 60, "a:b"]
 )
-def test_no_split_is_called(value: str) -> None:
+def test_an_invalid_split_name_is_refused(value: str) -> None:
     assert values.split_problem(value).startswith("must ")
     assert "\n" not in values.split_problem(value)
 
 
-def test_inputs_are_there_and_of_the_right_kind(tmp_path: Path) -> None:
+def test_an_input_file_must_exist_and_be_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     file, folder, nothing = str(tmp_path / "file"), str(tmp_path), str(tmp_path / "x")
     assert values.file_problem("") == values.file_problem(file) == ""

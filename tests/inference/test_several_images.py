@@ -113,7 +113,7 @@ def test_a_local_model_shows_a_questions_images_and_those_of_pairs(make, world, 
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_every_local_prompt_shows_them_and_the_batch_changes_nothing(name, checkpoints, scripting, watched, images):
+def test_every_local_prompt_shows_all_images_in_any_batch(name, checkpoints, scripting, watched, images):
     loaded = load(checkpoints.base)
     engine, script = watched(loaded, 4096), scripting(find=lambda query, base: [f"{base} oak"])
     model = LocalModel(engine, batch_size=2)
@@ -198,7 +198,7 @@ def config(several, encoder, checkpoints, make, tmp_path) -> Callable[..., Evalu
 
 
 @ONE_FAMILY
-def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_path) -> None:
+def test_baselines_and_mi_rag_answer_questions_with_several_images(config, tmp_path) -> None:
     metrics = experiment.run(config("closed_book", "naive_rag", "oracle", "mi_rag", **SHORT))
     folder = tmp_path / "run"
     names = {"closed_book", "naive_rag_article", "oracle_article", "mi_rag"}
@@ -212,7 +212,7 @@ def test_baselines_and_mi_rag_answer_them_and_the_report_shows_them(config, tmp_
 
 
 @ONE_FAMILY
-def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None:
+def test_a_pipeline_with_a_trained_template_refuses_several_images_by_name(config) -> None:
     told = "question q has 3 images, and the pipeline mr2ag reads one; leave it out"
     with pytest.raises(UserError, match=told):
         planning.describe(config("mr2ag"))
@@ -221,21 +221,21 @@ def test_a_pipeline_with_a_trained_template_refuses_them_by_name(config) -> None
 
 
 @ONE_FAMILY
-def test_with_on_error_skip_they_are_listed(config, tmp_path) -> None:
+def test_with_on_error_skip_questions_with_several_images_are_listed(config, tmp_path) -> None:
     experiment.run(config("mr2ag", on_error="skip"))
     traces = by_question(read_traces(tmp_path / "run" / "traces" / "mr2ag.jsonl"))
     assert not traces["one"].error
     assert "question q has 3 images, and the pipeline mr2ag reads one" in traces["q"].error
 
 
-def test_recipes_that_show_them() -> None:
+def test_pipelines_with_a_trained_template_take_one_image() -> None:
     reading_one = {name for name, recipe in all_recipes().items() if not recipe.takes_images}
     iterative = {name for name, recipe in all_recipes().items() if recipe.is_iterative}
     assert not reading_one & {"closed_book", "naive_rag_passages_tuned", "oracle_passage", "text_rag", *iterative}
     assert {"mr2ag", "mr2ag_oracle", "mmkb_rag", "reflectiva", "relevance"} <= reading_one
 
 
-def test_other_readers_of_one_image_refuse_them(scripting, images) -> None:
+def test_other_readers_of_one_image_refuse_several(scripting, images) -> None:
     assert question_problem(SEVERAL) == "the question has several images, and training reads one"
     gated = MiRag(MiRagSettings(gate_filter=0.5), BUDGETS)
     with pytest.raises(UnusableInput, match=r"3 images, and the relevance gate \(`gate_filter`, `gate_stop`\) reads"):

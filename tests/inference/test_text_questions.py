@@ -208,7 +208,7 @@ def test_hotpotqa_from_its_file_to_scores(hotpotqa: dict[str, Any], checkpoints:
     assert Path(made.output, "report.html").is_file()
 
 
-def test_who_needs_an_index_of_entries(hotpotqa: dict[str, Any]) -> None:
+def test_an_index_of_entries_is_needed_without_a_text_index(hotpotqa: dict[str, Any]) -> None:
     def issues(*pipelines: str, **more: Any) -> list[str]:
         return config(hotpotqa, *pipelines, base_model="miniature/llava", **more).problems()
 

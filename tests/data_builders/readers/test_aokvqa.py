@@ -40,7 +40,7 @@ def test_a_question_with_its_ten_answers_and_its_choices(folder: Path) -> None:
     ]
 
 
-def test_the_right_choice_is_counted_with_the_empty_ones(folder: Path) -> None:
+def test_the_index_of_the_right_choice_counts_empty_choices(folder: Path) -> None:
     (question,) = read(folder, {**ROW, "choices": ["", "food", "stick", "cigarette"], "correct_choice_idx": 2})
     assert question.meta["correct_choice"] == "stick"
 

@@ -150,7 +150,7 @@ def test_entities_and_sections_are_those_of_the_knowledge_base(folder: Path) -> 
     assert entry.sections[question.evidence[0].section].title == "Description"
 
 
-def test_no_images_no_json(folder: Path) -> None:
+def test_inaturalists_json_is_needed_only_for_its_images(folder: Path) -> None:
     path = csv_file(folder / "test.csv", *ROWS)
     assert {q.image for q in read_evqa(path)} == {""}
     with pytest.raises(UserError, match="give their file names as the role `inaturalist`"):

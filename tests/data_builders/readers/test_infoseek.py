@@ -135,14 +135,14 @@ def test_a_bad_row_is_named(folder: Path, change: dict[str, object], problem: st
         read(source, folder)
 
 
-def test_a_row_that_the_other_files_lack(folder: Path) -> None:
+def test_a_row_that_another_file_lacks_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"annotations.jsonl:1: id infoseek_val_00000000: .* is not in the withkb file"):
         read(roles(folder, ROWS, withkb=WITHKB[:1]), folder)
     with pytest.raises(UserError, match=r"annotations.jsonl:1: id infoseek_val_00000000: .* is not in the qtype file"):
         read(roles(folder, ROWS, qtype=QTYPE[:1]), folder)
 
 
-def test_bad_rows_of_the_other_files(folder: Path) -> None:
+def test_a_bad_row_of_another_file_is_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"withkb.jsonl:4: id infoseek_val_00000000: field `entity_id`: is 'Q1', and"):
         read(roles(folder, ROWS, withkb=[*WITHKB, {**WITHKB[1], "entity_id": "Q1"}]), folder)
     with pytest.raises(UserError, match=r"qtype.jsonl:1: id x: field `question_type`: is 'Date'; it must be String"):

@@ -39,7 +39,7 @@ def images(tmp_path: Path) -> Path:
 read = partial(read_set, "livevqa", split="test")
 
 
-def test_the_preview(tmp_path: Path, images: Path) -> None:
+def test_the_preview_joins_questions_and_details_by_sample(tmp_path: Path, images: Path) -> None:
     path = array(tmp_path / "qa.json", PREVIEW, {**PREVIEW, "sample_id": 4, "query_image": "image/a.jpg"})
     details = array(tmp_path / "qa_detailed.json", DETAIL)
     expected = Question("3_1", "image/a.jpg", "Who founded it?", ("Ann Lee",), split="test", requires_retrieval=True)

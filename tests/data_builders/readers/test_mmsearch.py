@@ -57,7 +57,7 @@ def test_an_image_that_is_null_inside_is_none_and_an_empty_one_is_an_error(tmp_p
         read(path, tmp_path)
 
 
-def test_numbers_as_ids(tmp_path: Path) -> None:
+def test_a_number_is_read_as_an_id(tmp_path: Path) -> None:
     (question,) = read(parquet(tmp_path / "end2end.parquet", row(sample_id=12)), tmp_path)
     assert question.id == "12"
 

@@ -73,7 +73,7 @@ def test_all_ten_answers_with_the_most_frequent_first(folder: Path) -> None:
     assert soft_accuracy("ride", first.answers) == pytest.approx(0.6)
 
 
-def test_answers_as_they_were_written(folder: Path) -> None:
+def test_raw_answers_are_read_on_request(folder: Path) -> None:
     first, _ = read(write(folder), folder, raw_answers=True)
     assert first.answers == ("racing",) * 6 + ("motocross",) * 2 + ("riding",) * 2
 
@@ -102,13 +102,13 @@ def test_a_bad_row_is_named_once(folder: Path, question_changes: Any, given: Any
     assert problem in str(noted[0])
 
 
-def test_two_annotations_of_one_question(folder: Path) -> None:
+def test_two_annotations_of_one_question_are_refused(folder: Path) -> None:
     twice = {**ANNOTATIONS, "annotations": [*ANNOTATIONS["annotations"], ANNOTATIONS["annotations"][0]]}
     with pytest.raises(UserError, match=r"a\.json:3: id 3397615: field `question_id`: has two annotations"):
         read(write(folder, given=twice), folder)
 
 
-def test_a_file_that_is_cut_off(folder: Path) -> None:
+def test_a_file_that_is_cut_off_is_named(folder: Path) -> None:
     source = write(folder)
     for path in source.values():
         whole = path.read_text()
@@ -118,7 +118,7 @@ def test_a_file_that_is_cut_off(folder: Path) -> None:
         path.write_text(whole)
 
 
-def test_roles(folder: Path) -> None:
+def test_missing_and_unknown_roles_are_refused(folder: Path) -> None:
     source = write(folder)
     for wrong in ({"questions": source["questions"]}, {**source, "images": folder}, source["questions"]):
         with pytest.raises(UserError, match="from the roles questions and annotations"):

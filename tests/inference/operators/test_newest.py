@@ -116,14 +116,14 @@ def test_reag_opens_the_entries_that_look_most_alike_in_the_whole_image_or_in_a_
         pytest.param({"other": "0 0 1 1"}, 0.5, ((0.25, 0.25, 0.75, 0.75),), id="no box"),
     ],
 )
-def test_the_part_of_an_image(meta: dict[str, str], crop: float, expected: object) -> None:
+def test_the_part_is_the_questions_box_or_the_centre(meta: dict[str, str], crop: float, expected: object) -> None:
     assert crop_boxes(Question("q", "bird.png", QUESTION, meta=meta), crop, "box") == expected
 
 
 @pytest.mark.parametrize(
     "told", ["0 0 1", "10 20 110 220", "0.5 0 0.5 1", "-0.1 0 1 1"], ids=lambda told: told.replace(" ", "_")
 )
-def test_what_is_no_box_is_refused(told: str) -> None:
+def test_an_invalid_box_is_refused(told: str) -> None:
     with pytest.raises(UserError, match=r"question q: `box` is `.*`, not a box"):
         crop_boxes(Question("q", "bird.png", QUESTION, meta={"box": told}), 0.0, "box")
 

@@ -82,7 +82,7 @@ def test_a_reply_without_an_answer_leaves_the_detailed_one_and_is_counted(reply:
     assert (trace.answer, trace.tokens["replies_unread"]) == (LONG, 2)
 
 
-def test_what_trajectory_it_follows_stays_as_it_was(scripting: type[Any]) -> None:
+def test_extraction_changes_no_earlier_step(scripting: type[Any]) -> None:
     script, alone = (scripting(say=say("mice"), find=lambda query, base: ["found"]) for _ in range(2))
     trace = run("mi_rag", script)
     pipeline = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], alone.tools)

@@ -140,7 +140,7 @@ MODALITIES = {"I": "", "IQ": "Who built it?", "IC": "A red bridge.", "C": "A red
 
 
 @pytest.mark.parametrize(("modality", "text"), MODALITIES.items(), ids=MODALITIES)
-def test_what_is_searched_with(scripting: type[Any], modality: Any, text: str) -> None:
+def test_the_search_query_follows_the_modality(scripting: type[Any], modality: Any, text: str) -> None:
     script = scripting(say=lambda p: "A red bridge." if "image caption" in p else "Ann Kirk", find=find)
     run(script, mrag(query_modality=modality))
     *before, search, _ = script.asked
@@ -200,7 +200,7 @@ WAYS: Mapping[str, tuple[Mapping[str, float], list[str], tuple[str, str, int | N
 
 
 @pytest.mark.parametrize(("yes", "steps", "end"), WAYS.values(), ids=WAYS)
-def test_the_agents_ways(scripting, yes: Mapping[str, float], steps: list[str], end: tuple) -> None:
+def test_the_agent_stops_at_a_valid_answer(scripting, yes: Mapping[str, float], steps: list[str], end: tuple) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
     trace = run(script, agent())
     assert list(map(kind, script.asked)) == ["search", *steps]
@@ -229,7 +229,7 @@ FALLBACKS = {
 
 
 @pytest.mark.parametrize(("yes", "first", "last"), FALLBACKS.values(), ids=FALLBACKS)
-def test_falling_back_to_the_first_document(scripting, yes: Mapping[str, float], first, last) -> None:
+def test_the_agent_falls_back_to_the_first_document(scripting, yes: Mapping[str, float], first, last) -> None:
     script = scripting(say=answers, find=find, probability=likely(**yes))
     trace = run(script, agent(agent_fallback="first"))
     assert list(map(kind, script.asked)) == ["search", *first, "relevant two", "relevant three", *last]
@@ -244,7 +244,7 @@ BAD_REPLIES = {
 
 
 @pytest.mark.parametrize(("reply", "steps", "answer"), BAD_REPLIES.values(), ids=BAD_REPLIES)
-def test_an_empty_answer_is_never_valid_and_no_other_is_read_into(scripting, reply: str, steps, answer) -> None:
+def test_an_empty_answer_is_never_valid_and_others_are_unchanged(scripting, reply: str, steps, answer) -> None:
     script = scripting(say=lambda prompt: reply, find=find, probability=lambda prompt: 0.9)
     trace = run(script, agent())
     assert list(map(kind, script.asked)) == ["search", *steps]
@@ -296,7 +296,7 @@ def test_an_entry_is_one_document_its_article(knowledge: KnowledgeBase) -> None:
     assert entries.asked == [([(True, "Who?"), (True, "What?")], 3, weights), ([(True, "")], 1, weights)]
 
 
-def test_or_its_passage_by_the_question_whatever_is_searched_with(knowledge: KnowledgeBase) -> None:
+def test_with_a_reranker_an_entry_is_its_best_passage_for_the_question(knowledge: KnowledgeBase) -> None:
     documents = EntryDocuments(Entries("b", "empty", "a"), knowledge, modality_weights("IC", "I"), WordReranker())
     request = SearchRequest(0, ("Founded long ago.",), {ENTRIES: (3,)}, question="What does the owl eat?")
     assert [[passage.id for passage in row] for row in searched(documents, request)] == [["b#1.0", "a#1.0"]]

@@ -82,7 +82,7 @@ def test_the_equations_step_by_step(script: Any) -> None:
 
 
 @pytest.mark.parametrize("like", ["an earlier query of the same scope", "the first query"])
-def test_it_stops_before_anything_is_looked_up(scripting: type[Any], like: str) -> None:
+def test_a_repeated_query_ends_the_trajectory_before_it_is_searched(scripting: type[Any], like: str) -> None:
     first = expanded(DESCRIPTION) if like == "the first query" else OF_TRAJECTORY[0]
 
     def vector(text: str) -> list[float]:
@@ -100,7 +100,7 @@ def test_it_stops_before_anything_is_looked_up(scripting: type[Any], like: str) 
 
 
 @pytest.mark.parametrize(("tau", "rounds"), [(2.0, 3), (1.0, 3), (-1.0, 1)], ids=["never", "at 1", "at once"])
-def test_tau_decides(script: Any, tau: float, rounds: int) -> None:
+def test_the_threshold_tau_bounds_the_number_of_searches(script: Any, tau: float, rounds: int) -> None:
     trace = run(script, saturation=tau)
     assert sum(step.operator == "search" for step in trace.steps) == rounds
 
@@ -117,7 +117,7 @@ def share_asked(trace: Trace) -> float:
     return float(measured["pmsr"]["asked"]["value"])
 
 
-def test_each_scope_alone(scripting: type[Any]) -> None:
+def test_a_single_scope_has_the_whole_budget(scripting: type[Any]) -> None:
     asked = {}
     for scope, share in (("record", 0.0), ("trajectory", 1.0), ("both", 1.0)):
         script = scripting(say=Speaker(), find=find)

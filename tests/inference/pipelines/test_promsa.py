@@ -101,7 +101,7 @@ def test_an_agent_that_knows_the_tools_has_no_system_prompt(scripting: type[Any]
         pytest.param([TEXT], {"turns": 1}, None, "", "no answer in 1 turns", id="no turn left"),
     ],
 )
-def test_ends_and_errors(
+def test_a_trajectory_ends_with_an_answer_or_a_reason(
     scripting: type[Any], replies: list[str], settings: Any, results: list[str] | None, answer: str, ended: str
 ) -> None:
     script = scripted(scripting, *replies)
@@ -167,11 +167,11 @@ def test_a_server_reads_rounds_as_turns() -> None:
         ("Larks.", None, False),
     ],
 )
-def test_actions(reply: str, action: Action | None, formed: bool) -> None:
+def test_an_action_is_read_from_a_reply(reply: str, action: Action | None, formed: bool) -> None:
     assert read_action(reply) == action
     assert keeps_format(reply) is formed
 
 
-def test_tools_are_json() -> None:
+def test_the_tools_of_the_system_prompt_are_json() -> None:
     lines = [json.loads(line) for line in SYSTEM.splitlines() if line.startswith('{"type"')]
     assert [line["function"]["name"] for line in lines] == ["image_search", "text_search"]

@@ -21,7 +21,7 @@ NO, YES = (1.0, 0.0), (0.0, 1.0)
         ("Anthem", "anthem"),
     ],
 )
-def test_preprocessed_answers(text: str, wanted: str) -> None:
+def test_answers_are_preprocessed_as_by_the_official_code(text: str, wanted: str) -> None:
     assert evqa.preprocess_answer(text) == wanted
 
 
@@ -33,7 +33,7 @@ def test_preprocessed_answers(text: str, wanted: str) -> None:
         ("the Oak && an Elm", "oak,elm", True),
     ],
 )
-def test_lists(reference: str, candidate: str, right: bool) -> None:
+def test_a_list_is_right_if_the_official_code_says_so(reference: str, candidate: str, right: bool) -> None:
     assert evqa.multi_exact_match(reference, candidate) is right
 
 

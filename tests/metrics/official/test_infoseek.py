@@ -24,7 +24,7 @@ def question(key: str, split: str = "val_unseen_entity", answers: tuple[str, ...
         ("-.5.2", -0.5),
     ],
 )
-def test_parsed_numbers(text: str, wanted: infoseek.Number) -> None:
+def test_numbers_are_parsed_as_by_the_official_code(text: str, wanted: infoseek.Number) -> None:
     assert infoseek.parse_numerical(text) == wanted
 
 

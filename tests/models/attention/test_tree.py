@@ -14,7 +14,7 @@ def test_tensors_with_a_number_an_image_are_joined_as_those_with_tiles() -> None
     assert joined["pixels"].shape == (2, 2, 2)
 
 
-def test_a_row_written_out(make):
+def test_a_collated_row_is_the_prefix_and_its_branches_with_their_positions(make):
     model = make.loaded("llava").model
     prefix = Segment((1, 5, 6), (IGNORE, IGNORE, 6), (0.0, 0.0, 2.0))
     branches = (Segment.of((7, 8), (IGNORE, 8)), Segment.of((9,), (9,)))

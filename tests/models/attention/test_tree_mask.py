@@ -97,7 +97,7 @@ def way(request, monkeypatch):
 @given(TREES, st.sampled_from([4, 2, 1]), st.booleans(), st.randoms(use_true_random=False) | st.none())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
-def test_it_is_the_equation(trees, key_heads, in_one_row, rng):
+def test_tree_attention_and_its_gradients_are_those_of_the_dense_mask(trees, key_heads, in_one_row, rng):
     segments = packed(segments_of(trees)) if in_one_row else segments_of(trees)
     images = images_in(segments, rng) if rng else None
     marks = torch.stack([segments, *([images] if rng else [])], 1)[:, None]
@@ -107,7 +107,7 @@ def test_it_is_the_equation(trees, key_heads, in_one_row, rng):
 
 
 @pytest.mark.usefixtures("way")
-def test_padding_is_zero():
+def test_the_output_of_padding_is_zero():
     segments = segments_of([(2, [1], 2), (4, [1, 1], 0)])
     inputs = torch.randn(3, 2, 4, 6, 8)
     output = tree_attention(*inputs, segments[:, None, None], SCALE)
@@ -165,7 +165,7 @@ def test_rows_of_like_length_go_together(lengths):
     assert cost(groups) == min(map(cost, splits(sorted(range(len(lengths)), key=lengths.__getitem__))))
 
 
-def test_low_precision():
+def test_attention_in_bfloat16_is_near_float32():
     segments = segments_of([(5, [3, 2], 1), (4, [1], 0)])
     inputs = torch.randn(3, 2, 4, len(segments[0]), 8)
     expected = dense(segments)(*inputs)

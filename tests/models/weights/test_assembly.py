@@ -32,7 +32,7 @@ def test_interpolated_positions_compute_what_transformers_interpolates_at_every_
     torch.testing.assert_close(made, expected)
 
 
-def test_they_are_saved_and_loaded_and_the_class_tokens_position_is_kept(tmp_path: Path) -> None:
+def test_interpolated_positions_are_saved_and_the_class_tokens_position_is_kept(tmp_path: Path) -> None:
     whole, shrunk = make_tower(), make_tower()
     shrink_images(shrunk, 32)
     shrunk.save_pretrained(tmp_path)

@@ -50,7 +50,7 @@ def test_the_first_512_words_of_a_passage_are_read(passages, images) -> None:
     assert reranker.rank_with_images(QUESTIONS[:1], images[:1], [[]], [{}]) == [[]]
 
 
-def test_what_it_needs(passages) -> None:
+def test_an_encoder_reranker_needs_the_image_and_one_space(passages) -> None:
     reranker = open_reranker(RerankerConfig(reranker="encoder", reranker_model="miniature/clip"))
     assert isinstance(reranker, ImageReranker)
     with pytest.raises(UserError, match="reads a question with its image"):

@@ -423,7 +423,7 @@ def test_what_a_store_takes_on_the_disk_is_what_was_computed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["", "annoy", "host:19530", "http://me:secret@host:19530", "ftp://me:secret@h/x.db"])
-def test_a_store_that_is_none_is_said(name: str) -> None:
+def test_an_invalid_store_name_is_reported_without_its_password(name: str) -> None:
     said = store_name(name)
     assert "must be auto, exact, faiss, or a Milvus server's address" in said
     assert "secret" not in said
