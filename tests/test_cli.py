@@ -52,9 +52,12 @@ def test_a_reader_that_leaves_early_ends_a_command_without_a_line(words: list[st
 def test_no_command_loads_a_library_of_models_before_its_config_is_right() -> None:
     heavy = ("torch", "transformers", "faiss", "peft", "trl", "accelerate")
     imports = "; ".join(f"import reflectune.{module}" for module in MODULES)
-    code = f"import sys; {imports}; print({set(heavy)} & set(sys.modules))"
+    code = f"import sys; {imports}\n"
+    code += "try: reflectune.train.sft.sft.main(['--warmup', '-1'])\n"
+    code += f"except SystemExit: print({set(heavy)} & set(sys.modules))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
+    assert "`warmup`" in ended.stderr
 
 
 @pytest.mark.parametrize("words", [["merge"], ["train", "merge"], ["train", "merge", "--dry-run"]])

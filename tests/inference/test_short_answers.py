@@ -253,9 +253,17 @@ def test_each_document_alone_is_asked_for_the_same(chatty, parts, world) -> None
 
 
 @ONE_FAMILY
-@pytest.mark.parametrize(("answer_type", "said"), [("", WORD), ("multi_answer", LIST), ("free_form", SENTENCE)])
-@pytest.mark.parametrize("yes", [0.1, 0.9])
-@pytest.mark.parametrize("scheme", ["mr2ag", "mmkb_rag"])
+@pytest.mark.parametrize(
+    ("scheme", "yes", "answer_type", "said"),
+    [  # any two of scheme, gate and form in all combinations
+        ("mr2ag", 0.1, "", WORD),
+        ("mr2ag", 0.9, "multi_answer", LIST),
+        ("mr2ag", 0.1, "free_form", SENTENCE),
+        ("mmkb_rag", 0.9, "", WORD),
+        ("mmkb_rag", 0.1, "multi_answer", LIST),
+        ("mmkb_rag", 0.9, "free_form", SENTENCE),
+    ],
+)
 def test_a_single_question_is_answered_in_the_form_that_is_asked_for(
     scheme: str,
     yes: float,

@@ -169,6 +169,7 @@ def test_a_changed_image_is_read_again(captions, passes, data_folder) -> None:
     assert len(passes) == 4
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_reading_and_train_as_one(captions, finish, weights) -> None:
     one, two = captions("one"), captions("two", per_device_train_batch_size=2)
     finish(two, processes=2)
