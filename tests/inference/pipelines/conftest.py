@@ -1,7 +1,7 @@
 """A model, a retriever and a knowledge base whose every answer is written down, to test what pipelines make of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +14,9 @@ from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_bas
 from reflectune.inference.reading.passage_reader import JudgedPassages
 from reflectune.inference.reading.prompted_reader import PromptedReply
 from reflectune.inference.reading.reader import OpenedQuestions, ReaderAnswer
+from reflectune.inference.scoring.scores import TraceScorer
+from reflectune.inference.scoring.trajectories import trajectories
+from reflectune.inference.trace import Trace
 from reflectune.models.schemes.registry import find_scheme
 from reflectune.retrieval.retrievers.queries import Query
 
@@ -155,3 +158,16 @@ def scripted() -> SimpleNamespace:
         retriever=FixedRetriever,
         images=lambda count: [Image.new("RGB", (4, 4)) for _ in range(count)],
     )
+
+
+@pytest.fixture(scope="session")
+def share_asked() -> Callable[[Trace], float]:
+    """Return a function: the share of a trace's later searches that had a query which the model wrote."""
+
+    def share(trace: Trace) -> float:
+        question = Question(trace.question_id, "image.png", "Who built it?", ("Ann Kirk",))
+        traces = {trace.pipeline: {question.id: trace}}
+        measured = trajectories([question], traces, seed=0, measure=TraceScorer("exact_match"), names={})
+        return float(measured[trace.pipeline]["asked"]["value"])
+
+    return share

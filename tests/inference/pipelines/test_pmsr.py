@@ -1,6 +1,5 @@
 """PMSR, replayed from its equations: queries of two scopes, records of what is new, and a stop that costs no search."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr import Pmsr, PmsrSettings
-from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -105,19 +102,7 @@ def test_the_threshold_tau_bounds_the_number_of_searches(script: Any, tau: float
     assert sum(step.operator == "search" for step in trace.steps) == rounds
 
 
-def share_asked(trace: Trace) -> float:
-    """The share of later searches that are said to have a query that the model wrote."""
-    measured = trajectories(
-        [dataclasses.replace(ASKED, answers=("Ann Kirk",))],
-        {"pmsr": {"q": trace}},
-        seed=0,
-        measure=TraceScorer("exact_match"),
-        names={},
-    )
-    return float(measured["pmsr"]["asked"]["value"])
-
-
-def test_a_single_scope_has_the_whole_budget(scripting: type[Any]) -> None:
+def test_a_single_scope_has_the_whole_budget(scripting: type[Any], share_asked) -> None:
     asked = {}
     for scope, share in (("record", 0.0), ("trajectory", 1.0), ("both", 1.0)):
         script = scripting(say=Speaker(), find=find)
@@ -128,7 +113,7 @@ def test_a_single_scope_has_the_whole_budget(scripting: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("scopes", ["both", "trajectory"])
-def test_a_reply_without_a_query_leaves_the_records_own(scopes: str, scripting: type[Any]) -> None:
+def test_a_reply_without_a_query_leaves_the_records_own(scopes: str, scripting: type[Any], share_asked) -> None:
     speaker = Speaker()
     script = scripting(say=lambda text: "I can't." if "## Output" in text else speaker(text), find=find)
     assert share_asked(run(script, iterations=1, scopes=scopes)) == 0.0

@@ -1,6 +1,5 @@
 """PMSR over a search tool, replayed from its appendices B and C: every prompt and search of a question, by hand."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import Tools, TrajectoryPipeline
 from reflectune.inference.pipelines.mi_rag import REPEATS
 from reflectune.inference.pipelines.pmsr_web import PmsrWeb, PmsrWebSettings, pieces
-from reflectune.inference.scoring.scores import TraceScorer
-from reflectune.inference.scoring.trajectories import trajectories
 from reflectune.inference.trace import Trace
 
 ASKED = Question("q", "image.png", "Who built it?")
@@ -94,15 +91,6 @@ def test_search_condense_summarise_step_by_step(scripting: type[Any]) -> None:
     assert read[:2] == ["pair of the image", "About page 1 of Kirk B."]
 
 
-def share_asked(trace: Trace) -> float:
-    """Return the share of later searches with a query that the model wrote."""
-    question = dataclasses.replace(ASKED, answers=("Ann Kirk",))
-    measured: dict[str, Any] = trajectories(
-        [question], {"pmsr_web": {"q": trace}}, seed=0, measure=TraceScorer("exact_match"), names={}
-    )["pmsr_web"]
-    return float(measured["asked"]["value"])
-
-
 @pytest.mark.parametrize(
     ("settings", "queries", "asked"),
     [
@@ -114,14 +102,14 @@ def share_asked(trace: Trace) -> float:
     ids=["a short query stays", "the record's", "always condensed", "the trajectory's"],
 )
 def test_queries_are_of_both_scopes_and_condensed_where_they_are_long(
-    settings: dict[str, Any], queries: list[str], asked: float, scripting: type[Any]
+    settings: dict[str, Any], queries: list[str], asked: float, scripting: type[Any], share_asked
 ) -> None:
     trace = run(scripting(say=say, find=find), **settings)
     assert [list(step.queries) for step in trace.steps if step.operator == "search"] == [[""], queries]
     assert share_asked(trace) == asked  # what is condensed asks nothing new
 
 
-def test_a_reply_without_a_query_leaves_the_question_which_asks_nothing_new(scripting: type[Any]) -> None:
+def test_a_reply_without_a_query_leaves_the_question_which_asks_nothing_new(scripting: type[Any], share_asked) -> None:
     script = scripting(say=lambda text: "I can't." if "## Output" in text else say(text), find=find)
     trace = run(script, scopes="trajectory")
     assert [step.queries for step in trace.steps if step.operator == "search"] == [("",), ("Who built it?",)]
