@@ -41,7 +41,6 @@ from reflectune.train.weights.checkpoints import recorded_settings
 
 COLOURS = {"e0": "red", "e1": "blue", "e2": "green"}
 SECTIONS = (Section("Diet", "It eats mice."), Section("Home", "It lives in an oak."))
-SCHEME_NAMES = ("mr2ag", "mmkb_rag")
 
 
 @pytest.fixture(scope="session")
