@@ -14,7 +14,7 @@ from reflectune.metrics.judging.judges import Judging, answer_to
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 from reflectune.metrics.reporting.intervals import units
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
-from reflectune.metrics.scoring.predictions import read_predictions
+from reflectune.metrics.scoring.predictions import prediction_files, read_predictions
 from reflectune.metrics.scoring.registry import Mode, evqa_candidate
 from reflectune.metrics.scoring.scoring import Joined, Scored, join, score
 
@@ -66,7 +66,7 @@ def score_files(
             "predictions": str(path),
             "layout": file.layout,
             "counts": joined.counts,
-            "fingerprint": file_fingerprint(*([path] if path.is_file() else sorted(path.glob("*.json*")))),
+            "fingerprint": file_fingerprint(*prediction_files(path)),
             "retrieval": retrieval_table(file, joined, mode),
         }
         if file.layout != "echosight_retrieval":

@@ -81,7 +81,8 @@ def read_predictions(path: str | Path) -> PredictionFile:
     """
     path, layout, predictions = Path(path), "", []
     pipelines = set[str]()
-    for where, row in (pair for file in _files(path) for pair in _raw_rows(file)):
+    files = prediction_files(path)
+    for where, row in (pair for file in files for pair in _raw_rows(file)):
         layout = layout or _layout(where, row)
         pipelines.add(str(row.get("pipeline")))
         predictions.append(_read(_LAYOUTS[layout][1], where, row))
@@ -99,7 +100,8 @@ def _read(read: Callable[[str, Row], Prediction], where: str, row: Row) -> Predi
         raise UserError(f"{where}: field {error} is missing, which the first row has; each row needs one") from error
 
 
-def _files(path: Path) -> list[Path]:
+def prediction_files(path: Path) -> list[Path]:
+    """Return the files that `read_predictions` reads: the file itself, or those of a folder."""
     if not path.is_dir():
         return [path]
     parts = sorted(path.glob("split_*.json"))
@@ -129,7 +131,7 @@ def _is_jsonl(path: Path) -> bool:
         first, second = (next((line for line in file if line.strip()), "") for _ in range(2))
     try:
         json.loads(first)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return not first
     return bool(second)
 
@@ -145,6 +147,8 @@ def _whole(path: Path) -> Iterable[tuple[int, Any]]:
                 f"{path}:{error.lineno}: not valid JSON ({error.msg}); was the file truncated? Copy it again"
             ) from error
         return _lines(path)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, 5,000 brackets
+        raise UserError(f"{path}: not valid JSON ({error}); correct it") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -175,8 +179,8 @@ def _table_rows(path: Path) -> Iterator[tuple[str, Row]]:
 def _parsed(where: str, line: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not valid JSON ({error.msg}); was the line truncated? Fix or delete it") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not valid JSON ({error}); was the line truncated? Fix or delete it") from error
 
 
 def _mapping(where: str, row: Any) -> Row:

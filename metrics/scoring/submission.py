@@ -169,7 +169,7 @@ def official_ids(layout: Layout, path: Path) -> list[str | int]:
             return [int(row["question_id"]) for row in json.loads(path.read_text(encoding="utf-8"))["questions"]]
         with path.open(encoding="utf-8") as file:
             return [str(json.loads(line)["data_id"]) for line in file if line.strip()]
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, csv.Error) as error:
         raise UserError(
             f"{path} is not a file of questions in the layout {layout} ({error!r}); name another"
         ) from error

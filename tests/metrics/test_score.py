@@ -77,6 +77,17 @@ def test_a_file_is_scored_officially_and_coverage_is_printed(tmp_path: Path, dat
     assert report["runs"][0]["scores"]["overall"]["value"] == pytest.approx(2 / 3)
 
 
+def test_the_fingerprint_of_a_folder_is_of_the_files_that_are_read(tmp_path: Path, dataset: Path, run: Run) -> None:
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    predict(folder / "split_0.json", 2)
+    fingerprints = []
+    for _ in range(2):  # the second run finds the first one's scores in the folder
+        assert run("--predictions", folder, "--dataset", dataset, "--output", folder / "scores.json").returncode == 0
+        fingerprints.append(json.loads((folder / "scores.json").read_text())["runs"][0]["fingerprint"])
+    assert fingerprints[0] == fingerprints[1]
+
+
 def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path, run: Run) -> None:
     path, output = predict(tmp_path / "p.jsonl", 2), tmp_path / "scores.json"
     done = run("--predictions", path, "--dataset", dataset, "--mode", "strict", "--output", output)
