@@ -1,4 +1,4 @@
-"""Make a command of a config class and a function: `@command(SftConfig, writes="output_dir")`."""
+"""Make a command from a config class and a function: `@command(SftConfig, writes="output_dir")`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def command(
 
     Args:
         kind: The config class.
-        writes: The keys that name outputs. No second process can write these at the same time. A config with
-            `writes_nothing` holds none.
+        writes: The keys that name outputs. They are locked against other processes, unless the config
+            `writes_nothing`.
 
     Example:
         >>> @command(SftConfig, writes="output_dir")
@@ -84,7 +84,7 @@ class Command(Generic[Config]):
             hold(*outputs, unless=config.writes_nothing)
             with ending_together():
                 status = self(config)
-            if status and not (status == ROWS_LEFT_OUT and has_launcher()):  # which would take it for a crash
+            if status and not (status == ROWS_LEFT_OUT and has_launcher()):  # a launcher would report a crash
                 sys.exit(status)
 
         run()

@@ -55,7 +55,7 @@ def cross_check(method: Check) -> Check:
     """Mark a method of a `Settings` class that returns problems of several keys, or of files that they name.
 
     `Settings.problems` calls every marked method, those of base classes first. A subclass replaces one by a method of
-    the same name. A check ends without a word at the first key that is wrong by itself.
+    the same name. A check that reads an invalid key is skipped.
     """
     method.is_cross_check = True  # type: ignore[attr-defined]
     return method
@@ -96,7 +96,7 @@ class Settings(BaseModel):
 
     @classmethod
     def of(cls, config: Settings) -> Self:
-        """Return the part of a larger config that these settings are.
+        """Return these settings, taken from a config that has them all.
 
         Raises:
             TypeError: The config's class doesn't have all of these settings.
@@ -133,7 +133,7 @@ class Settings(BaseModel):
                 yield from self.missing(name, why=str(needed))
 
     def missing(self, *names: str, why: str = "") -> Iterator[str]:
-        """Yield a problem for each of these keys that is not given. A key whose value is wrong is given."""
+        """Yield a problem for each of these keys that is not given. A key with an invalid value counts as given."""
         for name in names:
             value = self.__dict__.get(name, True)
             if (value.strip() if isinstance(value, str) else value) in (None, "", [], {}):
@@ -193,8 +193,8 @@ Config = TypeVar("Config", bound=Settings)
 def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Config:
     """Read `--config FILE.yaml` and `--key value` flags into a config. Flags override the file.
 
-    Lists are given as `--splits a b` or as JSON, mappings as JSON: `--splits '{"train": "train.json"}'`. Of a key that
-    is given twice the last value counts.
+    Lists are given as `--splits a b` or as JSON, mappings as JSON: `--splits '{"train": "train.json"}'`. If a
+    flag is given twice, the last value counts.
 
     Args:
         kind: The config class.
@@ -233,7 +233,7 @@ def given_values(kind: type[Settings], words: Sequence[str]) -> dict[str, Any]:
 
 
 def make_config(kind: type[Config], **values: Any) -> Config:
-    """Make a config of Python values, checked as those of a file are.
+    """Make a config from Python values, with the same checks as for a file.
 
     Raises:
         UserError: Lists every problem found.
@@ -247,7 +247,7 @@ def find_problems(kind: type[Settings], values: Mapping[str, Any]) -> list[str]:
 
 
 def union(name: str, *kinds: type[Settings]) -> type[Settings]:
-    """Make one config class of several, e.g. of shared settings and those of each registered pipeline.
+    """Combine several config classes into one, e.g. shared settings and those of each registered pipeline.
 
     Args:
         name: Name of the class.
@@ -275,7 +275,7 @@ class _WrongKey(Exception):
 
 def _cross_checks(kind: type) -> list[str]:
     members = [item for base in reversed(kind.__mro__) for item in vars(base).items()]
-    names = [name for name, it in members if isinstance(it, FunctionType) and hasattr(it, "is_cross_check")]
+    names = [name for name, item in members if isinstance(item, FunctionType) and hasattr(item, "is_cross_check")]
     return list(dict.fromkeys(names))
 
 
@@ -294,7 +294,7 @@ def _checked(kind: type[Config], values: Mapping[str, Any], problems: Sequence[P
 
 
 def _validate(kind: type[Config], values: Mapping[str, Any], wrong: Set[str]) -> tuple[Config | None, list[str]]:
-    """Make a config; if keys are wrong, one that lacks them. Return it and all problems."""
+    """Make a config without its invalid keys, or None if that fails. Return it with all problems."""
     for name, field in kind.model_fields.items():
         if not field.repr:
             conceal_url(str(values.get(name, "")))
@@ -342,11 +342,10 @@ _BOUNDS: Final = ("greater_than", "greater_than_equal", "less_than", "less_than_
 
 
 def _bounds_in_words(field: FieldInfo) -> str:
-    found = [*field.metadata, *_nested_metadata(field.annotation)]
-    (least, above, most) = (
-        next((getattr(item, name) for item in found if isinstance(item, kind)), None)
-        for kind, name in ((Ge, "ge"), (Gt, "gt"), (Le, "le"))
-    )
+    limits = [*field.metadata, *_nested_metadata(field.annotation)]
+    least = next((limit.ge for limit in limits if isinstance(limit, Ge)), None)
+    above = next((limit.gt for limit in limits if isinstance(limit, Gt)), None)
+    most = next((limit.le for limit in limits if isinstance(limit, Le)), None)
     if above is not None:
         return f"above {_shown(above)}" + (f" and at most {_shown(most)}" if most is not None else "")
     if least is None:
@@ -359,11 +358,11 @@ def _shown(bound: Any) -> str:
 
 
 def _nested_metadata(annotation: Any) -> list[Any]:
-    """Return what `Annotated` adds to the items of a list or the options of a union."""
+    """Return the `Annotated` metadata of a list's items or a union's options."""
     inner = typing.get_args(annotation)
     if typing.get_origin(annotation) is Annotated:
-        own = [item for field in inner[1:] for item in (field.metadata if isinstance(field, FieldInfo) else [field])]
-        return own + _nested_metadata(inner[0])
+        metadata = [item for it in inner[1:] for item in (it.metadata if isinstance(it, FieldInfo) else [it])]
+        return metadata + _nested_metadata(inner[0])
     return [item for argument in inner for item in _nested_metadata(argument)]
 
 

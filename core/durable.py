@@ -25,7 +25,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Write the files in a folder from this machine's cache to the disk, and the folders' lists of files."""
+    """Flush the files and the directory entries below a folder to the disk."""
     folders = [folder]
     for path in folder.rglob("*"):
         if path.is_dir():
@@ -33,16 +33,10 @@ def sync(folder: Path) -> None:
         elif path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    for inner in folders:
-        _sync_entries(inner)
-
-
-def _sync_entries(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    for path in folders:
+        descriptor = os.open(path, os.O_RDONLY)
         with contextlib.suppress(OSError):  # some file systems sync no folders
             os.fsync(descriptor)
-    finally:
         os.close(descriptor)
 
 
@@ -97,7 +91,7 @@ def read_record(path: str | Path, what: str, **types: type) -> dict[str, Any]:
         **types: Types of keys. A key may be missing.
 
     Raises:
-        UserError: As `read_json`; or it holds something else, or a key has a value of another type.
+        UserError: As `read_json`; or it holds something else, or a key has a value of a different type.
     """
     record = read_json(path, what)
     if not isinstance(record, dict):

@@ -28,7 +28,7 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
     Exit status: 2 for a `UserError`, an extra that is not installed, and a path that can't be read or written, 28 for a
     full disk, 130 for Ctrl-C, 141 without a line if nobody reads the output any more.
     Any other exception is a bug and keeps its traceback. Secrets are removed from both.
-    The environment variable `REFLECTUNE_TRACEBACK` shows the traceback before the line, for reports of issues.
+    The environment variable `REFLECTUNE_TRACEBACK` shows the traceback before the line, for bug reports.
     """
 
     @functools.wraps(main)
@@ -57,13 +57,13 @@ def entry_point(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             status = 128 + signal.SIGPIPE  # as the shell counts a program that a closed pipe ends
         except OSError as error:
-            if (problem := path_problem(error)) is None:
+            if (problem := _path_problem(error)) is None:
                 raise
             status = _say(f"error: {problem}", errno.ENOSPC if error.errno in DISK_FULL else 2)
         except Exception as error:
             if _SHARED_MEMORY in str(error):
                 status = _say(f"error: {_SMALL_SHM}", 2)
-            elif _says_disk_full(error):
+            elif any(words in str(error).lower() for words in _FULL):
                 status = _say(f"error: {_NO_SPACE.format('the output folder')} ({error})", errno.ENOSPC)
             else:
                 raise
@@ -88,10 +88,6 @@ _SMALL_SHM: Final = (
 )
 
 
-def _says_disk_full(error: Exception) -> bool:
-    return any(words in str(error).lower() for words in _FULL)
-
-
 def _reader_is_gone() -> bool:
     """Return True if nobody reads the output any more, as after `| head`; then the rest of it is dropped."""
     poll = select.poll()
@@ -102,7 +98,7 @@ def _reader_is_gone() -> bool:
     return is_gone
 
 
-def path_problem(error: OSError) -> str | None:
+def _path_problem(error: OSError) -> str | None:
     """Describe an error of the file system to the user; None if it names no path, and so is a bug."""
     path = error.filename2 or error.filename
     if error.errno in DISK_FULL:
@@ -130,7 +126,7 @@ def _end_launch(status: int | None) -> None:
 
 
 def _say(message: str, status: int) -> int:
-    """Print the error that is handled, in one line; return the status."""
+    """Print a one-line error, and return the status."""
     if os.environ.get("REFLECTUNE_TRACEBACK"):
         print(redacted(traceback.format_exc()), file=sys.stderr)
     print(redacted(message), file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
     Attributes:
         text: A sentence.
-        key: The key that has no valid value by it, "" if there is none.
+        key: The key without a valid value; "" if there is none.
     """
 
     text: str
@@ -67,7 +67,7 @@ def read_flags(fields: Mapping[str, FieldInfo], words: Sequence[str]) -> tuple[d
                 values[positive] = False
             continue
         field = fields.get(name)
-        given = [text] if equals else _values_behind(words[position:], field)
+        given = [text] if equals else _values_after(words[position:], field)
         position += 0 if equals else len(given)
         secret = flag if field is not None and not field.repr else ""
         if field is None:
@@ -121,7 +121,7 @@ def kind_of(field: FieldInfo) -> Literal["flag", "number", "list", "mapping", "t
 
 
 def options_of(annotation: Any) -> list[Any]:
-    """Return the types of a union without None, without what `Annotated` adds."""
+    """Return the types of a union, without None and `Annotated` metadata."""
     if typing.get_origin(annotation) is Annotated:
         return options_of(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
@@ -135,8 +135,8 @@ def help_text(kind: type[BaseModel], program: str, description: str, left_out: C
     Args:
         kind: The config class.
         program: The program's name.
-        description: What it does.
-        left_out: Keys to count only.
+        description: The command's docstring.
+        left_out: Keys that are counted but not listed.
     """
     lines = [f"usage: {program} [--config FILE.yaml] [--key value ...]", "", *_wrap(_first_paragraph(description), "")]
     unlisted = kind.model_fields.keys() - left_out
@@ -160,10 +160,10 @@ def help_text(kind: type[BaseModel], program: str, description: str, left_out: C
     return "\n".join(lines)
 
 
-def _values_behind(words: Sequence[str], field: FieldInfo | None) -> list[str]:
+def _values_after(words: Sequence[str], field: FieldInfo | None) -> list[str]:
     """Return the words that are a key's values: all up to the next key for a list, at most one for others."""
-    behind = _up_to_key(words)
-    return behind if field is None or kind_of(field) == "list" else behind[:1]
+    values = _up_to_key(words)
+    return values if field is None or kind_of(field) == "list" else values[:1]
 
 
 def _up_to_key(words: Sequence[str]) -> list[str]:
@@ -171,7 +171,7 @@ def _up_to_key(words: Sequence[str]) -> list[str]:
 
 
 def _read(given: list[str], field: FieldInfo) -> Any:
-    """Return the value of a field, not yet validated; raise ValueError for a text that can't be one."""
+    """Parse a field's value without validating it; raise ValueError for text that can't be parsed."""
     kind = kind_of(field)
     if not given and kind != "flag":
         raise ValueError("needs a value")
@@ -182,11 +182,14 @@ def _read(given: list[str], field: FieldInfo) -> Any:
             raise ValueError("is not UTF-8") from None
     if kind == "flag":
         word = given[0].lower() if given else "true"
-        return True if word in _YES else False if word in _NO else given[0]
+        if word in _YES:
+            return True
+        return False if word in _NO else given[0]
     if kind == "list":
         if len(given) == 1 and given[0].lstrip().startswith("[") and given[0].rstrip().endswith("]"):
             return _structured(given[0], "list")
-        (item,) = typing.get_args(next(o for o in options_of(field.annotation) if typing.get_origin(o) is list))
+        list_type = next(option for option in options_of(field.annotation) if typing.get_origin(option) is list)
+        (item,) = typing.get_args(list_type)
         is_number = all(option in (int, float) for option in options_of(item))
         return [_number(text) if is_number else text for text in given]
     if kind == "mapping":
@@ -204,12 +207,12 @@ def _structured(text: str, kind: str) -> Any:
 
 
 def _number(text: str) -> int | float | str | None:
-    """Return the number that a text stands for, None for `null`, or the text itself."""
+    """Return text as a number, None for `null`, or the text itself if it is neither."""
     if text.lower() in ("null", "none"):
         return None
-    for read in (int, float):
+    for parse in (int, float):
         try:
-            return read(text)
+            return parse(text)
         except ValueError:
             continue
     return text

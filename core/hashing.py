@@ -14,7 +14,7 @@ from typing import Any
 def fingerprint(value: Any) -> str:
     """Return a 16-digit hex hash of a JSON-like value; dataclasses, tuples, sets and paths are included."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=_plain)
-    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]  # a path may be no UTF-8
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]  # a path may not be UTF-8
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:

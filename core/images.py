@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +53,7 @@ _MAX_SENT: Final = 8 << 20
 """Maximum bytes of a file that is sent unchanged."""
 _ABSENT: Final = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _DAMAGED: Final = (None, errno.EINVAL)
-"""Errors of a decoder: Pillow's have no number, and a seek to a place that no file can have has EINVAL."""
+"""Error numbers of decoders: None in Pillow's own errors, EINVAL after a seek beyond any file's range."""
 _ORIENTATION: Final = 0x0112
 _SAMPLE_FORMAT: Final = 339
 _UPRIGHT: Final = {
@@ -112,15 +112,15 @@ def load_image(path: str | Path, *, root: Roots | None = None, needed_by: str = 
         UserError: The file leads out of `root`.
         OSError: The file can't be read for another reason, which may pass; also MemoryError.
     """
-    asker = f" (needed by {needed_by})" if needed_by else ""
+    suffix = f" (needed by {needed_by})" if needed_by else ""
     try:
         full = Path(path) if root is None else resolve_below(path, root)
     except OutsideRoot as error:
-        raise UserError(f"image refused{asker}: {error}") from error
+        raise UserError(f"image refused{suffix}: {error}") from error
     if not _is_file(full):
-        raise BadImage(f"image not found: {full}{asker}", "check the path, or re-create the data set", is_missing=True)
-    image = open_image(full, asker=asker)
-    setattr(image, _ORIGIN, (full, asker))
+        raise BadImage(f"image not found: {full}{suffix}", "check the path, or re-create the data set", is_missing=True)
+    image = open_image(full, suffix=suffix)
+    setattr(image, _ORIGIN, (full, suffix))
     return image
 
 
@@ -141,23 +141,23 @@ def first_images(images: Sequence[Images]) -> list[Image.Image]:
     return [each_image(of_question)[0] for of_question in images]
 
 
-def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, asker: str = "") -> Image.Image:
+def open_image(source: Path | bytes, mode: Literal["RGB", "RGBA"] = "RGB", *, suffix: str = "") -> Image.Image:
     """Decode an image upright, as the module's docstring describes.
 
     Args:
         source: An existing file, or a file's bytes.
         mode: `RGBA` keeps transparency.
-        asker: Text after the file's name in errors.
+        suffix: Text after the file's name in errors.
 
     Raises:
         BadImage: It is not an image, damaged, holds NaN or infinite values, or is too large to decode safely.
         OSError: The file can't be read for another reason, which may pass; also MemoryError.
     """
-    with _opened(source, asker) as image:
+    with _opened(source, suffix) as image:
         try:
             return _converted(image, mode)
         except ValueError as error:
-            raise _unreadable(source, asker, error) from error
+            raise _unreadable(source, suffix, error) from error
 
 
 def read_header(source: Path | bytes) -> Header:
@@ -191,7 +191,8 @@ def origin_of(image: Image.Image) -> str:
 def encode_image(image: Image.Image, max_pixels: int = 0, *, lossless: bool = False) -> tuple[str, bytes]:
     """Return an image's MIME type and the bytes of a file, to be sent to a server.
 
-    They are those of the file that it was loaded from, if a server reads the same pixels of it, else a JPEG's or PNG's.
+    The file that it was loaded from is sent unchanged if any server reads the same pixels from it. Otherwise the image
+    is encoded as JPEG or PNG.
 
     Args:
         image: The image, in RGB.
@@ -243,29 +244,31 @@ def pixel_hash(image: Image.Image) -> bytes:
 
 
 @contextmanager
-def _opened(source: Path | bytes, asker: str = "", *, whole: bool = True) -> Iterator[Image.Image]:
+def _opened(source: Path | bytes, suffix: str = "", *, whole: bool = True) -> Iterator[Image.Image]:
     """Open an image inside this block, and decode it if `whole`."""
     with ExitStack() as stack:
         try:
             # A stream: Pillow (13.0) maps a TIFF at a path into memory with the rows of the turned image, and skews it.
             # Can go once `ImageFile.load` maps `_tile_size` there.
             stream = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(source.open("rb"))
-            image = _decoded(stream, f"{_name(source)}{asker}", whole)
-            stack.enter_context(image)
+            image = stack.enter_context(Image.open(stream, formats=_IMAGES))
+            _check_shape(image, f"{_name(source)}{suffix}")
+            if whole:
+                image.load()
         except Image.DecompressionBombError as error:
-            problem = f"image too large to decode safely: {_name(source)}{asker}: {error}"
+            problem = f"image too large to decode safely: {_name(source)}{suffix}: {error}"
             raise BadImage(problem, "scale it down first") from error
         except BadImage:
             raise
         except MemoryError as error:
-            raise MemoryError(f"too little memory to read the image {_name(source)}{asker}") from error
+            raise MemoryError(f"too little memory to read the image {_name(source)}{suffix}") from error
         except OSError as error:
             if error.errno in (*_DAMAGED, *_ABSENT):
-                raise _unreadable(source, asker, error) from error
+                raise _unreadable(source, suffix, error) from error
             error.filename = _name(source)  # a failed read has none
             raise
         except Exception as error:  # RuntimeError (AVIF), AttributeError (SPIDER), NotImplementedError (DDS) …
-            raise _unreadable(source, asker, error) from error
+            raise _unreadable(source, suffix, error) from error
         yield image
 
 
@@ -281,14 +284,6 @@ def _is_file(path: Path) -> bool:
         raise
 
 
-def _decoded(stream: IO[bytes], name: str, whole: bool) -> Image.Image:
-    image = Image.open(stream, formats=_IMAGES)
-    _check_shape(image, name)
-    if whole:
-        image.load()
-    return image
-
-
 def _check_shape(image: Image.Image, name: str) -> None:
     """Refuse a strip."""
     short, long = sorted(image.size)
@@ -297,10 +292,10 @@ def _check_shape(image: Image.Image, name: str) -> None:
         raise BadImage(f"{problem} {MAX_RATIO} times the other", "crop it first")
 
 
-def _unreadable(source: Path | bytes, asker: str, error: Exception) -> BadImage:
+def _unreadable(source: Path | bytes, suffix: str, error: Exception) -> BadImage:
     reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
     fix = "give another image" if isinstance(source, bytes) else "replace or remove the file"
-    return BadImage(f"image unreadable: {_name(source)}{asker}: {reason}", fix)
+    return BadImage(f"image unreadable: {_name(source)}{suffix}: {reason}", fix)
 
 
 def _name(source: Path | bytes) -> str:

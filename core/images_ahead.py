@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from PIL import Image
 
+from reflectune.core.durable import Closing
 from reflectune.core.errors import UserError
 from reflectune.core.images import Images, each_image
 from reflectune.core.types import Question
@@ -23,14 +23,14 @@ _THREADS: Final = 4
 """Threads of a process. Pillow and torch release Python's lock while they work on pixels."""
 
 
-class ImagesAhead(Generic[Opened]):
-    """Images of questions that are answered next: threads open them, and make them ready for the models.
+class ImagesAhead(Closing, Generic[Opened]):
+    """Images of questions that are answered next: threads open them, and prepare them for the models.
 
     Decoding, and resizing for a 7B model and a retriever, take a core about as long as a GPU takes to answer.
 
     Args:
         open_one: Opens the images of a question.
-        prepare: Returns functions to call with each image; asked once, before the first image is begun.
+        prepare: Returns functions to call with each image; called once, before the first image is opened.
     """
 
     def __init__(
@@ -41,12 +41,8 @@ class ImagesAhead(Generic[Opened]):
         self._waiting: dict[str, Question] = {}
         self._begun: dict[str, Future[Opened]] = {}
 
-    def __enter__(self) -> ImagesAhead[Opened]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Drop images that no thread has begun, and end the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, questions: Sequence[Question]) -> None:

@@ -11,14 +11,14 @@ _SIZES: Final = ("WORLD_SIZE", *MPI_SIZES)
 _RANKS: Final = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> int:
+def launch_size(environment: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes of this launch, as accelerate counts them; 1 without a launcher."""
     return max(int(environment.get(name, 1)) for name in _SIZES)
 
 
 def has_launcher() -> bool:
     """Return True in a process that accelerate, torchrun or MPI started, one alone included."""
-    return launched() > 1 or any(name.startswith(("ACCELERATE_MIXED", "TORCHELASTIC_")) for name in os.environ)
+    return launch_size() > 1 or any(name.startswith(("ACCELERATE_MIXED", "TORCHELASTIC_")) for name in os.environ)
 
 
 def rank() -> int:
@@ -36,7 +36,7 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").lower() in ("true", "1")
 
 
-def alone(environment: Mapping[str, str]) -> dict[str, str]:
+def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a copy of the environment without the launcher's variables, to start a command outside this launch."""
     return {
         name: value for name, value in environment.items() if name not in _LAUNCHED and not name.startswith(_LAUNCHERS)

@@ -75,7 +75,7 @@ def launch_state() -> PartialState:
 
     state = PartialState(cpu=not torch.accelerator.is_available())
     if state.num_processes > 1:
-        _waiting(torch.distributed.group.WORLD)  # now: creating the group later would wait for failed processes
+        _waiting_group(torch.distributed.group.WORLD)  # now: creating the group later would wait for failed processes
     return state
 
 
@@ -98,7 +98,7 @@ def launch_processes(shared: str | Path = "") -> Processes:
         return ALONE
     if shared:
         _check_shared(Path(shared), state.process_index)
-    group = _waiting(distributed.group.WORLD)
+    group = _waiting_group(distributed.group.WORLD)
     return Processes(
         state.process_index,
         state.num_processes,
@@ -114,7 +114,7 @@ def any_process(*flags: bool) -> list[bool]:
     if launch_state().num_processes == 1:
         return list(flags)
     counts = torch.tensor(flags, dtype=torch.int32)
-    torch.distributed.all_reduce(counts, group=_waiting(torch.distributed.group.WORLD))
+    torch.distributed.all_reduce(counts, group=_waiting_group(torch.distributed.group.WORLD))
     return [count > 0 for count in counts.tolist()]
 
 
@@ -125,7 +125,7 @@ def _check_shared(folder: Path, index: int) -> None:
     names = [partial_path(folder / secrets.token_hex(8)).name]
     if index == 0:
         Path(folder, names[0]).touch()
-    distributed.broadcast_object_list(names, group=_waiting(distributed.group.WORLD))
+    distributed.broadcast_object_list(names, group=_waiting_group(distributed.group.WORLD))
     (is_missing,) = any_process(not Path(folder, names[0]).exists())
     if index == 0:
         Path(folder, names[0]).unlink()
@@ -137,7 +137,7 @@ def _check_shared(folder: Path, index: int) -> None:
 
 
 @functools.cache
-def _waiting(world: Any) -> Any:
+def _waiting_group(world: Any) -> Any:
     """Make the group that the processes of a launch wait on, and begin to watch the others."""
     from torch import distributed  # slow to import
 
@@ -165,10 +165,10 @@ def ending_together() -> Iterator[None]:
         _BEGUN.clear()
         if (store := _store()) is None:
             raise
-        first = own = f"process {rank()} failed: {error}"
+        failure = first = f"process {rank()} failed: {error}"
         with suppress(RuntimeError):  # the process with the store has gone
-            first = store.compare_set(_FAILURE, "", own).decode()
-        if first == own or isinstance(error, UserError):
+            first = store.compare_set(_FAILURE, "", failure).decode()
+        if first == failure or isinstance(error, UserError):
             raise
         raise UserError(first) from error  # the connection to the failed process closed
     finally:
@@ -192,7 +192,8 @@ def _watch(store: Any) -> None:
         if not _BEGUN.is_set():
             continue
         try:
-            failure, unanswered = store.get(_FAILURE).decode() if store.check([_FAILURE]) else "", 0
+            failure = store.get(_FAILURE).decode() if store.check([_FAILURE]) else ""
+            unanswered = 0
         except RuntimeError:  # the process with the store has gone, or one connection broke
             unanswered += 1
             failure = "the first process of the launch has gone" if unanswered == _POLLS else ""

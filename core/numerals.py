@@ -25,7 +25,7 @@ _DIGIT = re.compile(r"\d")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _NEGATIVE_END = re.compile(r"(?<=\S)[-\u2010-\u2013](?=\u2212\d)")
 _KEPT_SPACE = re.compile(r"(?<=\d)[\u00a0\u2007\u2009\u202f](?=\d{3}(?!\d))")
-"""A space between groups of digits at which no line breaks: no space between two numbers of a list."""
+"""A no-break space between groups of digits. It never separates two numbers of a list."""
 
 _FOOTNOTE = re.compile(r"(?<=[\w.%)\"'])\[(?:(?:note|nb|fn) )?\d{1,3}\]")
 _MINUS = re.compile(r"(?<!\d )\bminus (?=\d)", re.IGNORECASE)
@@ -49,7 +49,7 @@ _FRACTION = re.compile(
     r"(?P<over>[1-9]\d{0,2})(?P<bar>[\u2044/])(?P<under>[1-9]\d{0,2})(?!\d|[/\u2044]|[.,]\d)"
 )
 _MEASURED = frozenset({2, 3, 4, 5, 6, 8, 10, 12, 16, 32, 64, 100})
-"""Denominators of fractions with an ordinary slash; `9/11` is none."""
+"""Denominators of fractions that are written with an ordinary slash. `9/11` isn't read as a fraction."""
 
 _UNIT_POWER = re.compile(
     rf"((?<![^\W\d_])[^\W\d_]{{1,3}}|met(?:er|re)s?|inch(?:es)?|f(?:oo|ee)t|yards?|miles?)({_RUN})", re.IGNORECASE
@@ -61,9 +61,9 @@ _MARK = re.compile(rf"{_RUN}(?P<next>\w?)")
 def plain_numbers(text: str) -> str:
     """Rewrite the numbers of a text in ASCII digits with a decimal point; letters are composed (NFKC).
 
-    Read are digits of any script; groups of thousands (by a comma, an apostrophe, any space, or several points); vulgar
-    fractions; powers of ten; a decimal comma before one or two digits (`3,5`); and dashes as minus signs. A footnote's
-    mark is dropped. A single point is a decimal point, and a row of numbers (`100 200 300`) reads as one with groups,
+    It reads digits of any script; groups of thousands (by a comma, an apostrophe, any space, or several points); vulgar
+    fractions; powers of ten; a decimal comma before one or two digits (`3,5`); and dashes as minus signs. It drops
+    footnote marks. A single point is a decimal point. A row of numbers (`100 200 300`) reads as one number with groups,
     unless a number of another length is next to it.
 
     Example:
@@ -74,7 +74,7 @@ def plain_numbers(text: str) -> str:
 
 
 def grouped_numbers(text: str) -> frozenset[str]:
-    """Return the whole numbers of a text that are written in groups of digits, so that none is a year."""
+    """Return the numbers of a text that are written in groups of digits (`1,872`), which years never are."""
     return _rewritten(text)[1]
 
 

@@ -1,4 +1,4 @@
-"""Log-odds and the probabilities that they mean."""
+"""Convert between probabilities and log-odds."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def sigmoid(values: ArrayLike) -> Any:
     return np.exp(-np.logaddexp(0, -np.asarray(values, dtype=float)))
 
 
-def log_odds(yes: float, no: float | None = None, most: float = 30.0) -> float:
-    """Return log(yes / no), with `no` = 1 - `yes` by default, within ± `most`."""
+def log_odds(yes: float, no: float | None = None, bound: float = 30.0) -> float:
+    """Return log(yes / no), with `no` = 1 - `yes` by default, clipped to ± `bound`."""
     no = 1.0 - yes if no is None else no
     if min(yes, no) <= 0.0:
-        return most if yes > no else -most
-    return min(max(math.log(yes) - math.log(no), -most), most)
+        return bound if yes > no else -bound
+    return min(max(math.log(yes) - math.log(no), -bound), bound)

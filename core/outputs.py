@@ -33,11 +33,11 @@ _held: dict[Path, _HeldOutput] = {}
 def hold(*outputs: str | Path, unless: bool = False) -> None:
     """Keep other commands from writing these files or folders until this one ends, and delete partial files in them.
 
-    In a launch the first process holds them for all: the others write nothing before they have joined its group. To be
-    called as soon as the config is read; `entry_point` releases them.
+    In a launch the first process holds them for all: the others write nothing before they have joined its group. Call
+    it as soon as the config is read; `entry_point` releases them.
 
     Args:
-        outputs: Files and folders that the command writes; "" is left out. Their lock files lie in the same folder.
+        outputs: Files and folders that the command writes; "" is skipped. Their lock files lie next to them.
         unless: True to lock nothing, e.g. in a dry run.
 
     Raises:

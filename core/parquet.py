@@ -67,12 +67,13 @@ def stream_rows(
         batch_size: Rows in memory at a time.
 
     Raises:
-        ArrowInvalid: A column or field is missing, or the file has fewer rows than it says: a changed bit in a page's
-            header raises no other error.
+        ArrowInvalid: A column or field is missing, or the file has fewer rows than its footer says. A changed bit in a
+            page's header raises no other error.
     """
     if columns is not None and (missing := list(_missing(columns, file.schema_arrow))):
         raise pa.ArrowInvalid(f"it has {', '.join(missing)}")
-    read, maps = 0, [field.name for field in columns or () if pa.types.is_map(field.type)]
+    read = 0
+    maps = [field.name for field in columns or () if pa.types.is_map(field.type)]
     for batch in file.iter_batches(batch_size=batch_size, columns=None if columns is None else columns.names):
         read += batch.num_rows
         rows = batch.drop_columns(maps).to_pylist()
@@ -91,10 +92,10 @@ def _dicts(maps: pa.MapArray) -> Iterator[dict[str, Any] | None]:
         yield dict(zip(keys[start:end], values[start:end], strict=True)) if is_valid.as_py() else None
 
 
-def _missing(expected: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, of: str = "") -> Iterator[str]:
-    """Name the columns and fields (`evidence.section`) that a file lacks, or that are not lists or texts."""
+def _missing(expected: pa.Schema | pa.StructType, held: pa.Schema | pa.DataType, prefix: str = "") -> Iterator[str]:
+    """Yield the columns and fields (`evidence.section`) that are missing, or not lists, maps or texts as expected."""
     for field in expected:
-        name = f"{of}{field.name}"
+        name = f"{prefix}{field.name}"
         position = held.get_field_index(field.name) if isinstance(held, pa.Schema | pa.StructType) else -1
         if position < 0:
             yield f"no column `{name}`"

@@ -46,7 +46,7 @@ def writing(path: str | Path) -> Iterator[Path]:
 def remove_partials(path: str | Path) -> None:
     """Delete partial files that killed runs left next to a file or folder, and in it.
 
-    To be called by a process that holds it. Partial files in the folder stay if another process locks them.
+    Call it from a process that holds the output. Partial files that another process locks stay.
     """
     path = Path(path)
     partial_name = re.compile(re.escape(hidden_sibling(path, "").name) + r"(\d+\.)?partial")

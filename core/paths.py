@@ -23,18 +23,6 @@ def is_occupied(path: Path) -> bool:
     return path.exists() and (not path.is_dir() or any(path.iterdir()))
 
 
-def absolute_folders(named: Sequence[Any], where: Path) -> tuple[str, ...]:
-    """Return the folders that a record names.
-
-    Raises:
-        UserError: One is not an absolute path.
-    """
-    for folder in named:
-        if not isinstance(folder, str) or not os.path.isabs(folder):
-            raise UserError(f"{where}: {folder!r} of `image_folders` is not an absolute path; build it again")
-    return tuple(named)
-
-
 def resolve_below(path: str | Path, roots: Roots) -> Path:
     """Return the absolute path, links resolved, of a file that data names. The file need not exist.
 

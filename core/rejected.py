@@ -19,7 +19,7 @@ _PARTICULARS = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"|\([^()]*\)|/\S+|(?<![\w-]
 
 
 class BadRow(Exception):
-    """An error of one row.
+    """An error in one row.
 
     `str(error)` is one line: "FILE:LINE: id X: field `f`: problem; fix".
 

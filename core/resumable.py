@@ -17,7 +17,7 @@ from reflectune.core.progress import progress_bar
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
-Place = tuple[Path, int]
+RowPosition = tuple[Path, int]
 """A log, and the first byte of a row in it."""
 
 _ID: Final = attrgetter("id")
@@ -45,7 +45,7 @@ class Logs:
         """Return the existing logs."""
         return sorted(self.folder.glob(self.pattern))
 
-    def places(self) -> dict[str, Place]:
+    def positions(self) -> dict[str, RowPosition]:
         """Return the log of each finished row and its first byte, by the row's id.
 
         Raises:
@@ -55,10 +55,10 @@ class Logs:
             row["id"]: (path, begin) for path in self.paths() for begin, _, row in scan_rows(path, self.fingerprint)
         }
 
-    def rows(self, ids: Iterable[str] | None = None) -> Iterator[Row]:
-        """Return the rows of these ids, in this order; all, sorted by id, if None. Only positions are in memory."""
-        places = self.places()
-        return (row_at(*places[row_id]) for row_id in (sorted(places) if ids is None else ids))
+    def rows(self, ids: Iterable[str]) -> Iterator[Row]:
+        """Return the rows of these ids, in this order. Memory holds only their positions."""
+        positions = self.positions()
+        return (row_at(*positions[row_id]) for row_id in ids)
 
     def remove(self) -> None:
         """Delete the logs, once their rows are stored elsewhere, and their folder if it is empty."""
@@ -223,7 +223,7 @@ def run_chunks(
             ahead(items[start : start + size])
 
     batches = [[start] for start in starts]
-    done = logs.places()
+    done = logs.positions()
     run_batches(batches, work, logs, done, processes=processes, key=str, desc=desc, unit=f"×{size}", ahead=begin)
     return logs.rows(map(str, starts))
 

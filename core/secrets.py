@@ -79,7 +79,7 @@ def shown_url(url: str) -> str:
 
 
 def route_of(url: str) -> str:
-    """Return the path and query of a URL for fingerprints, without secrets. A model that moves to another host has it.
+    """Return the path and query of a URL for fingerprints, without secrets: the same for a model on any host.
 
     Example:
         >>> route_of("http://node7:8000/v1")

@@ -29,12 +29,12 @@ VOWEL_SIGNS: Final = "".join(
     for code in range(0x0900, 0x1000)
     if unicodedata.category(chr(code)) in ("Mn", "Mc") and not re.match(f"[{UNSPACED}]", chr(code))
 )
-"""Marks of the scripts of India that spell a word as letters do; no `\\w` of a regular expression."""
+"""Vowel signs of Indic scripts, which are part of a word but don't match `\\w`."""
 
 NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 """A token that is a number."""
 _SIGN = r"(?<![\w.)\]}%\u00b0\u2032\u2033-])(?<!\d[ \"'])-"
-"""A hyphen that is a minus sign: none stands between the ends of a range or the parts of a word."""
+"""A hyphen that is a minus sign, and doesn't join the ends of a range or the parts of a word."""
 
 _WITH_DIGITS = rf"\d+s\b|(?:{_SIGN})?\d+(?:\.\d+)?"
 _TOKEN = re.compile(rf"(?:[^\W\d_{UNSPACED}]|[{VOWEL_SIGNS}])+|{_WITH_DIGITS}|[{UNSPACED}]")
@@ -60,7 +60,7 @@ def tokenize(text: str) -> tuple[str, ...]:
       `zurich`, `lodz`); vowel signs, a kana's voicing and tones are part of a word. Invisible characters don't count.
     - Scripts without spaces (Chinese, Japanese, Thai, Lao, Burmese, Khmer): each letter is a token. Korean has spaces,
       so that a word with its particle is a token.
-    - Numbers: see `plain_numbers`. `045` is `45`, and `2.50` is `2.5`. A number is parted from letters next to it.
+    - Numbers: see `plain_numbers`. `045` is `45`, and `2.50` is `2.5`. A number is split from letters next to it.
 
     Example:
         >>> tokenize("On 12 March 1999, 1,234 guests came.")
@@ -76,7 +76,7 @@ def _folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text.casefold())
-    plain = unicodedata.normalize("NFC", "".join(it for it in decomposed if it < "\u0300" or not _is_accent(it)))
+    plain = unicodedata.normalize("NFC", "".join(c for c in decomposed if c < "\u0300" or not _is_accent(c)))
     return plain.translate(_WITHOUT_MARKS)
 
 

@@ -64,31 +64,31 @@ def one_of(*names: str) -> AfterValidator:
 
 
 def device_problem(value: str) -> str:
-    """Return a problem if this can't be a device's name. It may still be absent when it is used."""
+    """Return a problem if this can't be a device's name. This machine may still lack the device."""
     return "" if _DEVICE.fullmatch(value) else f"must be auto, cpu, cuda or cuda:0 …, found {short(value)!r}"
 
 
 def split_problem(value: str) -> str:
-    """Return a problem if no file can have this name of a split."""
+    """Return a problem if a split's name can't be part of a file name."""
     if not value:
         return ""
     if len(value) > LONGEST_NAME or len(value.encode()) > 2 * LONGEST_NAME:
-        found = f"{len(value)} characters of {len(value.encode())} bytes"
-        return f"must be at most {LONGEST_NAME} characters of {2 * LONGEST_NAME} bytes long, found {found}"
+        found = f"{len(value)} characters ({len(value.encode())} bytes)"
+        return f"must be at most {LONGEST_NAME} characters ({2 * LONGEST_NAME} bytes) long, found {found}"
     if not SPLIT_NAME.fullmatch(value):
         return f"must consist of letters, digits, `_`, `-` and `.`, found {short(value)!r}"
     return ""
 
 
 def file_problem(value: str) -> str:
-    """Return a problem if a file is named that doesn't exist."""
+    """Return a problem if the file doesn't exist."""
     if not value or os.path.isfile(value):
         return ""
     return f"must be an existing file, found {'the folder ' if os.path.isdir(value) else ''}{short(value)}"
 
 
 def output_folder_problem(value: str) -> str:
-    """Return a problem if a folder is named that can't be written."""
+    """Return a problem if the folder can't be written."""
     if not value:
         return ""
     path = Path(value)
@@ -104,7 +104,7 @@ def output_folder_problem(value: str) -> str:
 
 
 def output_file_problem(value: str) -> str:
-    """Return a problem if a file is named that can't be written."""
+    """Return a problem if the file can't be written."""
     if value and (os.path.isdir(value) or value.endswith("/")):
         return f"{short(value)} is a folder; name a file to write, e.g. {Path(value, 'scores.json')}"
     if value and len(os.fsencode(Path(value).name)) > _LONGEST_PART - 50:  # a temporary file has a longer name

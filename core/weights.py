@@ -125,7 +125,7 @@ def checking_finite(name: str, model: nn.Module) -> Iterator[None]:
 
 
 class FiniteFiles:
-    """Checks safetensors for NaN and infinite values while their bytes are read for a hash.
+    """Check safetensors for NaN and infinite values while their bytes are read for a hash.
 
     A block in the processor's cache is checked in a fortieth of its hash's time, far faster than the loaded model.
 
@@ -140,7 +140,7 @@ class FiniteFiles:
 
     def read(self, path: Path) -> Iterator[bytes | memoryview]:
         """Yield the bytes of a file in order; each block is overwritten by the next."""
-        return self._look(path) if path in self._files else read_blocks(path)
+        return self._read_checked(path) if path in self._files else read_blocks(path)
 
     def check(self) -> None:
         """Refuse the model if values were found.
@@ -151,7 +151,7 @@ class FiniteFiles:
         if self._bad:
             raise UserError(_not_finite(self._name, self._bad, _FIX))
 
-    def _look(self, path: Path) -> Iterator[bytes | memoryview]:
+    def _read_checked(self, path: Path) -> Iterator[bytes | memoryview]:
         import torch  # slow to import
 
         buffer = memoryview(bytearray(_PIECE))

@@ -19,7 +19,7 @@ from typing import Any, Final
 import psutil
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.launch_variables import alone
+from reflectune.core.launch_variables import without_launcher
 
 CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
 """Folder of the recipes, wherever the package is installed."""
@@ -261,4 +261,5 @@ def _as_typed(command: list[str]) -> str:
 
 def _environment(processes: int) -> dict[str, str]:
     threads = str(max(1, cores() // processes))
-    return {"OMP_NUM_THREADS": threads, **alone(os.environ), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {"OMP_NUM_THREADS": threads, **without_launcher(os.environ), **offline}

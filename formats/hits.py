@@ -29,7 +29,7 @@ class Hit:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-def places(hits: Sequence[Hit]) -> dict[str, str]:
+def describe_ranks(hits: Sequence[Hit]) -> dict[str, str]:
     """Describe each entry's rank among a question's hits, as `2 of 5 (similarity 0.74; first 0.81)`, by entry id."""
     return {
         hit.entry_id: f"{hit.rank} of {len(hits)} (similarity {hit.score:.2f}; first {hits[0].score:.2f})"

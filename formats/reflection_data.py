@@ -15,7 +15,6 @@ from reflectune.core.durable import read_json, read_record, write_json
 from reflectune.core.errors import UserError
 from reflectune.core.launching import ALONE, Processes
 from reflectune.core.parquet import open_parquet, stream_rows, write_parquet
-from reflectune.core.paths import absolute_folders
 from reflectune.core.resumable import Logs, Row, run_chunks
 from reflectune.core.rows import from_row, schema_of, to_row
 from reflectune.core.types import StoredExample
@@ -178,8 +177,8 @@ def _problem(example: StoredExample, seen: Collection[str]) -> str:
 def bad_rows(path: str | Path, problems: Sequence[str]) -> str:
     """Return an error text that lists the first ten problems of a file."""
     more = f"\n  and {len(problems) - 10} more" if len(problems) > 10 else ""
-    shown = "\n  ".join(problems[:10])
-    return f"{path} has {len(problems)} bad rows; fix or rebuild them:\n  {shown}{more}"
+    first = "\n  ".join(problems[:10])
+    return f"{path} has {len(problems)} bad rows; fix or rebuild them:\n  {first}{more}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +208,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     """Read the manifest of a folder of reflection data.
 
     Raises:
-        UserError: It is missing, is not JSON, or lacks a key.
+        UserError: It is missing, is not JSON, lacks a key, or has an image folder that is not an absolute path.
     """
     values = read_record(
         Path(folder, MANIFEST),
@@ -221,12 +220,18 @@ def read_manifest(folder: str | Path) -> Manifest:
     )
     if missing := {"scheme", "image_root", "fingerprints"} - values.keys():
         raise UserError(f"{Path(folder, MANIFEST)} lacks `{'`, `'.join(sorted(missing))}`; build the data again")
-    folders = absolute_folders(values.get("image_folders", ()), Path(folder, MANIFEST))
-    return Manifest(values["scheme"], Path(folder, values["image_root"]).resolve(), values["fingerprints"], folders)
+    image_folders = values.get("image_folders", ())
+    for path in image_folders:
+        if not isinstance(path, str) or not os.path.isabs(path):
+            raise UserError(
+                f"{Path(folder, MANIFEST)}: {path!r} of `image_folders` is not an absolute path; build it again"
+            )
+    image_root = Path(folder, values["image_root"]).resolve()
+    return Manifest(values["scheme"], image_root, values["fingerprints"], tuple(image_folders))
 
 
 def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
-    """Return the manifest of a folder to which a split is added; an empty one if the folder has none.
+    """Return the manifest of a folder before a split is added; an empty one if the folder has none.
 
     Args:
         folder: The folder.
@@ -239,10 +244,12 @@ def earlier_manifest(folder: Path, scheme: str, image_root: Path) -> Manifest:
     if not (folder / MANIFEST).is_file():
         return Manifest(scheme, image_root, {})
     manifest = read_manifest(folder)
-    found, expected = (manifest.scheme, manifest.image_root), (scheme, image_root.resolve())
-    if found != expected:
-        of, now = (f"{scheme} with the images of {root}" for scheme, root in (found, expected))
-        raise UserError(f"`output`: {folder} holds reflection data of {of}, not of {now}; choose another folder")
+    if (manifest.scheme, manifest.image_root) != (scheme, image_root.resolve()):
+        found = f"{manifest.scheme} with the images of {manifest.image_root}"
+        expected = f"{scheme} with the images of {image_root.resolve()}"
+        raise UserError(
+            f"`output`: {folder} holds reflection data of {found}, not of {expected}; choose another folder"
+        )
     return manifest
 
 

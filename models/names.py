@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.errors import UserError
-from reflectune.core.launch_variables import launched
+from reflectune.core.launch_variables import launch_size
 from reflectune.core.values import Device, DeviceMap, Dtype, checked_by, short
 
 MODEL_FILES: Final = ("config.json", "adapter_config.json")
@@ -184,7 +184,7 @@ class PlacementKeys(PrecisionKeys):
     @cross_check
     def spreading_problems(self) -> Iterator[str]:
         """Yield the problem of layers that can't be spread over GPUs."""
-        if self.device_map and (processes := launched()) > 1:
+        if self.device_map and (processes := launch_size()) > 1:
             yield (
                 f"`device_map: {self.device_map}` has one process use all GPUs, and this launch has {processes}; start "
                 "the command with python, or leave `device_map` out to have a whole model in each process"

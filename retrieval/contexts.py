@@ -10,7 +10,7 @@ from typing import Literal
 from PIL import Image
 
 from reflectune.core.types import Passage
-from reflectune.formats.hits import Hit, places
+from reflectune.formats.hits import Hit, describe_ranks
 from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.formats.passages import Lead, sentences, split_passages
 from reflectune.retrieval.rerankers.base import ImageReranker, Reranker
@@ -113,7 +113,7 @@ def find_documents(
     articles = [[passage for hit in row for passage in passages_of(hit.entry_id)] for row in hits]
     found = []
     for row, ranked in zip(hits, (reranker or WordReranker()).rank(questions, articles, most), strict=True):
-        scores, where = {hit.entry_id: hit.score for hit in row}, places(row)
+        scores, where = {hit.entry_id: hit.score for hit in row}, describe_ranks(row)
         passages = [scored.passage for scored in ranked]
         found.append([Document(p, scores[p.entry_id], i, found=where[p.entry_id]) for i, p in enumerate(passages, 1)])
     return found

@@ -43,7 +43,7 @@ class DocumentProbe:
         sentence: Sentence of the document that makes the accepted answer most probable, if the greedy answer is right
             and `summary` was `sentences`; else "".
         cut: True if the document was truncated to fit the model's context. `passage` has the sentences that fit.
-        found: Rank of its entry in the search results (`formats.hits.places`); "" for own and random documents.
+        found: Rank of its entry in the search results (`formats.hits.describe_ranks`); "" for own and random documents.
     """
 
     passage: Passage

@@ -65,7 +65,7 @@ def answered(folder: str | Path) -> set[str]:
     Raises:
         UserError: A file is missing or damaged.
     """
-    return {*_sealed_ids(Path(folder)), *_logs(Path(folder)).places()}
+    return {*_sealed_ids(Path(folder)), *_logs(Path(folder)).positions()}
 
 
 def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size: int = _SHARD) -> int:
@@ -81,7 +81,7 @@ def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size:
     """
     folder = Path(folder)
     logs, known = _logs(folder), _sealed_ids(folder)
-    fresh = sorted(logs.places().keys() - known)
+    fresh = sorted(logs.positions().keys() - known)
     if fresh or not (folder / MANIFEST).is_file():
         added = (from_row(Probe, row) for row in logs.rows(fresh))
         replaced = set(fresh)

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator
 
 from reflectune.core.config import cross_check, setting
 from reflectune.core.types import Passage, Question
-from reflectune.formats.hits import Hit, places
+from reflectune.formats.hits import Hit, describe_ranks
 from reflectune.inference.pipelines.base import Clock
 from reflectune.inference.pipelines.diagnostics import STATING, is_stating
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings, FoundDocuments
@@ -137,7 +137,7 @@ class MMKBRAG:
         documents = [retrieved[i].documents if i in retrieved else () for i in range(len(opened.questions))]
         if self._settings.srt:
             hits = [retrieved[i].hits if i in retrieved else () for i in range(len(opened.questions))]
-            return self._reader.judge(opened, documents, [places(question_hits) for question_hits in hits])
+            return self._reader.judge(opened, documents, [describe_ranks(question_hits) for question_hits in hits])
         return [[None] * len(question_documents) for question_documents in documents]
 
     def _select_documents(self, trace: Trace, retrieved: FoundDocuments, scores: Sequence[float | None]) -> Trace:
@@ -266,7 +266,7 @@ class ReflectionScores:
             retrieved = [by_row.get(i, FoundDocuments()) for i in range(len(questions))]
         with clock.step("judge"):
             documents = [retrieval.documents for retrieval in retrieved]
-            scores = self._reader.judge(opened, documents, [places(retrieval.hits) for retrieval in retrieved])
+            scores = self._reader.judge(opened, documents, [describe_ranks(retrieval.hits) for retrieval in retrieved])
         return [
             Trace(
                 question.id,

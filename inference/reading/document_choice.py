@@ -64,7 +64,7 @@ def fuse(score: float, share: float, weights: Sequence[float]) -> float:
 
 def fusion_features(score: float, share: float) -> tuple[float, float, float]:
     """Return logit Score_SRT, log share and 1, of a score in [10⁻⁶, 1 - 10⁻⁶] and a share of at least 10⁻⁶, clipped."""
-    return log_odds(score, most=math.log(1e6 - 1)), math.log(max(share, 1e-6)), 1.0
+    return log_odds(score, bound=math.log(1e6 - 1)), math.log(max(share, 1e-6)), 1.0
 
 
 def keep_relevant(

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from reflectune.core.durable import scan_rows, write_rows
 from reflectune.core.launching import Processes
-from reflectune.core.resumable import Logs, Place, Row, row_at, run_batches, unique_ids
+from reflectune.core.resumable import Logs, Row, RowPosition, row_at, run_batches, unique_ids
 from reflectune.core.types import Question
 from reflectune.inference.trace import from_row, to_row
 from reflectune.inference.trace_files.columns import StoredTraces, TraceColumns
@@ -116,9 +116,9 @@ class TraceStore:
 
     def _ranked(
         self, paths: Iterable[Path], is_outdated: IsOutdated = lambda row: False
-    ) -> dict[str, tuple[int, Place]]:
+    ) -> dict[str, tuple[int, RowPosition]]:
         """Return the `_rank` and place of each question's best row in JSONL files; the last one of equal rank."""
-        ranked: dict[str, tuple[int, Place]] = {}
+        ranked: dict[str, tuple[int, RowPosition]] = {}
         for path in paths:
             for begin, _, row in scan_rows(path, self.fingerprint):
                 rank = _rank(row, is_outdated)
@@ -154,7 +154,7 @@ class TraceStore:
             path.unlink(missing_ok=True)
         logs.remove()
 
-    def _merged_rows(self, ids: Sequence[str], places: Mapping[str, Place]) -> Iterator[Row]:
+    def _merged_rows(self, ids: Sequence[str], places: Mapping[str, RowPosition]) -> Iterator[Row]:
         """Yield the rows of questions: those of JSONL files at their places, the others from Parquet."""
         table = TraceFile(self._table, self.fingerprint) if self._table.exists() else None
         for start in range(0, len(ids), QUESTIONS_AT_ONCE):

@@ -73,7 +73,7 @@ class PromptedBranch:
         documents: Its documents: none for `ret`, one for `srt`, several for `mct`, any number for `vqa`.
         role: Reflection token to reply with, for `ret` and `srt`; "" for the others.
         reply: Words to reply with, for `mct` and `vqa`; "" for the others.
-        found: Place of the document of `srt` in the search results (`formats.hits.places`); "" if unknown.
+        found: Place of the document of `srt` in the search results (`formats.hits.describe_ranks`); "" if unknown.
         weight: Weight of the reply's loss: the share of one of a document's two labels, if labels are soft.
     """
 

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     Exit status: the command's; 2 for an unknown command, 130 for Ctrl-C.
 
     Args:
-        argv: The words behind `reflectune`; `sys.argv[1:]` if None.
+        argv: The words after `reflectune`; `sys.argv[1:]` if None.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] in (["--version"], ["-V"]):
@@ -95,7 +95,8 @@ def overview() -> str:
 
 def _split(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the command's name and its arguments. `train sft` is `sft`, and `build-index` is `build_index`."""
-    group, second = words[0], words[1].replace("-", "_") if len(words) > 1 else ""
+    group = words[0]
+    second = words[1].replace("-", "_") if len(words) > 1 else ""
     if any(module.partition(".")[2] == second for module in GROUPS.get(group, ())):
         return second, list(words[2:])
     return group.replace("-", "_"), list(words[1:])

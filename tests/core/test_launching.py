@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from reflectune.core.config import find_problems
-from reflectune.core.launch_variables import alone, launched, rank
+from reflectune.core.launch_variables import launch_size, rank, without_launcher
 from reflectune.models.names import PlacementKeys
 
 
@@ -24,7 +24,7 @@ from reflectune.models.names import PlacementKeys
 def test_a_process_knows_its_number_and_the_launchs_size(environment, expected, monkeypatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert (rank(), launched()) == expected
+    assert (rank(), launch_size()) == expected
 
 
 def test_only_a_single_process_spreads_a_model_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_only_a_single_process_spreads_a_model_over_gpus(monkeypatch: pytest.Mon
 def test_a_command_outside_the_launch_gets_none_of_its_variables() -> None:
     kept = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0", "OMP_NUM_THREADS": "1"}
     launch = {"RANK": "0", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true", "TORCHELASTIC_RUN_ID": "none"}
-    assert alone({**kept, **launch}) == kept
+    assert without_launcher({**kept, **launch}) == kept
 
 
 START = """

@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 
 from reflectune.core.durable import read_json
 from reflectune.core.errors import UserError
-from reflectune.core.launch_variables import MPI_SIZES, is_true, launched, on_cpu
+from reflectune.core.launch_variables import MPI_SIZES, is_true, launch_size, on_cpu
 from reflectune.models.records import adapter_folder
 from reflectune.train.estimates.memory import Division
 from reflectune.train.settings.training import TrainingConfig
@@ -173,7 +173,7 @@ def idle_gpus(args: TrainingArguments) -> str:
 
 def check_launch_took_effect(trainer: Any, environment: Mapping[str, str]) -> None:
     """Raise a `UserError` if fewer processes train together than were started, or sharding isn't on that should be."""
-    started, joined = launched(environment), trainer.args.world_size
+    started, joined = launch_size(environment), trainer.args.world_size
     if joined != started:
         raise UserError(
             f"{started} processes were started, but only {joined} would train together; see configs/accelerate"

@@ -4,7 +4,7 @@ from reflectune.core.config import find_problems
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import DocumentSettings
 from reflectune.data_builders.probing.documents import DocumentSource
-from reflectune.formats.hits import places
+from reflectune.formats.hits import describe_ranks
 from reflectune.inference.pipelines.documents import DocumentFinder, DocumentFinderSettings
 from reflectune.inference.pipelines.mmkb_rag import MMKBRAG, MmkbRagSettings
 from reflectune.retrieval.rerankers.base import ScoredPassage
@@ -242,6 +242,6 @@ def test_a_reranker_ranks_documents_in_probing_and_asking_alike(make, scripted, 
     (probed,) = DocumentSource(knowledge, retriever, probing, 0, Backwards()).find([question], scripted.images(1))
     assert [document.id for document in asked.documents] == ["a#1.0", "a#0.0", "b#1.0"]
     assert [document.passage for document in probed] == list(asked.documents)
-    assert places(asked.hits) == {document.passage.entry_id: document.found for document in probed}
+    assert describe_ranks(asked.hits) == {document.passage.entry_id: document.found for document in probed}
     with pytest.raises(UserError, match="works in `probe`, `evaluate` and `sweep`"):
         DocumentFinder(retriever, knowledge, settings)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Question
-from reflectune.formats.hits import Hit, places
+from reflectune.formats.hits import Hit, describe_ranks
 from reflectune.formats.reflection_data import stream_examples, write_examples
 from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.models.loading import load
@@ -34,7 +34,7 @@ def placed(prompted_folder):
 
 
 def test_a_place_has_rank_number_and_similarities_in_the_prompt() -> None:
-    assert places((Hit("e2", 0.812, 1), Hit("e1", 0.7349, 2)))["e1"] == "2 of 2 (similarity 0.73; first 0.81)"
+    assert describe_ranks((Hit("e2", 0.812, 1), Hit("e1", 0.7349, 2)))["e1"] == "2 of 2 (similarity 0.73; first 0.81)"
     prompts = find_scheme("mmkb_rag", "search_result").prompts
     assert prompts["srt"].startswith("Search result {found}. Document: {passage} Does this")
     assert {**prompts, "srt": ""} == {**SCHEME.prompts, "srt": ""}
