@@ -104,8 +104,7 @@ class Dataset:
         if metric not in METRICS:
             found = "has no `metric`" if metric is None else f"has the unknown `metric` {short(str(metric))}"
             raise UserError(
-                f"{self.root / MANIFEST} {found}: it was written by another version, or its reader is not of one set; "
-                f"convert it again, or set `metric` to one of {', '.join(METRICS)}"
+                f"{self.root / MANIFEST} {found}; set it to one of {', '.join(METRICS)}, or convert the data set again"
             )
         name: Metric = metric
         return name
@@ -220,7 +219,7 @@ def stream_questions(folder: str | Path, split: str) -> Iterator[Question]:
                 seen.add(key)
                 yield question
         if rows is None and not count:
-            rows = sum(manifest.get("counts", {}).get(split, {}).values())  # who edits a split leaves some of it
+            rows = sum(manifest.get("counts", {}).get(split, {}).values())  # a user may drop questions, but not all
         if rows is not None and count != rows:
             raise UserError(f"{path} holds {count:,} questions, {MANIFEST} says {rows:,}; build the data set again")
 
@@ -267,7 +266,7 @@ def _parts(folder: Path, split: str, manifest: dict[str, Any]) -> list[tuple[Pat
 
 
 def _below(image_root: str, path: Any) -> Any:
-    """Return a path below a folder; anything else that a file holds in its place as it is."""
+    """Join a path to a folder. Return an empty path, and a value that is not a path, unchanged."""
     return str(Path(image_root, path)) if path and isinstance(path, str) else path
 
 

@@ -28,7 +28,7 @@ _KEYS = {"name": str, "entries": int, "fingerprint": str, "image_root": str, "sh
 """Keys of the manifest."""
 _ROW_GROUP = 64
 """Entries per row group, all read to get one of them. With fewer, reading the shard's footer would take longer."""
-_GROUPS_KEPT = 128
+_CACHED_GROUPS = 128
 
 
 def write_knowledge_base(
@@ -91,10 +91,10 @@ def drop_entries(path: Path, positions: Sequence[int]) -> None:
     """Drop entries from a shard, atomically; an empty shard is deleted."""
     with _opened(path) as file:
         table = file.read()
-    gone = set(positions)
-    kept = table.filter(pa.array([row not in gone for row in range(table.num_rows)], pa.bool_()))
-    if kept.num_rows:
-        write_parquet(path, kept, _ROW_GROUP)
+    dropped = set(positions)
+    remaining = table.filter(pa.array([row not in dropped for row in range(table.num_rows)], pa.bool_()))
+    if remaining.num_rows:
+        write_parquet(path, remaining, _ROW_GROUP)
     else:
         path.unlink()
 
@@ -154,7 +154,7 @@ class KnowledgeBase:
                 f"{self.folder / MANIFEST}: `entries` is {self.manifest['entries']}, its shards hold {counts[:3]} …; "
                 "write the knowledge base again"
             )
-        self._group = functools.lru_cache(maxsize=_GROUPS_KEPT)(self._read_group)
+        self._group = functools.lru_cache(maxsize=_CACHED_GROUPS)(self._read_group)
 
     @property
     def name(self) -> str:
@@ -259,9 +259,9 @@ class KnowledgeBase:
                 groups += [(number, group) for group in range(file.num_row_groups)]
                 sizes += [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         directory = _Directory(pa.chunked_array(chunks, pa.large_string()).combine_chunks(), groups, sizes)
-        if directory.different != len(self):
+        if directory.distinct != len(self):
             raise UserError(
-                f"{self.folder} holds {directory.different:,} entries, its manifest says {len(self):,}; write it again"
+                f"{self.folder} holds {directory.distinct:,} entries, its manifest says {len(self):,}; write it again"
             )
         return directory
 
@@ -287,8 +287,8 @@ class _Directory:
         self._hashes = hashes[self._order]
 
     @property
-    def different(self) -> int:
-        """Number of different ids."""
+    def distinct(self) -> int:
+        """Number of distinct ids."""
         same = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
         pairs = ((self.ids[int(self._order[rank])], self.ids[int(self._order[rank + 1])]) for rank in same)
         return len(self.ids) - sum(one == other for one, other in pairs)

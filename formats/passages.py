@@ -72,7 +72,7 @@ def split_passages(entry: Entry, *, lead: Lead = "none", cut: Cut = "paragraphs"
 
 
 def summary_text(entry: Entry) -> str:
-    """Return an entry's summary, else its first passage, else its title, with white space made single."""
+    """Return an entry's summary, else its first passage, else its title, with single spaces."""
     if text := " ".join(entry.summary.split()):
         return text
     passages = split_passages(entry)
@@ -95,7 +95,7 @@ def lead_sentences(text: str) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text, with white space made single. A rest without an end counts as one."""
+    """Yield the sentences of a text, with single spaces. Text after the last sentence end counts as one."""
     text = " ".join(text.split())
     start = 0
     for match in _SENTENCE_END.finditer(text):

@@ -19,9 +19,9 @@ Problem = tuple[str, str, str]
 def malformed(question: Question) -> Problem | None:
     """Return the first problem that makes a question unreadable, or None.
 
-    Allowed are an empty text and a missing image, which are reported when the question is asked. So are missing
-    answers, as in test sets, and a descending range: InfoSeek has such ranges for numbers below zero, and its official
-    score accepts no number for them.
+    An empty text and a missing image are allowed here; they are reported when the question is asked. Missing answers
+    are allowed, as in test sets. So is a descending range: InfoSeek has such ranges for numbers below zero, and its
+    official score accepts no number for them.
     """
     for field, value, fix in (
         ("id", question.id, "give the row an id"),

@@ -37,7 +37,7 @@ def test_a_data_set_without_a_known_metric_is_not_scored_as_infoseek(
     folder = write(tmp_path, **manifest)
     for scored_by in (lambda: Dataset(tmp_path).metric, lambda: MetricConfig().scored_by(folder)):
         with pytest.raises(
-            UserError, match=rf"dataset\.json {found}: .*convert it again, or set `metric` to one of inf"
+            UserError, match=rf"dataset\.json {found}; set it to one of inf.*, or convert the data set again"
         ):
             scored_by()
 
