@@ -21,7 +21,7 @@ class MetricKeys(Settings):
     """Settings of the metric."""
 
     metric: MetricChoice = setting(
-        "", "the data set's own (dataset.json) if unset; evqa needs `bem`, evqa_exact is its part without a model"
+        "", "if unset, the data set's own (dataset.json); evqa needs `bem`; evqa_exact is its part without a model"
     )
     bem: BemName = setting("", "folder or hub id of a converted BEM, for `metric: evqa`", hashed=False)
 
@@ -30,7 +30,7 @@ class MetricKeys(Settings):
         return self.metric or Dataset(Path(dataset)).metric
 
     def metric_issues(self, dataset: str) -> list[str]:
-        """Return the problems of the metric for a data set. A missing data set is not one of them."""
+        """Return the problems of the metric for a data set; none if the data set is missing."""
         if not self.metric and not Path(dataset or "", MANIFEST).is_file():
             return []
         try:
@@ -63,12 +63,12 @@ class ScoreConfig(MetricKeys, RemoteConfig):
     dataset: str = setting("", "data set folder", needed="")
     against: str = setting("", "a second prediction file, compared by a paired test")
     mode: Literal["official", "strict"] = setting(
-        "official", "strict: a missing answer is wrong, a doubled one an error"
+        "official", "strict: a missing answer is wrong, a repeated one an error"
     )
     splits: list[SplitName] = setting([], "splits to score; if none, those with predictions")
     device: Device = setting("cpu", "device of BEM")
     judge: Literal["", "pmsr", "mrag"] = setting(
-        "", "also ask a judge by this paper's protocol; needs `llm_model` and `llm_url`"
+        "", "also ask a judge, by this paper's protocol; needs `llm_model` and `llm_url`"
     )
     seed: Seed = setting(0, "seed of the intervals and the paired test")
     output: OutputFile = setting("", "JSON file to write the scores to")
@@ -103,7 +103,7 @@ class ScoreConfig(MetricKeys, RemoteConfig):
 
     @cross_check
     def dataset_problems(self) -> list[str]:
-        """Return the problems of the data set and its splits. A missing folder is not one of them."""
+        """Return the problems of the data set and its splits; none if the folder is missing (`input_problems`)."""
         if self.dataset and Path(self.dataset).exists() and not Path(self.dataset, MANIFEST).is_file():
             return [f"`dataset`: {self.dataset} has no {MANIFEST}; build_world and convert write one"]
         return split_issues("splits", self.dataset, self.splits)

@@ -38,23 +38,23 @@ def score(config: ScoreConfig) -> None:
             Path(config.predictions),
             questions,
             official,
-            touched=not config.splits,
+            answered_splits_only=not config.splits,
             fill=config.fill_missing,
         )
         print(message)
         return
-    from reflectune.metrics.judging.judges import PROTOCOLS, Judging
+    from reflectune.metrics.judging.judges import PROTOCOLS, Judge
     from reflectune.metrics.reporting.score_report import lines, score_files
     from reflectune.models.remote.client import RemoteModel
 
     files = [Path(path) for path in (config.predictions, config.against) if path]
     with ExitStack() as stack:
-        judging = None
+        judge = None
         if config.judge:
             model = stack.enter_context(RemoteModel(config.endpoint(), config.judge_cache))
-            judging = Judging(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
-        scoring = (config.scored_by(config.dataset), config.mode, config.open_bem(config.device), judging)
-        report = score_files(files, questions, *scoring, touched=not config.splits, seed=config.seed)
+            judge = Judge(PROTOCOLS[config.judge], config.llm_model, partial(model.texts, desc="judge"))
+        scoring = (config.scored_by(config.dataset), config.mode, config.open_bem(config.device), judge)
+        report = score_files(files, questions, *scoring, answered_splits_only=not config.splits, seed=config.seed)
         if config.judge:
             print(model.summary())
     report["dataset"] = {"folder": config.dataset, "fingerprint": dataset.fingerprint}

@@ -14,7 +14,7 @@ from reflectune.data_builders.annotators.string import canonical_answer
 from reflectune.data_builders.probing.config import GenerationSettings
 from reflectune.data_builders.probing.records import DocumentProbe, Probe, ProbedAnswer, finite_sum
 from reflectune.data_builders.probing.summaries import add_sentences, add_words
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.prefix.engine import Branches, Generation, PrefixEngine
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.rendering.thoughts import without_thoughts
@@ -62,7 +62,7 @@ class Prober:
         generation: Answers and summaries to generate.
     """
 
-    def __init__(self, engine: PrefixEngine, correctness: Worth, generation: GenerationSettings) -> None:
+    def __init__(self, engine: PrefixEngine, correctness: AnswerMetric, generation: GenerationSettings) -> None:
         self._engine, self._renderer = engine, engine.renderer
         self._scheme = PromptScheme.of(engine.renderer)
         self._correctness, self._settings = correctness, generation

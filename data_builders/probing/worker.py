@@ -20,7 +20,7 @@ from reflectune.data_builders.probing.probe import PreparedQuestion, Prober
 from reflectune.data_builders.probing.records import Probe
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.questions import check_one_image
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.retrieval.contexts import Document
@@ -48,7 +48,7 @@ class ProbeWorker:
         dataset: Dataset,
         source: DocumentSource,
         loaded: Loaded,
-        correctness: Worth,
+        correctness: AnswerMetric,
         generation: GenerationSettings,
         settings: WorkerSettings,
     ) -> None:

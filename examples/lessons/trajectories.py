@@ -27,7 +27,7 @@ from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings
 from reflectune.inference.running.opening import is_current
 from reflectune.inference.trace import Step, Trace
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
 
 
@@ -86,7 +86,7 @@ def choose(
     questions: Mapping[str, Question],
     roots: Sequence[Path],
     settings: PromsaSettings,
-    correctness: Worth,
+    correctness: AnswerMetric,
     max_calls: int,
 ) -> Chosen:
     """Choose at most one trajectory a question: of those that may be kept the one with the fewest calls.
@@ -126,7 +126,7 @@ def choose(
     return chosen
 
 
-def rejected(trajectory: Trajectory, trace: Trace, correctness: Worth, max_calls: int) -> str:
+def rejected(trajectory: Trajectory, trace: Trace, correctness: AnswerMetric, max_calls: int) -> str:
     """Return why a trajectory is left out; "" if it is kept."""
     if correctness(trace.answer, trajectory.question) < 1:
         return "wrong answer"

@@ -26,7 +26,7 @@ from reflectune.inference.running.parts import preparers
 from reflectune.inference.running.runner import run_pipeline
 from reflectune.inference.trace import PassageTrace, Trace
 from reflectune.inference.trace_files.columns import StoredTraces, with_texts
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.loading import Loaded
 from reflectune.models.schemes.gate_outcomes import (
     AnchoredPassage,
@@ -71,7 +71,7 @@ class GateRewardRollout:
         questions: Sequence[Question],
         *,
         folder: Path,
-        correctness: Worth,
+        correctness: AnswerMetric,
         batch_questions: int = 8,
         relevance: bool = False,
         run: str = "",
@@ -231,7 +231,7 @@ def _drawn_passage(retrieved: Trace) -> list[PassageTrace]:
 
 
 def _passages(
-    question: Question, judged: Trace, answered: Trace | None, correctness: Worth
+    question: Question, judged: Trace, answered: Trace | None, correctness: AnswerMetric
 ) -> tuple[PassageOutcome, ...]:
     """Return the passages that were both judged and answered from."""
     if answered is None:

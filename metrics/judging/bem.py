@@ -64,18 +64,18 @@ class Bem:
         """Return the logits of many triples, shape (triples, 2), computed in batches of similar length.
 
         Raises:
-            TooLongError: A triple has more than 512 word pieces; `length` says so beforehand.
+            TooLongError: A triple has more than 512 word pieces (`length`).
         """
         import torch
 
         encoded = [self.encode(triple) for triple in triples]
-        order = sorted(range(len(encoded)), key=lambda place: len(encoded[place][0]))
+        order = sorted(range(len(encoded)), key=lambda row: len(encoded[row][0]))
         triple_logits = np.zeros((len(encoded), 2))
         with torch.inference_mode():
             for start in range(0, len(order), batch_size):
-                places = order[start : start + batch_size]
-                output = self._model(**self._batch([encoded[place] for place in places]))
-                triple_logits[places] = output.logits.double().cpu().numpy()  # (batch, 2)
+                rows = order[start : start + batch_size]
+                output = self._model(**self._batch([encoded[row] for row in rows]))
+                triple_logits[rows] = output.logits.double().cpu().numpy()  # (batch, 2)
         return triple_logits
 
     def length(self, triple: Segments) -> int:
@@ -102,7 +102,7 @@ class Bem:
         return ids, [segment for segment, part in enumerate(parts) for _ in part]
 
     def _batch(self, encoded: Sequence[tuple[list[int], list[int]]]) -> dict[str, torch.Tensor]:
-        """Pad with 0: to the longest of the batch where padding is masked, else to 512 as in the original."""
+        """Pad with 0: to the longest of the batch if padding is masked, else to 512 as in the original."""
         import torch
 
         width = max(len(ids) for ids, _ in encoded) if self._mask_padding else LONGEST
@@ -125,7 +125,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
 
     Raises:
         UserError: The checkpoint is missing, not BEM, or was never checked against the original; or tensors
-            of it are missing, of another shape, or not finite.
+            of it are missing, of a different shape, or not finite.
     """
     from transformers import BertForSequenceClassification
     from transformers.utils.hub import cached_file
@@ -135,7 +135,7 @@ def load_bem(name: str, *, device: str = "cpu") -> Bem:
             file: Path(str(cached_file(name, file)))
             for file in (RECORD, "config.json", "vocab.txt", "model.safetensors")
         }
-        kind: Any = BertForSequenceClassification  # with its report it returns a pair, which its types don't say
+        kind: Any = BertForSequenceClassification  # its types don't know the pair that `output_loading_info` returns
         model, report = kind.from_pretrained(
             name, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -179,7 +179,7 @@ def _checked(name: str, record: dict[str, Any], config: Any) -> bool:
         raise UserError(f"{name}: {RECORD} does not say that the checkpoint was checked; convert it again")
     if config.num_labels != 2 or config.type_vocab_size < 3:
         raise UserError(
-            f"{name} has {config.num_labels} labels and {config.type_vocab_size} segments; BEM has 2 and at least 3: "
-            "it is another model"
+            f"{name} is not BEM: it has {config.num_labels} labels and {config.type_vocab_size} segments, "
+            "expected 2 and at least 3"
         )
     return record["mask_padding"]

@@ -36,15 +36,16 @@ def cover_match(prediction: str, answers: Iterable[str], mode: Mode = "strict") 
         lowered = prediction.lower()
         return int(any(answer.lower() in lowered for answer in answers))
     text = spaced_tokens(prediction)
-    return int(any((wanted := spaced_tokens(answer)) != " " and wanted in text for answer in answers))
+    references = map(spaced_tokens, answers)
+    return int(any(reference != " " and reference in text for reference in references))
 
 
 def cover_one(prediction: str, question: Question, mode: Mode = "strict") -> float:
     """Return 1.0 if the prediction covers the question's answer, else 0.0.
 
-    A list joined by `&&` is covered if more than half of its parts are. A numerical question is right in `official`
-    mode if any number of the prediction lies in the range; in `strict` mode by InfoSeek's own rule, which reads the
-    first number or range, as a range can't stand in a text. Numbers are read in any notation (`plain_numbers`).
+    A list joined by `&&` is covered if more than half of its parts are. For a numerical question, `official` mode
+    accepts any number of the prediction in the range. `strict` mode applies InfoSeek's rule to the first number or
+    range, in any notation (`number_agrees`).
 
     Raises:
         UserError: The question has no answers, or is numerical and has no range.
@@ -79,5 +80,5 @@ def _covers(prediction: str, answer: str, mode: Mode) -> bool:
     if "&&" not in answer:
         return bool(cover_match(prediction, [answer], mode))
     parts = [part.strip() for part in answer.split("&&") if part.strip()]
-    wanted = parts if mode == "strict" else [pmsr.normalise(part) for part in parts]
-    return sum(cover_match(prediction, [part], mode) for part in wanted) * 2 > len(parts)
+    references = parts if mode == "strict" else [pmsr.normalise(part) for part in parts]
+    return sum(cover_match(prediction, [reference], mode) for reference in references) * 2 > len(parts)

@@ -97,7 +97,7 @@ class Protocol:
         """Return the conversation that asks about an answer. Braces in an answer are left as they are."""
         fields = {"question": answer.question, "references": repr(list(answer.references)), "response": answer.response}
         parts = re.split(r"\{(question|references|response)\}", self.template)
-        text = "".join(fields[part] if place % 2 else part for place, part in enumerate(parts))
+        text = "".join(fields[part] if number % 2 else part for number, part in enumerate(parts))  # odd parts are names
         return [{"role": "user", "content": text}]
 
 
@@ -112,65 +112,49 @@ class Answer:
 
 def answer_to(question: Question, response: str) -> Answer:
     """Return a response as a judge sees it. Without accepted answers, the range is shown instead."""
-    spanned = () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
-    return Answer(question.text, question.answers or spanned, response)
+    answer_range = () if question.range is None else (f"{question.range[0]:g} to {question.range[1]:g}",)
+    return Answer(question.text, question.answers or answer_range, response)
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Verdicts in the order of the answers.
-
-    Attributes:
-        judge: Name of the model, from the caller.
-        protocol: Name of the protocol.
-        prompt_hash: Hash of the protocol.
-        verdicts: One per answer.
-    """
-
-    judge: str
-    protocol: str
-    prompt_hash: str
-    verdicts: tuple[Verdict, ...]
-
-    def summary(self, missing: int) -> dict[str, Any]:
-        """Return judge, protocol, prompt hash, temperature, both accuracies, and the counts of verdicts and missing.
-
-        `accuracy_strict` is the share correct of all answers and missing ones, `accuracy_official` (PMSR's) that of the
-        replies that could be read; None where there are none.
-        """
-        counts = Counter(self.verdicts)
-        every, read = len(self.verdicts) + missing, counts["correct"] + counts["incorrect"]
-        return {
-            "judge": self.judge,
-            "protocol": self.protocol,
-            "prompt_hash": self.prompt_hash,
-            "temperature": TEMPERATURE,
-            "accuracy_strict": counts["correct"] / every if every else None,
-            "accuracy_official": counts["correct"] / read if read else None,
-            "correct": counts["correct"],
-            "incorrect": counts["incorrect"],
-            "unparsed": counts["unparsed"],
-            "missing": missing,
-        }
-
-
-@dataclass(frozen=True)
-class Judging:
+class Judge:
     """A judge: the protocol, the model's name, and the function that requests its replies."""
 
     protocol: Protocol
     model: str
     complete_all: CompleteAll
 
-    def judged(self, answers: Sequence[Answer]) -> Judged:
+    def verdicts(self, answers: Sequence[Answer]) -> tuple[Verdict, ...]:
         """Judge all answers in one call; repeated answers to a question are asked once."""
-        protocol, distinct_answers = self.protocol, list(dict.fromkeys(answers))
-        texts = self.complete_all([protocol.messages(answer) for answer in distinct_answers])
+        distinct_answers = list(dict.fromkeys(answers))
+        replies = self.complete_all([self.protocol.messages(answer) for answer in distinct_answers])
         verdicts = {
-            answer: protocol.verdict(without_thoughts(reply))
-            for answer, reply in zip(distinct_answers, texts, strict=True)
+            answer: self.protocol.verdict(without_thoughts(reply))
+            for answer, reply in zip(distinct_answers, replies, strict=True)
         }
-        return Judged(self.model, protocol.name, protocol.prompt_hash, tuple(verdicts[answer] for answer in answers))
+        return tuple(verdicts[answer] for answer in answers)
+
+    def summary(self, verdicts: Sequence[Verdict], missing: int) -> dict[str, Any]:
+        """Return judge, protocol, prompt hash, temperature, both accuracies, and the counts of verdicts and missing.
+
+        `accuracy_strict` is the correct share of all answers, missing ones included; `accuracy_official` (PMSR's) is
+        that of the replies that could be parsed. Either is None if there are none.
+        """
+        counts = Counter(verdicts)
+        total = len(verdicts) + missing
+        parsed = counts["correct"] + counts["incorrect"]
+        return {
+            "judge": self.model,
+            "protocol": self.protocol.name,
+            "prompt_hash": self.protocol.prompt_hash,
+            "temperature": TEMPERATURE,
+            "accuracy_strict": counts["correct"] / total if total else None,
+            "accuracy_official": counts["correct"] / parsed if parsed else None,
+            "correct": counts["correct"],
+            "incorrect": counts["incorrect"],
+            "unparsed": counts["unparsed"],
+            "missing": missing,
+        }
 
 
 def tagged_verdict(reply: str) -> Verdict:

@@ -20,8 +20,9 @@ BemLogits = Callable[[str, str, str], Sequence[float]]
 
 QUESTION_TYPES = ("templated", "automatic", "multi_answer", "2_hop")
 
-_DELETED = str.maketrans("", "", string.punctuation + "‘’´`")
-_LEFT_OUT = re.compile(r"\b(the answer is|a|an|the)\b")
+DELETED = str.maketrans("", "", string.punctuation + "‘’´`")
+LEFT_OUT = re.compile(r"\b(the answer is|a|an|the)\b")
+"""Punctuation and words that the comparison of answers ignores, in PMSR's program too."""
 _SPAN_PREFIX = "<extra_id_0> "
 
 
@@ -35,8 +36,8 @@ def evaluate_example(
         references: Accepted answers; for `multi_answer` each is a list joined by `&&`.
         candidate: The answer given.
         question_type: One of `QUESTION_TYPES`. Only `multi_answer` is compared as a list.
-        bem_logits: Gives BEM's logits; asked only where exact match fails. BEM reads at most 512 word pieces, and the
-            official code raises ValueError beyond: raise it there for the very same results.
+        bem_logits: Returns BEM's logits; called only where exact match fails. The official code raises ValueError for
+            more than 512 word pieces; raise it too for the same results.
 
     Raises:
         ValueError: A reference is empty, or the question type is unknown.
@@ -48,10 +49,10 @@ def evaluate_example(
 
 def single_exact_match(reference: str, candidate: str) -> bool:
     """Return True if both are equal after `preprocess_answer`; ValueError if the reference is empty after it."""
-    wanted = preprocess_answer(reference)
-    if not wanted:
+    expected = preprocess_answer(reference)
+    if not expected:
         raise ValueError("Reference answer is empty after preprocessing.")
-    return wanted == preprocess_answer(candidate)
+    return expected == preprocess_answer(candidate)
 
 
 def multi_exact_match(reference: str, candidate: str, iou_threshold: float = 0.5) -> bool:
@@ -83,8 +84,8 @@ def comma_list(answer: str) -> str:
 def answer_readings(answer: str) -> list[list[str]]:
     """Return the items of an answer to our instruction, in each possible reading.
 
-    Parted at `&&` alone if it has one; else as the official code does, or one item. The official reading alone parts
-    names such as "Trinidad and Tobago", too.
+    An answer with `&&` is split there alone. Any other answer has two readings: as the official code splits it, names
+    such as "Trinidad and Tobago" included, and as one item.
 
     Example:
         >>> answer_readings("Trinidad and Tobago&&Washington, D.C.")
@@ -108,8 +109,8 @@ def list_iou(target: Collection[str], prediction: Collection[str]) -> float:
     """Return the intersection over union of two lists read as sets; ValueError if the target is empty."""
     if not target:
         raise ValueError("Target list should not be empty.")
-    wanted, given = set(target), set(prediction)
-    return len(wanted & given) / len(wanted | given)
+    expected, found = set(target), set(prediction)
+    return len(expected & found) / len(expected | found)
 
 
 def preprocess_answer(text: str) -> str:
@@ -117,14 +118,14 @@ def preprocess_answer(text: str) -> str:
     text = text.lower().replace("\n", " ").replace("\t", " ").strip()
     if text.startswith(_SPAN_PREFIX):
         text = text.replace(_SPAN_PREFIX, "")
-    words = _LEFT_OUT.sub(" ", text.translate(_DELETED)).split()
+    words = LEFT_OUT.sub(" ", text.translate(DELETED)).split()
     digits = [DIGITS.get(word, VERDICTS.get(word, word)) for word in words]
     return " ".join(CONTRACTIONS.get(word, word) for word in digits)
 
 
 def bem_segments(question: str, reference: str, candidate: str, question_type: str) -> tuple[str, str, str]:
     """Return (candidate, reference, question) as BEM reads them: as written, except a multi-answer reference's `&&`."""
-    listed = reference.replace("&&", ",") if question_type == "multi_answer" else reference
+    listed = comma_list(reference) if question_type == "multi_answer" else reference
     return candidate, listed, question
 
 
@@ -141,11 +142,15 @@ def _score(question: str, reference: str, candidate: str, question_type: str, be
 
 
 def _overlaps(reference: str, items: Sequence[str], iou_threshold: float = 0.5) -> bool:
-    """Return True if a reference, split at `&&`, and a list's items overlap enough; it must not be empty."""
-    wanted = _preprocessed(reference.split("&&"))
-    if not wanted:
+    """Return True if a list's items overlap enough with a reference, which is split at `&&`.
+
+    Raises:
+        ValueError: The reference is empty.
+    """
+    expected = _preprocessed(reference.split("&&"))
+    if not expected:
         raise ValueError("Reference list is empty after preprocessing.")
-    return list_iou(wanted, _preprocessed(items)) >= iou_threshold
+    return list_iou(expected, _preprocessed(items)) >= iou_threshold
 
 
 def _softmax(logits: Sequence[float]) -> np.ndarray:

@@ -26,9 +26,9 @@ def f1(prediction: str, answers: Iterable[str]) -> float:
     return max((_f1(normalize_answer(prediction), normalize_answer(answer)) for answer in answers), default=0.0)
 
 
-def _f1(said: str, accepted: str) -> float:
-    if said != accepted and (said in _WHOLE or accepted in _WHOLE):
+def _f1(prediction: str, answer: str) -> float:
+    if prediction != answer and (prediction in _WHOLE or answer in _WHOLE):
         return 0.0
-    words, expected = said.split(), accepted.split()
+    words, expected = prediction.split(), answer.split()
     same = (Counter(words) & Counter(expected)).total()
     return 2 * same / (len(words) + len(expected)) if same else 0.0

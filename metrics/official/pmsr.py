@@ -11,20 +11,16 @@ mentioned; accents are removed from names in a list, and never from the text.
 from __future__ import annotations
 
 import ast
-import re
-import string
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reflectune.core.errors import UserError
+from reflectune.metrics.official.evqa import DELETED, LEFT_OUT
 from reflectune.metrics.official.vqa import DIGITS, VERDICTS
 
 Row = Mapping[str, Any]
-
-_DELETED = str.maketrans("", "", string.punctuation + "‘’´`")
-_LEFT_OUT = re.compile(r"\b(the answer is|a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def knowledge(row: Row) -> str:
 def normalise(text: str) -> str:
     """Return E-VQA's `preprocess_answer` without its contractions, as PMSR has it."""
     lowered = text.lower().replace("\n", " ").replace("\t", " ").strip().replace("<extra_id_0> ", "")
-    words = _LEFT_OUT.sub(" ", lowered.translate(_DELETED)).split()
+    words = LEFT_OUT.sub(" ", lowered.translate(DELETED)).split()
     return " ".join(DIGITS.get(word, VERDICTS.get(word, word)) for word in words)
 
 
@@ -93,8 +89,8 @@ def _recall_until(
         text = " ".join(part for part, _ in row_steps[:count] if part)
         image = " ".join(part for _, part in row_steps[:count] if part)
         both = " ".join(part for part in (text, image) if part)
-        for place, known in enumerate((text, image, both)):
-            hits[place] += bool(known) and any(_holds(group, known) for group in groups)
+        for source, known in enumerate((text, image, both)):
+            hits[source] += bool(known) and any(_holds(group, known) for group in groups)
     return IterationRecall(*(hit / len(steps) for hit in hits))
 
 
@@ -102,31 +98,36 @@ def _targets(row: Row, keep_empty: bool) -> list[list[str]]:
     """Return groups of normalised names; a row is a hit if all names of any group are found."""
     entity = literal(row.get("entity_text"))
     if isinstance(entity, list):
-        return _kept([group for name in entity for group in _listed(str(name))], keep_empty)
-    if not _missing(entity):
-        return _kept([group for name in _as_list(entity) for group in _alone(name)], keep_empty)
-    groups = _kept([group for name in _references(row) for group in _alone(name)], keep_empty)
-    if groups and not keep_empty:
-        return groups
-    return groups + _kept([group for name in _as_list(row.get("answer")) for group in _alone(name)], keep_empty)
+        groups = [group for name in entity for group in _listed_groups(str(name))]
+    elif not _missing(entity):
+        groups = _groups(_as_list(entity))
+    else:
+        groups = _groups(_references(row))
+        if keep_empty or not _without_empty(groups):
+            groups += _groups(_as_list(row.get("answer")))
+    # recall over all iterations keeps empty names, which always match; recall by iteration drops them
+    return groups if keep_empty else _without_empty(groups)
 
 
-def _kept(groups: list[list[str]], keep_empty: bool) -> list[list[str]]:
-    """Keep empty names for overall recall, where they always match; drop them for recall by iteration."""
-    return groups if keep_empty else [group for group in groups if group not in ([""], [])]
+def _without_empty(groups: list[list[str]]) -> list[list[str]]:
+    return [group for group in groups if group not in ([""], [])]
 
 
-def _alone(name: Any) -> list[list[str]]:
-    """Return the one group of a name; none for a mapping (a numerical range) and for an empty name."""
-    text = "" if isinstance(name, Mapping) else str(name).strip()
-    if not text:
-        return []
-    return [[normalise(part) for part in text.split("|") if part.strip()] if "|" in text else [normalise(text)]]
+def _groups(names: Sequence[Any]) -> list[list[str]]:
+    """Return a group for each name, except mappings (numerical ranges) and empty names."""
+    texts = ("" if isinstance(name, Mapping) else str(name).strip() for name in names)
+    return [
+        [normalise(part) for part in text.split("|") if part.strip()] if "|" in text else [normalise(text)]
+        for text in texts
+        if text
+    ]
 
 
-def _listed(name: str) -> list[list[str]]:
+def _listed_groups(name: str) -> list[list[str]]:
     """Return the groups of a name in a list: itself, and itself without accents unless it is joined by `|`."""
-    return [group for group in _alone(name) if group] if "|" in name else _alone(name) + _alone(_without_accents(name))
+    if "|" in name:
+        return [group for group in _groups([name]) if group]
+    return _groups([name, _without_accents(name)])
 
 
 def _holds(group: Sequence[str], known: str) -> bool:

@@ -1,14 +1,14 @@
 """VQA's soft accuracy over ten annotators, by which VQA v2 and OK-VQA are scored.
 
-Written after the VQA evaluation that LAVIS carries, which it matches. Quirks are kept: only the prediction is
-lower-cased and loses its articles; references lose punctuation only where the annotators disagree; at most 32 full
-stops are deleted. This is the program of GT-Vision-Lab/VQA as it was until March 2021. Since then (commit a013f00)
-that one rewrites the references as it does the prediction where the annotators disagree, and neither where they all
-agree, so that its scores are others: "two" against nine times "two" and once "2" is worth 1 there, and 0.3 here.
+Written after the VQA evaluation in LAVIS, which it matches. Quirks are kept: only the prediction is lower-cased and
+loses its articles; references lose punctuation only if the annotators disagree; at most 32 full stops are deleted.
 
-The words that the VQA family of metrics rewrites before it compares are below, digits and contractions. Both lists are
-those of the VQA evaluation (Antol et al. 2015) as E-VQA's and LAVIS's evaluators carry them. They are kept whole, odd
-entries included, since a score must equal the official one to the last digit.
+LAVIS has the program of GT-Vision-Lab/VQA as it was until March 2021. The newer program (commit a013f00) gives
+different scores. If the annotators disagree it rewrites references like the prediction; if they agree it rewrites
+neither. "two" against nine times "two" and once "2" scores 1 there, and 0.3 here.
+
+The number words and contractions that the VQA family of metrics rewrites are below, as E-VQA's and LAVIS's evaluators
+list them (Antol et al. 2015). Odd entries are kept, since a score must equal the official one to the last digit.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _COMMA_IN_NUMBER = re.compile(r"\d,\d")
 _ARTICLES = frozenset({"a", "an", "the"})
 _STOPS_DELETED = 32
 CANNOT_MATCH = (
-    "answers that VQA's metric matches with no prediction, e.g. for capital letters, which a prediction loses, or for "
-    "want of a second annotator"
+    "answers that no prediction matches in VQA's metric, e.g. because of capital letters, which a prediction loses, "
+    "or because there is only one annotator"
 )
 """Explanation of scores with questions for which `can_match` is false."""
 
@@ -50,8 +50,8 @@ def soft_accuracy(prediction: str, answers: Sequence[str]) -> float:
 def can_match(answers: Sequence[str]) -> bool:
     """Return True if one of the annotators' answers, given as the prediction, scores above 0.
 
-    None does with a capital letter, an article or a number word, which the prediction loses and the references keep;
-    and none with a single annotator, since each is compared with the others.
+    An answer with a capital letter, an article or a number word never matches: the prediction loses these, the
+    references keep them. With a single annotator none matches, since each is compared with the others.
     """
     return any(soft_accuracy(answer, answers) > 0 for answer in set(answers))
 
@@ -61,8 +61,8 @@ def process_punctuation(text: str) -> str:
     numeric = _COMMA_IN_NUMBER.search(text) is not None
     cleaned = text
     for mark in _PUNCTUATION:
-        beside_space = f"{mark} " in text or f" {mark}" in text
-        cleaned = cleaned.replace(mark, "" if beside_space or numeric else " ")
+        is_next_to_space = f"{mark} " in text or f" {mark}" in text
+        cleaned = cleaned.replace(mark, "" if is_next_to_space or numeric else " ")
     return _LONE_STOP.sub("", cleaned, count=_STOPS_DELETED)
 
 
@@ -96,7 +96,7 @@ CONTRACTIONS = MappingProxyType(
     {word[:i] + word[i + 1 :]: word for word in _WRITTEN_OUT.split() for i, letter in enumerate(word) if letter == "'"}
     | {"somebody'd": "somebodyd"}
 )
-"""A contraction that lacks one apostrophe, to its full form. "somebody'd" goes the wrong way round, as it does there.
+"""Contractions without one of their apostrophes, to the full form. The official lists reverse "somebody'd".
 
-"I'd've", "I'm" and "I've" are there too, and never apply: the evaluators lower-case first.
+They also have "I'd've", "I'm" and "I've", which never apply: the evaluators lower-case first.
 """

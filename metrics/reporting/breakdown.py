@@ -102,8 +102,8 @@ _VQA_TYPES = ("yes/no", "number", "other")
 def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]:
     """Return the columns of the metric's table next to the overall score.
 
-    InfoSeek's halves; E-VQA's single-hop questions and its question types; VQA's answer types (`meta["answer_type"]`);
-    for other metrics the splits, if there are several.
+    InfoSeek's halves; E-VQA's single-hop questions and its question types; VQA's answer types (`meta["answer_type"]`),
+    if there are several; for other metrics the splits, if there are several.
     """
     if metric == "infoseek":
         return _HALVES
@@ -111,14 +111,12 @@ def columns(metric: Metric, questions: Sequence[Question]) -> tuple[Column, ...]
         single = Column("single_hop", "single-hop", lambda question: evqa_type(question) != "2_hop")
         return (single, *(Column(kind, _EVQA_TITLES.get(kind, kind), _is(evqa_type, kind)) for kind in QUESTION_TYPES))
     if metric == "vqa":
-        said = [kind for kind in _VQA_TYPES if any(_vqa_type(question) == kind for question in questions)]
-        return tuple(Column(kind, kind, _is(_vqa_type, kind)) for kind in said) if len(said) > 1 else ()
-    splits = sorted({question.split for question in questions})
-    return (
-        tuple(Column(f"split:{name}", name, _is(attrgetter("split"), name)) for name in splits)
-        if len(splits) > 1
-        else ()
-    )
+        kinds = [kind for kind in _VQA_TYPES if any(_vqa_type(question) == kind for question in questions)]
+        found = [Column(kind, kind, _is(_vqa_type, kind)) for kind in kinds]
+    else:
+        splits = sorted({question.split for question in questions})
+        found = [Column(f"split:{name}", name, _is(attrgetter("split"), name)) for name in splits]
+    return tuple(found) if len(found) > 1 else ()
 
 
 def kind(question: Question, metric: Metric) -> str:
@@ -220,8 +218,8 @@ def _score(estimate: Estimate, questions: Sequence[Question]) -> Score:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": len(questions)}
 
 
-def _is(of: Callable[[Question], str], value: str) -> Callable[[Question], bool]:
-    return lambda question: of(question) == value
+def _is(kind_of: Callable[[Question], str], value: str) -> Callable[[Question], bool]:
+    return lambda question: kind_of(question) == value
 
 
 def _vqa_type(question: Question) -> str:

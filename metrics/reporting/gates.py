@@ -19,15 +19,15 @@ LEAST_SCALE = 0.01
 
 def accuracy(decisions: ArrayLike, labels: ArrayLike) -> float:
     """Share of decisions that equal their labels."""
-    made, truth = _pair(decisions, labels, bool)
+    made, truth = _checked_pair(decisions, labels, bool)
     return float((made == truth).mean())
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Return the probability that a positive outscores a negative, with ties as half (exact Mann–Whitney U)."""
-    values, numbers = _pair(scores, labels, float)
+    values, numbers = _checked_pair(scores, labels, float)
     truth = numbers.astype(bool)
-    _both(truth)
+    _check_both_labels(truth)
     return float(weighted_auroc(np.column_stack([values, truth]), np.ones((1, len(values))))[0])
 
 
@@ -50,7 +50,7 @@ def expected_calibration_error(probabilities: ArrayLike, outcomes: ArrayLike) ->
         probabilities: In [0, 1]; 1.0 falls in the last bin.
         outcomes: In [0, 1]; usually 0 or 1.
     """
-    values, truth = _pair(probabilities, outcomes, float)
+    values, truth = _checked_pair(probabilities, outcomes, float)
     return float(weighted_calibration_error(np.column_stack([values, truth]), np.ones((1, len(values))))[0])
 
 
@@ -61,11 +61,12 @@ def weighted_calibration_error(rows: np.ndarray, weights: np.ndarray) -> np.ndar
         rows: (probability, outcome): shape (questions, 2), or (questions, decisions, 2) padded with NaN.
         weights: Shape (resamples, questions).
     """
-    there = ~np.isnan(rows[..., 0])
-    question, (values, truth) = np.nonzero(there)[0], rows[there].T
+    present = ~np.isnan(rows[..., 0])
+    question = np.nonzero(present)[0]
+    values, truth = rows[present].T
     checked_probabilities(values)
-    places = bins_of(values) + BINS * question
-    gaps = np.bincount(places, weights=values - truth, minlength=BINS * len(rows)).reshape(-1, BINS)
+    bins = bins_of(values) + BINS * question
+    gaps = np.bincount(bins, weights=values - truth, minlength=BINS * len(rows)).reshape(-1, BINS)
     return np.abs(weights @ gaps).sum(axis=1) / (weights @ np.bincount(question, minlength=len(rows)))
 
 
@@ -75,22 +76,19 @@ def bins_of(probabilities: np.ndarray) -> np.ndarray:
 
 
 def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
-    """Return a gate's scaling of maximum likelihood, by Newton's method.
+    """Fit a gate's scaling by maximum likelihood with Newton's method. Its scales are at least `LEAST_SCALE`.
 
-    A Gaussian prior, scales 1 ± 1 and bias 0 ± 1, keeps the fit to a gate without errors finite.
+    A Gaussian prior, scales 1 ± 1 and bias 0 ± 1, keeps the fit finite for a gate without errors.
 
     Args:
         probabilities: In [0, 1].
         outcomes: In [0, 1]; usually 0 or 1, and not all equal.
 
-    Returns:
-        Its scales are at least `LEAST_SCALE`.
-
     Raises:
         ValueError: Outcomes are all equal, there is none, or a probability is not in [0, 1].
     """
-    values, truth = _pair(probabilities, outcomes, float)
-    _both(truth)
+    values, truth = _checked_pair(probabilities, outcomes, float)
+    _check_both_labels(truth)
     order = np.lexsort((truth, values))  # sums in one order, so that the order of the input changes no bit
     least = np.array([LEAST_SCALE, LEAST_SCALE, -np.inf])
     weights = fit_logistic(beta_features(values[order]), truth[order], np.array([1.0, 1.0, 0.0]), least=least)
@@ -98,12 +96,12 @@ def fit_scaling(probabilities: ArrayLike, outcomes: ArrayLike) -> GateScaling:
 
 
 def fit_temperature(probabilities: ArrayLike, outcomes: ArrayLike) -> float:
-    """Return the temperature of maximum likelihood: log-odds are divided by it.
+    """Fit the temperature that log-odds are divided by, by maximum likelihood.
 
     A Gaussian prior, 1 / temperature is 1 ± 1, keeps it above 0. Arguments and errors are those of `fit_scaling`.
     """
-    values, truth = _pair(probabilities, outcomes, float)
-    _both(truth)
+    values, truth = _checked_pair(probabilities, outcomes, float)
+    _check_both_labels(truth)
     log_odds = beta_features(values)[:, :2].sum(axis=1, keepdims=True)
     return float(1 / fit_logistic(log_odds, truth, np.ones(1), least=LEAST_SCALE)[0])
 
@@ -166,8 +164,8 @@ def cross_fit(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) ->
     Raises:
         ValueError: A half is empty or its outcomes are all equal, or a probability is not in [0, 1].
     """
-    values, truth = _pair(probabilities, outcomes, float)
-    second = _pair(values, half, float)[1].astype(bool)
+    values, truth = _checked_pair(probabilities, outcomes, float)
+    second = _checked_pair(values, half, float)[1].astype(bool)
     scaled = np.empty_like(values)
     for side in (second, ~second):
         scaled[side] = fit_scaling(values[~side], truth[~side]).apply(values[side])
@@ -175,20 +173,20 @@ def cross_fit(probabilities: ArrayLike, outcomes: ArrayLike, half: ArrayLike) ->
 
 
 def risk_coverage(confidences: ArrayLike, correct: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Return the error rate among the most confident answers, against the share of answers that they make up.
+    """Return the error rate among the most confident answers, by their share of all answers.
 
     Returns:
         (coverage, risk), each of shape (distinct confidences,), coverage rising to 1. Answers of equal confidence enter
-        together, since no threshold can part them.
+        together, since no threshold can separate them.
     """
-    values, right = _pair(confidences, correct, float)
+    values, right = _checked_pair(confidences, correct, float)
     order = np.argsort(-values, kind="stable")
     ranked, errors = values[order], np.cumsum(1 - right[order])
     ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     return (ends + 1) / len(values), errors[ends] / (ends + 1)
 
 
-def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
+def _checked_pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
     one: np.ndarray = np.asarray(first, dtype=kind)
     other: np.ndarray = np.asarray(second, dtype=kind)
     if one.ndim != 1 or one.shape != other.shape or not len(one):
@@ -198,6 +196,6 @@ def _pair(first: ArrayLike, second: ArrayLike, kind: DTypeLike) -> tuple[np.ndar
     return one, other
 
 
-def _both(truth: np.ndarray) -> None:
+def _check_both_labels(truth: np.ndarray) -> None:
     if (truth == truth[0]).all():
         raise ValueError(f"expected positives and negatives, found {len(truth)} labels that are all {truth[0]}")

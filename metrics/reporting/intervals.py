@@ -27,7 +27,7 @@ WEIGHTS_AT_ONCE = 4_000_000
 """Bounds memory at 32 MB of weights. Results of a seed depend on it."""
 
 _ROUNDING = 1e-12
-"""Two sums of the same numbers in another order may differ by this much."""
+"""Two sums of the same numbers in a different order may differ by this much."""
 
 
 @dataclass(frozen=True)
@@ -136,21 +136,21 @@ def permutation_test(
     if a.shape != b.shape:
         raise ValueError(f"expected both systems on the same questions, found shapes {a.shape} and {b.shape}")
     _check(a, statistic, n)
-    once = np.ones((1, len(a)))
-    observed = abs(statistic(a, once) - statistic(b, once))[0]
+    ones = np.ones((1, len(a)))
+    observed = abs(statistic(a, ones) - statistic(b, ones))[0]
     generator = np.random.default_rng(seed)
     members = _numbered(clusters, len(a))
-    as_much = 0
+    at_least_as_large = 0
     for start in range(0, n, block := max(1, WEIGHTS_AT_ONCE // len(a))):
         swapped = (generator.random((min(block, n - start), members.max() + 1)) < 0.5)[:, members]
         if statistic is average:
             differences = np.where(swapped, b - a, a - b).mean(axis=1)
         else:
-            pairs = (swap.reshape(-1, *(1,) * (a.ndim - 1)) for swap in swapped)
-            both = ((np.where(s, b, a), np.where(s, a, b)) for s in pairs)
-            differences = np.array([(statistic(one, once) - statistic(other, once))[0] for one, other in both])
-        as_much += int((abs(differences) >= observed - _ROUNDING).sum())
-    return (1 + as_much) / (1 + n)
+            masks = (swap.reshape(-1, *(1,) * (a.ndim - 1)) for swap in swapped)
+            pairs = ((np.where(mask, b, a), np.where(mask, a, b)) for mask in masks)
+            differences = np.array([(statistic(one, ones) - statistic(other, ones))[0] for one, other in pairs])
+        at_least_as_large += int((abs(differences) >= observed - _ROUNDING).sum())
+    return (1 + at_least_as_large) / (1 + n)
 
 
 def draw_weights(
@@ -162,25 +162,29 @@ def draw_weights(
 ) -> Iterator[np.ndarray]:
     """Yield the counts of each of `size` questions in `n` resamples, in blocks of shape (resamples, questions).
 
-    A stratum with one cluster alone is drawn by question: drawn by cluster it would seem certain.
+    A stratum of a single cluster is resampled by question: resampled by cluster it would never vary.
 
     Args:
         size: Number of questions.
         generator: Source of the draws.
         n: Number of resamples.
-        strata: See `over_seeds`; so are the clusters.
+        strata: See `over_seeds`.
+        clusters: See `over_seeds`.
     """
-    stratum, cluster = _numbered(np.zeros(size) if strata is None else strata, size), _numbered(clusters, size)
-    places = [np.flatnonzero(stratum == number) for number in range(stratum.max() + 1)]
-    members = [np.unique(cluster[rows], return_inverse=True)[1] for rows in places]
+    stratum = _numbered(np.zeros(size) if strata is None else strata, size)
+    cluster = _numbered(clusters, size)
+    rows_by_stratum = [np.flatnonzero(stratum == number) for number in range(stratum.max() + 1)]
+    members = [np.unique(cluster[rows], return_inverse=True)[1] for rows in rows_by_stratum]
     members = [inside if inside.any() else np.arange(len(inside)) for inside in members]
     for start in range(0, n, block := max(1, WEIGHTS_AT_ONCE // size)):
         count = min(block, n - start)
         weights = np.empty((count, size))
-        for rows, inside in zip(places, members, strict=True):
-            many = inside.max() + 1
-            drawn = generator.integers(many, size=(count, many)) + many * np.arange(count)[:, None]
-            weights[:, rows] = np.bincount(drawn.ravel(), minlength=count * many).reshape(count, many)[:, inside]
+        for rows, inside in zip(rows_by_stratum, members, strict=True):
+            clusters_here = inside.max() + 1
+            drawn = generator.integers(clusters_here, size=(count, clusters_here))
+            drawn += clusters_here * np.arange(count)[:, None]
+            drawn_counts = np.bincount(drawn.ravel(), minlength=count * clusters_here).reshape(count, clusters_here)
+            weights[:, rows] = drawn_counts[:, inside]
         yield weights
 
 

@@ -45,8 +45,8 @@ def prr_at_k(texts: Sequence[str], answers: Collection[str], k: int) -> float:
     _check(answers, k)
     if not texts:
         raise ValueError("expected at least one retrieved text, found none: FLMR's recall of nothing is undefined")
-    wanted = [answer.strip().lower() for answer in answers]
-    return float(any(answer in text.lower() for text in texts[:k] for answer in wanted))
+    references = [answer.strip().lower() for answer in answers]
+    return float(any(reference in text.lower() for text in texts[:k] for reference in references))
 
 
 def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
@@ -62,8 +62,8 @@ def overlap_at_k(ranked: Sequence[str], exact: Sequence[str], k: int) -> float:
 
 
 def reciprocal_rank(ranked: Sequence[str], gold: Collection[str]) -> float:
-    """Return 1 / (place of the first gold id, counted from 1); 0.0 if there is none."""
-    return next((1.0 / place for place, entry_id in enumerate(ranked, start=1) if entry_id in gold), 0.0)
+    """Return 1 / (rank of the first gold id, from 1); 0.0 if there is none."""
+    return next((1.0 / rank for rank, entry_id in enumerate(ranked, start=1) if entry_id in gold), 0.0)
 
 
 def _check(gold: Collection[object], k: int) -> None:

@@ -10,7 +10,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.types import Metric, Question
 from reflectune.metrics.judging.bem import Bem
-from reflectune.metrics.judging.judges import Judging, answer_to
+from reflectune.metrics.judging.judges import Judge, answer_to
 from reflectune.metrics.official.vqa import CANNOT_MATCH, can_match
 from reflectune.metrics.reporting.intervals import units
 from reflectune.metrics.reporting.score_table import compare, retrieval_table, table
@@ -25,9 +25,9 @@ def score_files(
     metric: Metric,
     mode: Mode,
     bem: Bem | None = None,
-    judging: Judging | None = None,
+    judge: Judge | None = None,
     *,
-    touched: bool = False,
+    answered_splits_only: bool = False,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Score one prediction file, or two and their difference.
@@ -38,30 +38,22 @@ def score_files(
         metric: See `reflectune.metrics.scoring.scoring.score`.
         mode: `official` or `strict`.
         bem: For `evqa`.
-        judging: Adds a judge's verdicts to each file's scores.
-        touched: Leave out splits without a prediction in the first file.
+        judge: Adds its verdicts to each file's scores.
+        answered_splits_only: Leave out splits without a prediction in the first file.
         seed: Seed of the intervals and the paired test.
     """
     report: dict[str, Any] = {"metric": metric, "mode": mode, "seed": seed, "runs": []}
     if bem is not None:
         report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
-    if touched:
+    if answered_splits_only:
         splits = {question.split for question, _ in join(files[0].rows, questions, "official", metric).pairs}
         questions = [question for question in questions if question.split in splits]
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []
     for path, file in zip(paths, files, strict=True):
         joined = join(file.rows, questions, mode, metric)
-        if joined.unknown and not joined.pairs and not joined.left_out:
-            raise UserError(
-                f"{path}: none of its {len(joined.unknown):,} ids is a question of the data set, the first at "
-                f"{joined.unknown[0].where}; is it the file of a different data set or split?"
-            )
-        if joined.left_out and not joined.pairs:
-            raise UserError(
-                f"{path}: {metric} scores none of its questions: they are visual, or have no answers to compare"
-            )
+        _check_joined(path, joined, metric)
         run: dict[str, Any] = {
             "predictions": str(path),
             "layout": file.layout,
@@ -77,11 +69,9 @@ def score_files(
             run["unmatchable"] = (
                 sum(bool(q.answers) and not can_match(q.answers) for q, _ in joined.pairs) if metric == "vqa" else 0
             )
-            if judging is not None:
-                judged = judging.judged(
-                    [answer_to(question, str(prediction.answer)) for question, prediction in joined.pairs]
-                )
-                run["judge"] = judged.summary(missing=len(joined.missing))
+            if judge is not None:
+                verdicts = judge.verdicts([answer_to(q, str(p.answer)) for q, p in joined.pairs])
+                run["judge"] = judge.summary(verdicts, missing=len(joined.missing))
         report["runs"].append(run)
     if len(scored) == 2:
         first, second = scored
@@ -104,13 +94,26 @@ def lines(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"  in brackets 95 % intervals over {run['resampled']}"
         yield from _score_lines(run.get("scores", {}))
         if run.get("connected_lists"):
-            yield f"  `&&` was read as a comma in {run['connected_lists']} answers: official code parts lists at commas"
+            yield f"  `&&` was read as a comma in {run['connected_lists']} answers; official code splits at commas"
         if run.get("unmatchable"):
             yield f"  {run['unmatchable']} questions have {CANNOT_MATCH}"
         yield from _judge_lines(run.get("judge"))
         yield from _retrieval_lines(run["retrieval"])
     if "difference" in report:
         yield _difference_line(report["difference"])
+
+
+def _check_joined(path: Path, joined: Joined, metric: Metric) -> None:
+    """Refuse a file without a prediction to score."""
+    if joined.unknown and not joined.pairs and not joined.left_out:
+        raise UserError(
+            f"{path}: none of its {len(joined.unknown):,} ids is a question of the data set, the first at "
+            f"{joined.unknown[0].where}; is it the file of a different data set or split?"
+        )
+    if joined.left_out and not joined.pairs:
+        raise UserError(
+            f"{path}: {metric} scores none of its questions: they are visual, or have no answers to compare"
+        )
 
 
 def _connected_lists(joined: Joined, metric: Metric) -> int:
@@ -124,9 +127,9 @@ def _judge_lines(verdicts: Mapping[str, Any] | None) -> Iterator[str]:
     if verdicts is not None:
         yield (
             f"  judge {verdicts['judge']} by {verdicts['protocol']} (prompt {verdicts['prompt_hash']}, temperature 0): "
-            f"{_percent(verdicts['accuracy_strict'])} of all, {_percent(verdicts['accuracy_official'])} of replies "
-            f"read; {verdicts['correct']} correct, {verdicts['incorrect']} incorrect, "
-            f"{verdicts['unparsed']} replies not understood"
+            f"{_percent(verdicts['accuracy_strict'])} of all, {_percent(verdicts['accuracy_official'])} of parsed "
+            f"replies; {verdicts['correct']} correct, {verdicts['incorrect']} incorrect, "
+            f"{verdicts['unparsed']} unparsed replies"
         )
 
 

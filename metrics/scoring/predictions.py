@@ -79,10 +79,11 @@ def read_predictions(path: str | Path) -> PredictionFile:
         UserError: The file is missing or empty, a line is cut off, or a field is missing or of another type. The
             error names file, line, id and field.
     """
-    path, layout, predictions = Path(path), "", []
-    pipelines = set[str]()
-    files = prediction_files(path)
-    for where, row in (pair for file in files for pair in _raw_rows(file)):
+    path = Path(path)
+    layout = ""
+    predictions = []
+    pipelines: set[str] = set()
+    for where, row in (pair for file in prediction_files(path) for pair in _raw_rows(file)):
         layout = layout or _layout(where, row)
         pipelines.add(str(row.get("pipeline")))
         predictions.append(_read(_LAYOUTS[layout][1], where, row))

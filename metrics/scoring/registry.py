@@ -21,7 +21,7 @@ Mode = Literal["official", "strict"]
 MetricChoice = Literal["", Metric]
 """A config's `metric`; "" stands for the data set's own."""
 
-Worth = Callable[[str, Question], float]
+AnswerMetric = Callable[[str, Question], float]
 """Function of an answer and a question that returns the answer's score, in [0, 1]."""
 
 
@@ -30,7 +30,7 @@ def is_wrong(score: float) -> bool:
     return score < 0.5
 
 
-def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits | None = None) -> Worth:
+def answer_metric(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits | None = None) -> AnswerMetric:
     """Return the scoring function of a metric.
 
     Args:
@@ -51,18 +51,18 @@ def metric_of_one(metric: Metric, mode: Mode = "official", bem: evqa.BemLogits |
     """
     if metric not in METRICS:
         raise UserError(f"`metric` is one of {', '.join(METRICS)}; found `{metric}`")
-    worth = _worth(metric, mode, bem)
+    score = _score_function(metric, mode, bem)
     if metric == "rouge_l":
-        return worth
+        return score
 
-    def of_short_answers(answer: str, question: Question) -> float:
+    def score_short_answer(answer: str, question: Question) -> float:
         infoseek.refuse_free_form(question, metric)
-        return worth(answer, question)
+        return score(answer, question)
 
-    return of_short_answers
+    return score_short_answer
 
 
-def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
+def _score_function(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> AnswerMetric:
     if metric == "infoseek":
         return infoseek.score_one
     if metric == "evqa":
@@ -71,7 +71,7 @@ def _worth(metric: Metric, mode: Mode, bem: evqa.BemLogits | None) -> Worth:
         logits = _wrong_if_too_long(bem)
         return lambda answer, question: evqa_score(answer, question, logits)
     if metric == "evqa_exact":
-        return lambda answer, question: evqa_score(answer, question, never)
+        return lambda answer, question: evqa_score(answer, question, not_equivalent)
     if metric == "cover_match":
         return lambda answer, question: cover_one(answer, question, mode)
     if metric == "exact_match":
@@ -96,10 +96,10 @@ def has_truth(question: Question, metric: Metric) -> bool:
 
 
 def is_scored(question: Question, metric: Metric) -> bool:
-    """Return True if the official score has the question: not known as visual, and with the metric's references.
+    """Return True if the official score counts the question: it isn't known as visual, and has the metric's references.
 
-    InfoSeek's halves have no two-hop questions, E-VQA's score has the first image of a row, and A-OKVQA's direct
-    answers are not scored where its `difficult_direct_answer` is true.
+    InfoSeek's halves have no two-hop questions, and E-VQA's score counts only the first image of a row. A-OKVQA's
+    direct answers are not scored if `difficult_direct_answer` is true.
     """
     if question.is_knowledge_based is False and metric != "rouge_l":  # which compares free replies to visual questions
         return False
@@ -126,9 +126,9 @@ def metric_problems(metric: Metric, bem: str) -> list[str]:
     if metric == "evqa" and not bem:
         issues.append(NEEDS_BEM)
     if metric != "evqa" and bem:
-        issues.append(f"`bem` is read by the metric evqa alone, and the metric is {metric}: leave one of them out")
+        issues.append(f"`bem` is read only by the metric evqa, and the metric is {metric}; leave one of them out")
     if bem and Path(bem).is_absolute() and not Path(bem).is_dir():
-        issues.append(f"`bem`: {bem} is not there; `python -m reflectune.examples.bem.convert` writes such a folder")
+        issues.append(f"`bem`: {bem} doesn't exist; `python -m reflectune.examples.bem.convert` writes such a folder")
     if bem and Path(bem).is_dir() and not Path(bem, RECORD).is_file():
         issues.append(f"`bem`: {bem} has no {RECORD}; `python -m reflectune.examples.bem.convert` writes such a folder")
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:
@@ -145,10 +145,9 @@ NEEDS_BEM = (
 def exact_match(answer: str, question: Question) -> float:
     """Return 1.0 if an answer is an accepted one after InfoSeek's normalisation, else 0.0.
 
-    A number (`number_agrees`) must lie in the question's range, where it has one; a number in words must be an accepted
-    answer. A list (`multi_answer`) must have the same items, parted at `&&` if it has one, else as E-VQA's code parts
-    lists, or as a list of one. Where normalisation deletes the whole accepted answer (vitamin "A"), it must be given as
-    it is.
+    A number (`number_agrees`) must lie in the question's range, if it has one; a number in words must be an accepted
+    answer. A list (`multi_answer`) must have the same items in one of its readings (`evqa.answer_readings`). If
+    normalisation deletes a whole accepted answer (vitamin "A"), it must be given as it is.
 
     Raises:
         UserError: The question has no answers, and no range.
@@ -167,8 +166,8 @@ def exact_match(answer: str, question: Question) -> float:
 
 def evqa_type(question: Question) -> str:
     """Return E-VQA's question type from `meta["question_type"]`, else from the question's other fields."""
-    if (said := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
-        return str(said)
+    if (question_type := question.meta.get("question_type")) in evqa.QUESTION_TYPES:
+        return str(question_type)
     if is_two_hop(question):
         return "2_hop"
     return "multi_answer" if question.answer_type == "multi_answer" else "templated"
@@ -193,8 +192,8 @@ def references(question: Question) -> Sequence[str]:
     return question.answers
 
 
-def never(*segments: str) -> tuple[float, float]:
-    """Return logits of a model that finds nothing equivalent."""
+def not_equivalent(*segments: str) -> tuple[float, float]:
+    """Return BEM's logits of an answer that isn't equivalent."""
     return (1.0, 0.0)
 
 
@@ -207,16 +206,16 @@ def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:
         try:
             return bem(candidate, reference, question)
         except TooLongError:
-            return never()
+            return not_equivalent()
 
     return logits
 
 
-def find_metric(metric: Metric, bem: evqa.BemLogits | None = None) -> Worth:
-    """Return a function for the correctness of an answer; an answer without a word is wrong in every metric.
+def find_metric(metric: Metric, bem: evqa.BemLogits | None = None) -> AnswerMetric:
+    """Return the function that scores an answer by a metric; an empty answer is wrong in every metric.
 
     Args:
-        metric: See `metric_of_one`.
+        metric: See `answer_metric`.
         bem: The answer-equivalence model, for `evqa`.
 
     Returns:
@@ -225,11 +224,11 @@ def find_metric(metric: Metric, bem: evqa.BemLogits | None = None) -> Worth:
     Raises:
         UserError: The metric is unknown, or `evqa` without `bem`.
     """
-    worth = metric_of_one(metric, bem=bem)
+    score = answer_metric(metric, bem=bem)
 
     def correctness(answer: str, question: Question) -> float:
         try:
-            value = worth(answer, question)
+            value = score(answer, question)
         except ValueError as error:
             raise UserError(f"question {question.id} can't be scored: {error}; fix its answers") from error
         # Officially an empty answer to a numerical question reads as [0, 0], and can so be right.

@@ -21,14 +21,14 @@ from reflectune.metrics.official import evqa, infoseek
 from reflectune.metrics.scoring.predictions import Prediction
 from reflectune.metrics.scoring.registry import (
     NEEDS_BEM,
+    AnswerMetric,
     Mode,
-    Worth,
+    answer_metric,
     evqa_candidate,
     evqa_score,
     evqa_type,
     is_scored,
-    metric_of_one,
-    never,
+    not_equivalent,
 )
 
 _ECHOSIGHT_ROW = re.compile(r"E-VQA_(\d+)")
@@ -107,14 +107,14 @@ def join(
     questions_by_id = infoseek.by_id(questions)
     find = _finder(questions_by_id)
 
-    def counts(question: Question) -> bool:
+    def is_counted(question: Question) -> bool:
         return question.is_knowledge_based is not False if metric is None else is_scored(question, metric)
 
     matches = [(find(prediction), prediction) for prediction in predictions]
     seen: dict[str, Prediction] = {}
     doubled = []
     for question, prediction in matches:
-        if question is not None and seen.setdefault(question.id, prediction) is not prediction and counts(question):
+        if question is not None and seen.setdefault(question.id, prediction) is not prediction and is_counted(question):
             doubled.append(prediction)
             if mode == "strict":
                 first = seen[question.id].where
@@ -127,13 +127,13 @@ def join(
             "file of another data set or split? `mode: official` leaves such rows out"
         )
     scored = [(question, prediction) for question, prediction in matches if question is not None]
-    missing = [question for key, question in questions_by_id.items() if key not in seen and counts(question)]
+    missing = [question for key, question in questions_by_id.items() if key not in seen and is_counted(question)]
     return Joined(
-        pairs=tuple(pair for pair in scored if counts(pair[0])),
+        pairs=tuple(pair for pair in scored if is_counted(pair[0])),
         missing=tuple(missing),
         unknown=tuple(unknown),
         doubled=tuple(doubled),
-        left_out=tuple(prediction for question, prediction in scored if not counts(question)),
+        left_out=tuple(prediction for question, prediction in scored if not is_counted(question)),
     )
 
 
@@ -142,8 +142,7 @@ def score(joined: Joined, metric: Metric, mode: Mode, bem: Bem | None = None) ->
 
     Args:
         joined: From `join`, in the same mode.
-        metric: `evqa` needs `bem`. `evqa_exact` is the part of E-VQA's score without a model: exact match and the
-            overlap of lists, a lower bound of `evqa` that must not stand in for it.
+        metric: See `answer_metric`; `evqa` needs `bem`.
         mode: Also the mode of `cover_match`.
         bem: The answer-equivalence model.
 
@@ -168,9 +167,9 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
     by_text: dict[tuple[str, tuple[str, ...]], deque[Question]] = defaultdict(deque)
     splits_by_text: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
     for question in questions_by_id.values():
-        said = question.meta.get("row") or ((match := _LAST_NUMBER.search(question.id)) and match[1])
-        if said and said.isdigit() and by_row.setdefault(int(said), question).split != question.split:
-            in_several[int(said)] = question
+        row = _row_number(question)
+        if row is not None and by_row.setdefault(row, question).split != question.split:
+            in_several[row] = question
         asked = _stripped(question.text, question.answers)
         if "row_image" not in question.meta:  # a further image of a row, which isn't scored
             by_text[asked].append(question)
@@ -180,22 +179,30 @@ def _finder(questions_by_id: dict[str, Question]) -> Callable[[Prediction], Ques
         for name in prediction.ids:
             if name in questions_by_id:
                 return questions_by_id[name]
-            if (row := _ECHOSIGHT_ROW.fullmatch(name)) is not None:
-                if (other := in_several.get(int(row[1]))) is not None:
-                    splits = f"{by_row[int(row[1])].split} and {other.split}"
+            if (match := _ECHOSIGHT_ROW.fullmatch(name)) is not None:
+                row = int(match[1])
+                if row in in_several:
+                    splits = f"{by_row[row].split} and {in_several[row].split}"
                     raise UserError(f"{prediction.where}: {name} is a row of {splits}; set `splits` to one of them")
-                return by_row.get(int(row[1]))
+                return by_row.get(row)
         if prediction.ids:
             return None
         asked = _stripped(prediction.question, prediction.references)
         if len(found := splits_by_text.get(asked, set())) > 1:
             named = " and ".join(sorted(found))
             raise UserError(f"{prediction.where}: {prediction.question!r} is in {named}; set `splits` to one of them")
-        # Questions with the same text and answers differ in the image alone, so mixing them up changes no score.
+        # Questions with the same text and answers differ only in the image, so mixing them up changes no score.
         same = by_text.get(asked)
         return same.popleft() if same else None
 
     return find
+
+
+def _row_number(question: Question) -> int | None:
+    """Return the row of E-VQA's CSV that a question comes from, by its `meta` or the end of its id; None if unknown."""
+    match = _LAST_NUMBER.search(question.id)
+    number = question.meta.get("row") or (match[1] if match else "")
+    return int(number) if number.isdigit() else None
 
 
 def _stripped(question: str, references: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -239,14 +246,14 @@ def score_answers(
         if bem is None:
             raise UserError(NEEDS_BEM)
         return _evqa_values(answers, bem, too_long)
-    return _values(answers, metric_of_one(metric, mode)), ()
+    return _values(answers, answer_metric(metric, mode)), ()
 
 
-def _values(answers: Sequence[Answered], one: Worth) -> np.ndarray:
+def _values(answers: Sequence[Answered], score_one: AnswerMetric) -> np.ndarray:
     values = np.zeros(len(answers))
-    for place, answered in enumerate(answers):
+    for row, answered in enumerate(answers):
         try:
-            values[place] = one(answered.answer, answered.question)
+            values[row] = score_one(answered.answer, answered.question)
         except ValueError as error:
             raise UserError(f"{answered.where}: {error}") from error
     return values
@@ -259,7 +266,7 @@ def _evqa_values(
     triples: dict[Segments, None] = {}
     long: set[Segments] = set()
 
-    def note(*segments: str) -> tuple[float, float]:
+    def collect(*segments: str) -> tuple[float, float]:
         triple = (segments[0], segments[1], segments[2])
         if (pieces := bem.length(triple)) <= LONGEST:
             triples[triple] = None
@@ -270,15 +277,15 @@ def _evqa_values(
                 f"the answer makes {pieces} word pieces, more than the {LONGEST} that BEM reads, where "
                 "the official program stops; shorten it, or score in `strict` mode"
             )
-        return never()
+        return not_equivalent()
 
-    _values(answers, lambda answer, question: evqa_score(answer, question, note))
-    known = dict(zip(triples, bem.logits(list(triples)).tolist(), strict=True)) if triples else {}
+    _values(answers, lambda answer, question: evqa_score(answer, question, collect))
+    logits = dict(zip(triples, bem.logits(list(triples)).tolist(), strict=True)) if triples else {}
 
-    def recall(*segments: str) -> Sequence[float]:
-        return known.get((segments[0], segments[1], segments[2]), never())
+    def look_up(*segments: str) -> Sequence[float]:
+        return logits.get((segments[0], segments[1], segments[2]), not_equivalent())
 
-    values = _values(answers, lambda answer, question: evqa_score(answer, question, recall))
+    values = _values(answers, lambda answer, question: evqa_score(answer, question, look_up))
     wrong = [answered for answered, value in zip(answers, values, strict=True) if not value]
     return values, tuple(answered.question.id for answered in wrong if not long.isdisjoint(_triples(answered)))
 

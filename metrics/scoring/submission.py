@@ -47,7 +47,7 @@ def write_submission(
     questions: Sequence[Question],
     official: Path | None = None,
     *,
-    touched: bool = False,
+    answered_splits_only: bool = False,
     fill: bool = False,
 ) -> str:
     """Write the answers of a prediction file for an official program. Returns a line about the file.
@@ -58,7 +58,7 @@ def write_submission(
         predictions: Traces, or a file that `read_predictions` knows.
         questions: Questions of the data set.
         official: Official file of questions, for questions that the data set lacks.
-        touched: True to cover only splits with an answer in the file.
+        answered_splits_only: Cover only splits with an answer in the file.
         fill: Give a question without an answer an empty one.
 
     Raises:
@@ -78,7 +78,7 @@ def write_submission(
     covered = [
         question
         for question in questions
-        if (not touched or question.split in splits) and question.is_knowledge_based is not False
+        if (not answered_splits_only or question.split in splits) and question.is_knowledge_based is not False
     ]
     expected = official_ids(layout, official) if official is not None else ()
     rows = submission_rows(layout, covered, answers, expected=expected, fill=fill)
@@ -94,7 +94,7 @@ def layout_for(metric: Metric) -> Layout:
         UserError: The metric has no official program that reads files.
     """
     if metric not in LAYOUT_OF:
-        raise UserError(f"no official program reads answers of a data set scored by {metric}")
+        raise UserError(f"no official program reads answers of a data set scored by {metric}; drop `submission`")
     return LAYOUT_OF[metric]
 
 
@@ -122,14 +122,16 @@ def submission_rows(
         UserError: A question has no answer and `fill` is off, its id doesn't have the layout's form, or two questions
             of different splits have one official id.
     """
-    form, missing, rows = _FORMS[layout], list[str | int](), []
+    form = _FORMS[layout]
+    missing: list[str | int] = []
+    rows = []
     by_id = _by_official_id(form, questions)
     for key, question in by_id.items():
         if question.id not in answers:
             missing.append(key)
         answer = answers.get(question.id, "")
-        said = evqa_candidate(answer, question) if layout == "evqa" else answer
-        rows.append({form.id_field: key, form.answer_field: said, **form.extra(question)})
+        written = evqa_candidate(answer, question) if layout == "evqa" else answer
+        rows.append({form.id_field: key, form.answer_field: written, **form.extra(question)})
     absent = [key for key in dict.fromkeys(expected) if key not in by_id]
     if absent and layout == "evqa":
         raise UserError(
@@ -182,8 +184,8 @@ def _by_official_id(form: _Form, questions: Iterable[Question]) -> dict[str | in
         first = by_id.setdefault(form.key(question), question)
         if first.split != question.split:
             raise UserError(
-                f"{form.key(question)} is a question of {first.split} and of {question.split}; one file is of one "
-                "split: set `splits`"
+                f"{form.key(question)} is a question of {first.split} and of {question.split}; a file holds one split: "
+                "set `splits`"
             )
     return by_id
 

@@ -112,7 +112,7 @@ def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run
     covered = run("--predictions", path, "--dataset", folder, "--metric", "cover_match").stdout
     assert "cover_match, official mode" in covered
     unmatchable = run("--predictions", path, "--dataset", folder, "--metric", "vqa").stdout
-    assert "1 questions have answers that VQA's metric matches with no prediction" in unmatchable
+    assert "1 questions have answers that no prediction matches in VQA's metric" in unmatchable
 
 
 def test_a_data_set_of_nothing_but_train_is_scored_on_it(tmp_path: Path, run: Run) -> None:

@@ -27,7 +27,7 @@ from reflectune.inference.operators.tool_calls import keeps_format
 from reflectune.inference.operators.trajectory import SearchFunction, TrajectoryResult
 from reflectune.inference.operators.vocabulary import Steps
 from reflectune.inference.pipelines.promsa import Promsa, PromsaSettings, first_turn
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.attention.positions import longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
@@ -164,7 +164,7 @@ class AgentRollout:
             trajectory.advance(WriteReply(text, tokens=len(ids)))
 
 
-def reward_functions(questions: Mapping[str, Question], correctness: Worth, max_calls: int) -> list[Reward]:
+def reward_functions(questions: Mapping[str, Question], correctness: AnswerMetric, max_calls: int) -> list[Reward]:
     """Return TRL's reward functions: accuracy, format, and the share of allowed calls that were used (a cost)."""
 
     def accuracy(answer: Sequence[str], question_id: Sequence[str], **_: Any) -> list[float | None]:
@@ -248,7 +248,7 @@ class AgentTraining(ReplyTraining):
         config: AgentGrpoConfig,
         dataset: Dataset,
         hashes: Mapping[str, str],
-        correctness: Worth,
+        correctness: AnswerMetric,
         settings: PromsaSettings,
         bases: Callable[[], tuple[SearchFunction, str]],
     ) -> None:

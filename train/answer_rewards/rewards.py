@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from reflectune.core.types import Question
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 
 Reward = Callable[..., list[float | None]]
 """TRL's reward function: takes keyword arguments such as `completions`, and returns a number for each reply."""
@@ -28,7 +28,7 @@ def keeps_format(reply: str) -> bool:
 
 
 def reward_functions(
-    questions: Mapping[str, Question], correctness: Worth, read_answer: Callable[[str], str]
+    questions: Mapping[str, Question], correctness: AnswerMetric, read_answer: Callable[[str], str]
 ) -> list[Reward]:
     """Return TRL's reward functions: accuracy, then format. Rows have the column `question_id`.
 

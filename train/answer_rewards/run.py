@@ -18,7 +18,7 @@ from reflectune.core.launching import launch_processes
 from reflectune.core.paths import Roots
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
-from reflectune.metrics.scoring.registry import Worth
+from reflectune.metrics.scoring.registry import AnswerMetric
 from reflectune.models.attention.positions import Positions, longest_sequence
 from reflectune.models.loading import Loaded
 from reflectune.models.prefix.engine import end_tokens
@@ -56,7 +56,7 @@ class ReplyTraining(Method):
     _questions: Mapping[str, Question]
 
     def __init__(
-        self, config: ReplyGrpoConfig, dataset: Dataset, hashes: Mapping[str, str], correctness: Worth
+        self, config: ReplyGrpoConfig, dataset: Dataset, hashes: Mapping[str, str], correctness: AnswerMetric
     ) -> None:
         self._config, self._dataset, self._hashes, self._correctness = config, dataset, hashes, correctness
 
@@ -144,7 +144,7 @@ class AnswerTraining(ReplyTraining):
         config: AnswerGrpoConfig,
         dataset: Dataset,
         hashes: Mapping[str, str],
-        correctness: Worth,
+        correctness: AnswerMetric,
         read_answer: Callable[[str], str],
     ) -> None:
         super().__init__(config, dataset, hashes, correctness)

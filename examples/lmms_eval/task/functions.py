@@ -12,7 +12,7 @@ from reflectune.core.rows import from_row
 from reflectune.core.types import Question
 from reflectune.metrics.judging.bem import load_bem
 from reflectune.metrics.official.infoseek import official_kind, percent_report
-from reflectune.metrics.scoring.registry import Worth, metric_of_one
+from reflectune.metrics.scoring.registry import AnswerMetric, answer_metric
 
 BEM: Final = "REFLECTUNE_BEM"
 """Environment variable that names a converted BEM: with it `encyclopedic_vqa` has the official score too."""
@@ -43,7 +43,7 @@ def visual_miniature(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str
 def infoseek(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, tuple[str, str, float]]:
     """Return the split, the kind and the score of an answer, from which the official report is computed."""
     question = _question(doc)
-    row = (question.split, official_kind(question), metric_of_one("infoseek")(results[0].strip(), question))
+    row = (question.split, official_kind(question), answer_metric("infoseek")(results[0].strip(), question))
     return dict.fromkeys(("infoseek", "unseen_question", "unseen_entity"), row)
 
 
@@ -65,15 +65,15 @@ def unseen_entity(rows: Sequence[tuple[str, str, float]]) -> float:
 def encyclopedic_vqa(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
     """Score an answer by E-VQA's exact part, a lower bound, and by the official score where BEM is there."""
     question, answer = _question(doc), results[0].strip()
-    scores = {"evqa_exact": metric_of_one("evqa_exact")(answer, question)}
+    scores = {"evqa_exact": answer_metric("evqa_exact")(answer, question)}
     if os.environ.get(BEM):
         scores["evqa"] = _official()(answer, question)
     return scores
 
 
 @functools.cache
-def _official() -> Worth:
-    return metric_of_one("evqa", bem=load_bem(os.environ[BEM]))
+def _official() -> AnswerMetric:
+    return answer_metric("evqa", bem=load_bem(os.environ[BEM]))
 
 
 def _question(doc: Mapping[str, Any]) -> Question:

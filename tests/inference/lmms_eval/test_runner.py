@@ -22,7 +22,7 @@ from reflectune.examples.lmms_eval.documents import subset, write_documents
 from reflectune.examples.lmms_eval.table import read_runs
 from reflectune.formats.dataset import Dataset
 from reflectune.metrics.official.infoseek import percent_report, score_one
-from reflectune.metrics.scoring.registry import metric_of_one
+from reflectune.metrics.scoring.registry import answer_metric
 from tests.inference.families import ONE_FAMILY
 
 ROOT = Path(__file__).parents[3]
@@ -169,7 +169,7 @@ def test_knowledge_tasks_have_the_official_scores_of_the_logged_answers(runs, kn
         halves = {key: report[f"{key}_score"]["score"] for key in ("unseen_question", "unseen_entity")}
         assert outcome.scores == pytest.approx({"infoseek": report["final_score"], **halves})
     else:
-        exact = metric_of_one("evqa_exact")
+        exact = answer_metric("evqa_exact")
         values = [exact(answer, question) for question, answer in zip(questions, answers, strict=True)]
         assert outcome.scores == pytest.approx({"evqa_exact": sum(values) / len(values)})
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judged, Judging
+from reflectune.metrics.judging.judges import PROTOCOLS, Answer, Judge, Verdict
 
 PARIS = Answer("What is the capital?", ("Paris", "City of Paris"), "It is Paris.")
 OSLO = Answer("What is the capital?", ("Paris", "City of Paris"), "Oslo")
@@ -50,32 +50,33 @@ def test_equal_answers_are_asked_once_and_order_is_kept() -> None:
         conversations.append(messages)
         return "Correct" if "It is Paris" in messages[0]["content"] else "Incorrect"
 
-    judged = Judging(PROTOCOLS["mrag"], "m", lambda many: [complete(one) for one in many]).judged([PARIS, OSLO, PARIS])
-    assert judged.verdicts == ("correct", "incorrect", "correct")
+    judge = Judge(PROTOCOLS["mrag"], "m", lambda many: [complete(one) for one in many])
+    assert judge.verdicts([PARIS, OSLO, PARIS]) == ("correct", "incorrect", "correct")
     assert len(conversations) == 2
 
 
 def test_a_reasoning_judges_thoughts_are_not_its_verdict() -> None:
-    judging = Judging(PROTOCOLS["mrag"], "m", lambda many: ["<think>Correct? No.</think>\n\nIncorrect"])
-    assert judging.judged([OSLO]).verdicts == ("incorrect",)
+    judge = Judge(PROTOCOLS["mrag"], "m", lambda many: ["<think>Correct? No.</think>\n\nIncorrect"])
+    assert judge.verdicts([OSLO]) == ("incorrect",)
 
 
 def test_a_model_that_loses_replies_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        Judging(PROTOCOLS["mrag"], "m", lambda many: ["Correct"]).judged([PARIS, OSLO])
+        Judge(PROTOCOLS["mrag"], "m", lambda many: ["Correct"]).verdicts([PARIS, OSLO])
 
 
 def test_what_is_not_understood_is_a_third_class() -> None:
-    judged = Judged("m", "pmsr", "hash", ("correct", "incorrect", "unparsed", "unparsed"))
-    summary = judged.summary(missing=4)
-    assert (judged.summary(missing=0)["accuracy_strict"], summary["accuracy_strict"]) == (1 / 4, 1 / 8)
+    judge = Judge(PROTOCOLS["pmsr"], "m", lambda many: [""])
+    verdicts: list[Verdict] = ["correct", "incorrect", "unparsed", "unparsed"]
+    summary = judge.summary(verdicts, missing=4)
+    assert (judge.summary(verdicts, missing=0)["accuracy_strict"], summary["accuracy_strict"]) == (1 / 4, 1 / 8)
     assert summary["accuracy_official"] == 1 / 2
-    assert Judged("m", "pmsr", "hash", ("unparsed",)).summary(missing=0)["accuracy_official"] is None
+    assert judge.summary(["unparsed"], missing=0)["accuracy_official"] is None
     counts = [summary[key] for key in ("correct", "incorrect", "unparsed", "missing", "temperature")]
     assert counts == [1, 1, 2, 4, 0.0]
 
 
 def test_the_prompt_hash_tells_protocols_apart() -> None:
     assert PROTOCOLS["pmsr"].prompt_hash != PROTOCOLS["mrag"].prompt_hash
-    judged = Judging(PROTOCOLS["pmsr"], "m", lambda many: [""]).judged([PARIS])
-    assert judged.prompt_hash == PROTOCOLS["pmsr"].prompt_hash
+    summary = Judge(PROTOCOLS["pmsr"], "m", lambda many: [""]).summary([], missing=0)
+    assert summary["prompt_hash"] == PROTOCOLS["pmsr"].prompt_hash

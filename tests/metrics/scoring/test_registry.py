@@ -7,7 +7,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.types import METRICS, Question
 from reflectune.metrics.judging.bem import RECORD, TooLongError
 from reflectune.metrics.scoring import registry
-from reflectune.metrics.scoring.registry import find_metric, has_truth, is_scored, metric_of_one, metric_problems
+from reflectune.metrics.scoring.registry import answer_metric, find_metric, has_truth, is_scored, metric_problems
 
 OAK = Question("q", "", "What?", answers=("oak",))
 TALL = dataclasses.replace(OAK, answers=("50 m",), answer_type="numerical")
@@ -20,7 +20,7 @@ FOUR = dataclasses.replace(OAK, answers=(*["oak"] * 3, *["elm"] * 2, *["ash"] * 
 def test_every_metric_scores_a_right_answer_and_says_what_it_lacks(metric: registry.Metric) -> None:
     right = "B" if metric == "choice" else "oak"
     ten = dataclasses.replace(OAK, answers=(right,) * 10)
-    assert metric_of_one(metric, bem=registry.never)(right, ten) == 1.0
+    assert answer_metric(metric, bem=registry.not_equivalent)(right, ten) == 1.0
     assert metric_problems(metric, "bem/of/the/hub" if metric == "evqa" else "") == []
 
 
@@ -31,7 +31,7 @@ def test_bem_and_evqa_need_each_other() -> None:
     (idle,) = metric_problems("vqa", "hub/bem")
     assert "the metric is vqa" in idle
     with pytest.raises(UserError, match="found `bleu`"):
-        metric_of_one("bleu")  # type: ignore[arg-type]
+        answer_metric("bleu")  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_no_converted_bem_is_named_before_it_is_loaded(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_visual_questions_count_in_the_metric_of_free_replies_alone(metric: regi
 def test_a_perfect_list_is_right_whatever_its_items_hold(metric: registry.Metric) -> None:
     places = "Trinidad and Tobago && R & D && Washington, D.C."
     listed = dataclasses.replace(OAK, answers=(places,), answer_type="multi_answer")
-    assert metric_of_one(metric)(places, listed) == 1.0
-    assert metric_of_one(metric)("red and blue", dataclasses.replace(listed, answers=("blue && red",))) == 1.0
-    assert metric_of_one(metric)("Trinidad && Tobago && R & D", listed) == 0.0
+    assert answer_metric(metric)(places, listed) == 1.0
+    assert answer_metric(metric)("red and blue", dataclasses.replace(listed, answers=("blue && red",))) == 1.0
+    assert answer_metric(metric)("Trinidad && Tobago && R & D", listed) == 0.0
 
 
 @pytest.mark.parametrize("metric", ["exact_match", "infoseek"])
@@ -76,7 +76,7 @@ def test_an_answer_of_one_item_is_right_whatever_it_holds(metric: registry.Metri
     """Natural Questions' annotators may answer by one item or by several."""
     one_or_two = ("Trinidad and Tobago", "Spain && Portugal")
     listed = dataclasses.replace(OAK, answers=one_or_two, answer_type="multi_answer")
-    worth = metric_of_one(metric)
+    worth = answer_metric(metric)
     assert [worth(answer, listed) for answer in ("Trinidad and Tobago", "Spain and Portugal")] == [1.0, 1.0]
     assert worth("Trinidad and Spain", listed) == 0.0
 
@@ -111,18 +111,18 @@ def test_an_empty_answer_is_wrong(metric: str, answer: str) -> None:
 def test_an_answer_without_a_number_is_no_zero(answer: str) -> None:
     around_zero = Question("q", "i", "How cold?", ("0",), range=(-1.0, 1.0), answer_type="numerical")
     assert (
-        metric_of_one("exact_match")(answer, around_zero)
-        == metric_of_one("cover_match", "strict")(answer, around_zero)
+        answer_metric("exact_match")(answer, around_zero)
+        == answer_metric("cover_match", "strict")(answer, around_zero)
         == 0
     )
-    assert metric_of_one("exact_match")("½ degree", around_zero) == 1
-    assert metric_of_one("infoseek")(answer, around_zero) == 1  # officially it reads as [0, 0]
+    assert answer_metric("exact_match")("½ degree", around_zero) == 1
+    assert answer_metric("infoseek")(answer, around_zero) == 1  # officially it reads as [0, 0]
 
 
 def test_a_number_may_be_given_in_an_accepted_spelling() -> None:
     dozen = Question("q", "i", "How many?", ("12", "twelve"), range=(11.0, 13.0), answer_type="numerical")
     answers = ("Twelve.", "11.5", "ten", "", "1.2")
-    assert [metric_of_one("exact_match")(answer, dozen) for answer in answers] == [1, 1, 0, 0, 0]
+    assert [answer_metric("exact_match")(answer, dozen) for answer in answers] == [1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("metric", [metric for metric in METRICS if metric not in ("evqa", "rouge_l")])

@@ -74,7 +74,7 @@ def test_a_written_file_scores_as_the_traces_do(tmp_path: Path, layout: Layout) 
     traces, path = tmp_path / "traces.jsonl", tmp_path / "file"
     rows = [{"question_id": key, "pipeline": "mr2ag", "answer": answer} for key, answer in answers_to(layout).items()]
     traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_submission(path, layout, traces, SETS[layout], touched=True)
+    write_submission(path, layout, traces, SETS[layout], answered_splits_only=True)
     assert path.read_text(encoding="ascii") == as_text(layout, good_rows(layout))
     both = [
         score(join(read_predictions(file).rows, SETS[layout], mode), METRICS[layout], mode).values.tolist()
