@@ -128,7 +128,7 @@ def metric_problems(metric: Metric, bem: str) -> list[str]:
     if metric != "evqa" and bem:
         issues.append(f"`bem` is read only by the metric evqa, and the metric is {metric}; leave one of them out")
     if bem and Path(bem).is_absolute() and not Path(bem).is_dir():
-        issues.append(f"`bem`: {bem} doesn't exist; `python -m reflectune.examples.bem.convert` writes such a folder")
+        issues.append(f"`bem`: {bem} is not there; `python -m reflectune.examples.bem.convert` writes such a folder")
     if bem and Path(bem).is_dir() and not Path(bem, RECORD).is_file():
         issues.append(f"`bem`: {bem} has no {RECORD}; `python -m reflectune.examples.bem.convert` writes such a folder")
     if metric == "rouge_l" and importlib.util.find_spec("rouge_score") is None:

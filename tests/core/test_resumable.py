@@ -41,14 +41,14 @@ def test_processes_and_interruptions_leave_the_same_file(tmp_path_factory, runs,
     batches = [ITEMS[start : start + 3] for start in range(0, 8, 3)]
     for processes, most, cut in runs:
         for process in range(processes):
-            done = logs(other).places()
+            done = logs(other).positions()
             with contextlib.suppress(KeyboardInterrupt):
                 worker = Processes(process, processes)
                 run_batches(batches, killed(most), logs(other), done, processes=worker, merge=kill)
             log = other / f"parts/rows.{process}.jsonl"
             log.write_bytes(log.read_bytes()[: -cut or None])  # in the middle of a row
     for process in reversed(range(1, last)):
-        run_batches(batches, company, logs(other), logs(other).places(), processes=Processes(process, last))
+        run_batches(batches, company, logs(other), logs(other).positions(), processes=Processes(process, last))
     run_to_file(other / "rows.jsonl", ITEMS, company, "f", 3, Processes(0, last))
     assert (other / "rows.jsonl").read_bytes() == (straight / "rows.jsonl").read_bytes()
     assert [path.name for path in other.iterdir()] == ["rows.jsonl"]
