@@ -124,7 +124,7 @@ def reason(error: BadRow) -> str:
         return "image missing"
     if isinstance(error, UnreadableImage):
         return "image unreadable"
-    words = " ".join(_PARTICULARS.sub("…", error.problem).split())[:80]
+    words = re.sub("…(,? …)+", "…", " ".join(_PARTICULARS.sub("…", error.problem).split()))[:80]
     return f"{error.field} {words}" if error.field else words
 
 

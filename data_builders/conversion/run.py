@@ -40,7 +40,8 @@ def convert(config: ConvertConfig) -> tuple[dict[str, Any], bool]:
         The manifest, and False if the data set was converted before.
 
     Raises:
-        UserError: A row is bad and `on_error` is stop, a source has changed meanwhile, or the folder holds other data.
+        UserError: A row is bad and `on_error` is stop, every row is bad, a source has changed meanwhile, or the folder
+            holds other data.
     """
     output = Path(config.output)
     sources = stat_files(list_files(_source_paths(config)))
@@ -94,12 +95,13 @@ def check(config: ConvertConfig) -> tuple[dict[str, Any], list[str]]:
     with Workers(config.workers) as workers:
         if config.questions:
             questions = QuestionRun(config, question_images(config, saving=False), None, rejected).check(workers)
-            _refuse_empty(config.question_paths(), bool(questions.counts), rejected)
+            _refuse_empty(config.question_paths(), bool(questions.counts or rejected.count), rejected)
         if config.knowledge:
             gold = frozenset(questions.entity_ids)
             kb_images = knowledge_images(config, saving=False)
             knowledge = KnowledgeRun(config, kb_images, None, rejected, gold).check(workers)
-            _refuse_empty([config.path(config.knowledge_source)], _any_entry(knowledge, config), rejected)
+            any_row = _any_entry(knowledge, config) or bool(rejected.count)
+            _refuse_empty([config.path(config.knowledge_source)], any_row, rejected)
     return _numbers(config, questions, knowledge, rejected), rejected.first
 
 
@@ -154,9 +156,14 @@ def _source_paths(config: ConvertConfig) -> list[Path]:
 
 
 def _refuse_empty(paths: list[Path], any_row: bool, rejected: Rejected | None) -> None:
-    """Raise UserError if the sources had no row, good or bad."""
-    if not any_row and not (rejected is not None and rejected.count):
-        raise UserError(f"nothing to read in {', '.join(map(str, paths)) or 'the source'}: is it the right file?")
+    """Raise UserError if the sources had no row, or if each of their rows was left out."""
+    if any_row:
+        return
+    files = ", ".join(map(str, paths)) or "the source"
+    bad = rejected.first if rejected is not None else []
+    if first := next((row for row in bad if row.startswith(tuple(map(str, paths)))), ""):
+        raise UserError(f"every row of {files} is bad; the first: {first}")
+    raise UserError(f"nothing to read in {files}: is it the right file?")
 
 
 def _any_entry(knowledge: KnowledgeTotals, config: ConvertConfig) -> bool:

@@ -80,13 +80,13 @@ def read_csv(path: Path, reject: Reject = stop) -> Iterator[tuple[int, SourceRow
                         ) from error
                     reject(BadRow(path, start, "", "", f"is not a CSV record ({error})", "fix the quotes of the line"))
                     continue
-                problem = _not_utf8(values)
+                problem, fix = _not_utf8(values), "save the file as UTF-8"
                 if not problem and len(values) not in (0, len(header)):
-                    problem = f"has {len(values)} values for {len(header)} columns"
+                    problem, fix = f"has {len(values)} values for {len(header)} columns", "fix the line"
                 if problem:
                     shown = (_ESCAPED.sub("\ufffd", value) for value in values)
                     row_id = SourceRow(dict(zip(header, shown, strict=False)), path, start).id
-                    reject(BadRow(path, start, row_id, "", problem, "fix the line"))
+                    reject(BadRow(path, start, row_id, "", problem, fix))
                 elif values:
                     yield start, SourceRow(dict(zip(header, values, strict=True)), path, start)
         finally:

@@ -229,6 +229,7 @@ BAD = [
     ({"image": "images/bomb.png"}, "image unreadable", "too large to decode safely"),
     ({"image": ["images/red.png", "images/cut.png"]}, "image unreadable", "images/cut.png: "),
     ({"split": "../up"}, "split is …", "field `split`: is '../up'"),
+    ({"requires_retrieval": "nein"}, "requires_retrieval is …", "field `requires_retrieval`: is 'nein' (str)"),
 ]
 
 
@@ -249,6 +250,15 @@ def test_a_bad_question_stops_or_is_left_out_and_listed(source: Path, monkeypatc
     (listed,) = map(json.loads, (source.parent / "out" / "rejected.jsonl").read_text().splitlines())
     assert listed["line"] == 10
     assert listed["file"] == str(source / "questions.jsonl")
+
+
+@pytest.mark.parametrize("file", ["questions.jsonl", "knowledge.jsonl"])
+def test_a_file_whose_rows_are_all_bad_is_refused_and_checked(source: Path, file: str) -> None:
+    write(source / file, [{"id": "1", "txt": "a"}, {"id": "2", "txt": "b"}])
+    with pytest.raises(UserError, match=rf"every row of .*{file} is bad; the first: .*{file}:1: id 1: "):
+        convert(config(source, on_error="skip"))
+    assert not (source.parent / "out" / "dataset.json").exists()
+    assert sum(check(config(source))[0]["dropped"].values()) >= 2
 
 
 def test_bad_entries_are_listed_and_a_later_duplicate_is_taken_out_of_its_shard(source: Path) -> None:

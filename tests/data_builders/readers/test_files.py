@@ -152,6 +152,7 @@ def test_bad_csv_records_are_named_and_the_others_read(tmp_path: Path) -> None:
     assert [row["id"] for _, row in read_csv(path, rejected.append)] == ["1", "6"]
     assert [error.line for error in rejected] == [3, 4, 5, 6]
     assert str(rejected[0]) == f"{path}:3: id 2: has 3 values for 2 columns; fix the line"
+    assert str(rejected[2]) == f"{path}:5: id 4: is not UTF-8 (it has the byte 0xff); save the file as UTF-8"
 
 
 @pytest.mark.parametrize(
