@@ -181,6 +181,9 @@ def _parsed(where: str, line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
+        if not line.lstrip().startswith(("{", "[")):  # a CSV file
+            fix = 'write a line {"data_id": …, "prediction": …} for each question'
+            raise UserError(f"{where}: not a JSON object; {fix}") from error
         raise UserError(f"{where}: not valid JSON ({error}); was the line truncated? Fix or delete it") from error
 
 

@@ -158,6 +158,7 @@ def test_passages_texts_are_no_predictions(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("data_id,prediction\na,x\n", r":1: not a JSON object; write a line"),
         ('{"data_id": "a", "prediction": "x"}\n{"data_id": "b", "pred', r":2: not valid JSON .* truncated"),
         ('[{"data_id": "a", "prediction": "x"},\n{"data_id": "b"', r":2: not valid JSON .* truncated"),
         ('{"data_id": "a", "prediction": 7}', r":1: id a: field `prediction`: expected text, found 7"),
