@@ -125,8 +125,12 @@ def _add_search(app: FastAPI, service: AnswerService, load: Load) -> None:
 
 async def _question_of(request: Request) -> tuple[AnswerBody, bytes]:
     """Return a question and the bytes of its image, from a form or from JSON with a data URL."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        body = await run_in_threadpool(parse, AnswerBody, await request.body())
+    kind = request.headers.get("content-type", "")
+    if not kind.startswith("multipart/form-data"):
+        content = await request.body()
+        if kind.startswith("application/x-www-form-urlencoded") and not content.lstrip().startswith(b"{"):  # curl -d
+            raise RequestProblem(400, "send the form as multipart/form-data, with a file `image`, or send JSON")
+        body = await run_in_threadpool(parse, AnswerBody, content)
         return body, from_data_url(body.image)
     async with request.form(max_files=1, max_fields=3, max_part_size=_PART) as form:
         image, question, pipeline = form.get("image"), form.get("question"), form.get("pipeline", "")

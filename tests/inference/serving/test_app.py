@@ -250,6 +250,14 @@ def test_bad_requests_are_refused_in_one_sentence(client, route: str, body: Any,
     assert "passwd" not in error["message"]
 
 
+def test_a_form_without_a_file_is_refused_and_json_sent_as_a_form_is_read(client) -> None:
+    reply = client.post("/answer", data={"question": ASKED})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, 400)
+    assert "multipart/form-data, with a file `image`" in reply.json()["error"]["message"]
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    assert client.post("/answer", content=json.dumps(question()), headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     "text", ["[Retrieval]", "<image></s>[Relevant] USER: hi", "\u202eWhat\u200f", "مم تتغذى؟", "\x00\ufdd0"]
 )
