@@ -123,6 +123,9 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
         scores = record["pipelines"].get(name, {}).get("score", ())  # renamed if its noise differs
         shown = [_spread([score]) for score in scores] if len(scores) == 2 else ["–", "–"]
         yield f"| {_named(name, record)} | {' | '.join(shown)} | {row['asked']} | {' | '.join(parts)} |"
+    if not any(row["flipped"] for row in record["flips"].values()):
+        yield from ("", "No question flipped.", "")
+        return
     yield from (
         "",
         f"The first {_MAX_FLIPS} of each pipeline; compare.json has all. `reflectune answer --evaluation FOLDER",

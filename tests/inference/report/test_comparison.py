@@ -315,3 +315,7 @@ def test_questions_that_flip_between_two_evaluations_are_named_with_the_step_tha
     score = "60.0 (50.0 to 70.0)"
     assert f"| PMSR (`pmsr`) | {score} | {score} | 3 | {lost}" in text
     assert "| PMSR (`pmsr`) | `b¦'<i>` | entry not found | right |" in text
+    compare.main(["--evaluations", folders[0], folders[0] + "/", "--output", str(tmp_path / "equal")])
+    text = (tmp_path / "equal/compare.md").read_text()
+    assert "No question flipped." in text
+    assert "| pipeline | question |" not in text
