@@ -125,7 +125,7 @@ def missing_labels(taken: Mapping[str, Any], derived: Mapping[str, Any]) -> list
     lines = [
         f"warning: {task.upper()} has no {label}, so the model learns {other} alone; {fix}"
         for task, labels, fix in (
-            ("ret", ("[Ret]", "[NoRet]"), "probe more questions, or visual ones too (`visual: true` of `probe`)"),
+            ("ret", ("[Ret]", "[NoRet]"), "probe more questions, or a model that answers some of them right alone"),
             ("srt", ("[Rel]", "[NoRel]"), "probe more questions, or more documents"),
         )
         for label, other in (labels, labels[::-1])
