@@ -1,4 +1,4 @@
-"""Settings that an index of entries and one of passages share."""
+"""Settings shared by indexes of entries and of passages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.values import Device, Dtype, output_of
+from reflectune.core.values import Device, Dtype, checked_by, output_of
 from reflectune.models.names import EncoderName
-from reflectune.retrieval.stores.names import StoreName, store_setting
+from reflectune.retrieval.stores.names import store_name
 
 MANIFEST: Final = "manifest.json"
 """File of a finished index, written last."""
@@ -31,7 +31,11 @@ class IndexSettings(Settings):
     shard_entries: int | None = setting(
         None, "entries per shard; a crash loses at most one shard; unset: 4096, or 1024 of passages", ge=1
     )
-    store: StoreName = store_setting()
+    store: Annotated[str, checked_by(store_name)] = setting(
+        "auto",
+        "vector store: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file *.db)",
+        secret=True,
+    )
     device: Device = setting("auto", "cpu, cuda, cuda:1, or auto")
     dry_run: bool = setting(False, "check the encoder and the inputs, estimate space and time, and stop")
 

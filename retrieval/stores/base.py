@@ -1,4 +1,4 @@
-"""The contract of vector stores: rows of several fields, searched by weighted sums of inner products."""
+"""Interface of vector stores: rows of several fields, searched by weighted sums of inner products."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 Fields = Mapping[str, int]
-"""Dimensions of each field, by name, in the order in which they are laid side by side."""
+"""Dimensions of each field, by name, in the order in which their vectors are concatenated."""
 
 
 class Found(NamedTuple):
     """Result of a search.
 
     Attributes:
-        rows: Shape (queries, top), best first; equal scores in order of row; -1 where there are fewer.
-        scores: Shape (queries, top); -inf where there are fewer.
+        rows: Shape (queries, top), best first, equal scores by row number; padded with -1.
+        scores: Shape (queries, top); padded with -inf.
     """
 
     rows: Rows
@@ -27,11 +27,11 @@ class Found(NamedTuple):
 
 
 class VectorStore(Protocol):
-    """Vectors by row number, from 0 in the order of adding.
+    """Vectors by row number, counted from 0 in the order of adding.
 
-    A row has one vector in each field, zero where it has no value. A query has one vector for each field that it
-    searches. The score of a row is the sum of their inner products with the row's vectors. Field weights belong to the
-    query, whose vectors are multiplied by them, so that one store can be searched with any weights.
+    A row has one vector in each field; a zero vector stands for a missing value. A query has one vector for each field
+    that it searches. A row's score is the sum of the inner products of its vectors and the query's. Field weights are
+    multiplied into the query's vectors, so that one store can be searched with any weights.
     """
 
     @property
@@ -44,7 +44,7 @@ class VectorStore(Protocol):
         ...
 
     def add(self, vectors: Mapping[str, Vectors]) -> None:
-        """Append rows, durably: all of them or none.
+        """Append rows durably, all of them or none.
 
         Args:
             vectors: Vectors by field, shape (rows, dimensions).
@@ -55,11 +55,11 @@ class VectorStore(Protocol):
         ...
 
     def finish(self) -> None:
-        """Make added rows searchable; until then they may not be found. Repeated calls change nothing."""
+        """Make added rows searchable. Repeated calls change nothing."""
         ...
 
     def get(self, rows: Rows) -> dict[str, Vectors]:
-        """Return the vectors of rows, of each field, shape (rows, dimensions), as precisely as they are kept."""
+        """Return the stored vectors of rows by field, shape (rows, dimensions)."""
         ...
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
@@ -67,16 +67,16 @@ class VectorStore(Protocol):
 
         Args:
             query: Query vectors by field, shape (queries, dimensions), each multiplied by its weight.
-            top: At most this many rows of each query, at least 1.
+            top: Maximum rows per query, at least 1.
 
         Raises:
-            ValueError: The fields are none or unknown, shapes differ, a number is not finite, or `top` is below 1.
+            ValueError: There is no field or an unknown one, shapes differ, a number is not finite, or `top` is below 1.
         """
         ...
 
 
 def checked_rows(vectors: Mapping[str, Vectors], fields: Fields) -> dict[str, Vectors]:
-    """Return rows to add as float32, or ValueError; see `VectorStore.add`."""
+    """Validate rows to add and return them as float32; see `VectorStore.add`."""
     if set(vectors) != set(fields):
         raise ValueError(f"rows have the fields {sorted(vectors)}, the store has {sorted(fields)}")
     rows = {name: np.asarray(vectors[name], dtype=np.float32) for name in fields}
@@ -85,11 +85,11 @@ def checked_rows(vectors: Mapping[str, Vectors], fields: Fields) -> dict[str, Ve
 
 
 def checked_query(query: Mapping[str, Vectors], fields: Fields, top: int) -> dict[str, Vectors]:
-    """Return a query as float32, or ValueError; see `VectorStore.search`."""
+    """Validate queries and return them as float32; see `VectorStore.search`."""
     if top < 1:
         raise ValueError(f"top must be at least 1, found {top}")
     if not query or not set(query) <= set(fields):
-        raise ValueError(f"a query asks about {sorted(query)}, the store has {sorted(fields)}")
+        raise ValueError(f"the query has the fields {sorted(query)}, the store has {sorted(fields)}")
     vectors = {name: np.asarray(query[name], dtype=np.float32) for name in fields if name in query}
     _check_shapes(vectors, fields, "queries")
     return vectors
@@ -105,14 +105,14 @@ def _check_shapes(vectors: Mapping[str, Vectors], fields: Fields, what: str) -> 
 
 
 def joined(vectors: Mapping[str, Vectors], fields: Fields) -> Vectors:
-    """Return the fields' vectors side by side, shape (n, all dimensions); zeros for a field that is not searched."""
+    """Concatenate the fields' vectors, with zeros for missing fields; shape (n, sum of dimensions)."""
     count = len(next(iter(vectors.values())))
-    blank = {name: np.zeros((count, size), dtype=np.float32) for name, size in fields.items() if name not in vectors}
-    return np.concatenate([{**vectors, **blank}[name] for name in fields], axis=1)
+    zeros = {name: np.zeros((count, size), dtype=np.float32) for name, size in fields.items()}
+    return np.concatenate([{**zeros, **vectors}[name] for name in fields], axis=1)
 
 
 def best(scores: npt.NDArray[np.floating], top: int) -> Rows:
-    """Return positions of the `top` highest scores, highest first, equal ones in order of position."""
+    """Return the positions of the `top` highest scores, highest first, equal scores by position."""
     if top >= len(scores):
         return np.argsort(-scores, kind="stable")
     threshold = np.partition(scores, -top)[-top]
@@ -121,7 +121,7 @@ def best(scores: npt.NDArray[np.floating], top: int) -> Rows:
 
 
 def inner(rows: Vectors, query: Vectors) -> npt.NDArray[np.float64]:
-    """Return inner products of rows with one query, in float64: equal to the last digit, whatever the other rows are.
+    """Return inner products of rows with one query, in float64: bitwise independent of the other rows.
 
     Args:
         rows: Shape (rows, dimensions).
@@ -131,23 +131,24 @@ def inner(rows: Vectors, query: Vectors) -> npt.NDArray[np.float64]:
 
 
 def rescored(query: Mapping[str, Vectors], store: VectorStore, rows: Rows, top: int) -> Found:
-    """Return the best candidates by their exact scores, in float64: independent of other queries and candidates.
+    """Rank candidates by exact scores in float64, which don't depend on other queries or candidates.
 
     Args:
-        query: One query a row of `rows`, from `checked_query`.
+        query: Queries from `checked_query`, one for each row of `rows`.
         store: Store of the vectors.
-        rows: Candidates, shape (queries, candidates), each once; -1 for none.
+        rows: Distinct candidates of each query, shape (queries, candidates), padded with -1.
         top: Number of rows to return.
     """
-    wanted = np.unique(rows[rows >= 0])
-    vectors = {name: array for name, array in store.get(wanted).items() if name in query}
+    distinct = np.unique(rows[rows >= 0])
+    vectors = {name: array for name, array in store.get(distinct).items() if name in query}
     found = Found(np.full((len(rows), top), -1, dtype=np.int64), np.full((len(rows), top), -np.inf))
-    for place, candidates in enumerate(rows):
-        numbers = np.sort(candidates[candidates >= 0])
-        positions = np.searchsorted(wanted, numbers)
-        scores = np.zeros(len(numbers))
+    for query_index, padded in enumerate(rows):
+        candidates = np.sort(padded[padded >= 0])
+        positions = np.searchsorted(distinct, candidates)
+        scores = np.zeros(len(candidates))
         for name, array in vectors.items():
-            scores += inner(array[positions], query[name][place])
+            scores += inner(array[positions], query[name][query_index])
         order = best(scores, top)
-        found.rows[place, : len(order)], found.scores[place, : len(order)] = numbers[order], scores[order]
+        found.rows[query_index, : len(order)] = candidates[order]
+        found.scores[query_index, : len(order)] = scores[order]
     return found

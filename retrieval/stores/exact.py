@@ -1,4 +1,4 @@
-"""Exact search: every row is compared, from files that all processes of a machine share."""
+"""Exact search over memory-mapped files, which all processes of a machine share."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ Precision = Literal["float32", "float16"]
 SUFFIXES: Final[Mapping[Precision, str]] = {"float32": "f32", "float16": "f16"}
 
 BLOCK = 1 << 24
-"""Numbers that are compared at once: 64 MiB in float32."""
+"""Numbers per block of rows: 64 MiB in float32."""
 _NUMBERS_A_SCORE = 4
-"""A score and its row's number, and both again where blocks are joined, in units of 4 bytes, about."""
+"""Approximate memory of a score in units of 4 bytes: score and row number, copied once when blocks are joined."""
 _NUMBERS_A_COPY = 4
-"""A number of a row that is scored exactly: itself, and twice in float64, in units of 4 bytes, about."""
+"""Approximate memory of a number that is scored exactly, in units of 4 bytes: itself, and two float64 copies."""
 _SPARE = 8
-"""Rows beyond `top` to score again: last digits in float32 depend on the batch. More equal ones are compared apart."""
+"""Rows beyond `top` to rescore, since float32 scores depend on the batch; more ties go to `_rescore_above`."""
 
 
 class ExactStore:
-    """Store of rows in one file a field, little-endian numbers without a header, mapped into memory.
+    """Rows in one memory-mapped file per field, little-endian numbers without a header.
 
     Args:
-        folder: Folder of the files, `FIELD.f32` or `FIELD.f16`; made by the first `add`.
+        folder: Folder of the files, `FIELD.f32` or `FIELD.f16`; created by the first `add`.
         fields: Dimensions of each field.
-        precision: Precision of the files and so of scores. In float16 a vector of length 1 keeps 3 digits.
+        precision: Precision of the files, and so of scores. In float16 a unit vector has 3 significant digits.
+        repair: Truncate the files to whole rows that all of them have.
 
     Raises:
-        UserError: A file is cut within a row, or the files have different numbers of rows, and `repair` is off.
+        UserError: A file ends within a row, or the files have different numbers of rows, and `repair` is off.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ExactStore:
         return self._count
 
     def add(self, vectors: Mapping[str, Vectors]) -> None:
-        """See `VectorStore`. Rows that were being added when a process was killed are dropped by `repair`."""
+        """See `VectorStore`. `repair` drops rows whose writing was interrupted."""
         rows = checked_rows(vectors, self.fields)
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, array in rows.items():
@@ -64,17 +65,17 @@ class ExactStore:
         self._map(repair=False)
 
     def finish(self) -> None:
-        """Do nothing: rows are found as soon as they are added."""
+        """Do nothing: added rows are searchable at once."""
 
     def get(self, rows: Rows) -> dict[str, Vectors]:
         """See `VectorStore`."""
         return {name: np.asarray(array[rows], dtype=np.float32) for name, array in self._arrays.items()}
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
-        """See `VectorStore`; the highest of all rows."""
+        """See `VectorStore`. All rows are compared."""
         vectors = checked_query(query, self.fields, top)
         queries = len(next(iter(vectors.values())))
-        wanted = min(top + _SPARE, max(len(self), 1))
+        candidates = min(top + _SPARE, max(len(self), 1))
         rows = np.full((queries, 0), -1, dtype=np.int64)
         scores = np.full((queries, 0), -np.inf, dtype=np.float32)
         numbers_a_row = max(sum(self.fields[name] for name in vectors), _NUMBERS_A_SCORE * queries)
@@ -82,31 +83,32 @@ class ExactStore:
             block = self._scores(vectors, first, last)  # (queries, rows)
             numbers = np.broadcast_to(np.arange(first, first + block.shape[1]), block.shape)
             rows, scores = np.concatenate([rows, numbers], axis=1), np.concatenate([scores, block], axis=1)
-            kept = np.stack([best(row, wanted) for row in scores])
-            rows, scores = np.take_along_axis(rows, kept, axis=1), np.take_along_axis(scores, kept, axis=1)
+            highest = np.stack([best(row, candidates) for row in scores])
+            rows, scores = np.take_along_axis(rows, highest, axis=1), np.take_along_axis(scores, highest, axis=1)
         found = rescored(vectors, self, rows, top)
-        if wanted < len(self):
-            edges = scores[:, top - 1] - self._rounding(vectors, rows[:, [top - 1, -1]])  # (queries,)
-            for place in np.flatnonzero(scores[:, -1] > edges):  # rows that are as good may have been dropped
-                query = {name: array[place : place + 1] for name, array in vectors.items()}
-                found.rows[place], found.scores[place] = (each[0] for each in self._decided(query, edges[place], top))
+        if candidates < len(self):
+            thresholds = scores[:, top - 1] - self._rounding(vectors, rows[:, [top - 1, -1]])  # (queries,)
+            for index in np.flatnonzero(scores[:, -1] > thresholds):  # rows as good as the last candidate were dropped
+                query = {name: array[index : index + 1] for name, array in vectors.items()}
+                rescored_query = self._rescore_above(query, thresholds[index], top)
+                found.rows[index], found.scores[index] = rescored_query.rows[0], rescored_query.scores[0]
         return found
 
-    def _decided(self, query: Mapping[str, Vectors], edge: float, top: int) -> Found:
-        """Return the best rows of one query by the exact scores of all that score above `edge`."""
+    def _rescore_above(self, query: Mapping[str, Vectors], threshold: float, top: int) -> Found:
+        """Return the best rows of one query by exact scores, of all rows that score above `threshold` in float32."""
         found = Found(np.full((1, 0), -1, dtype=np.int64), np.full((1, 0), -np.inf))
         for first, last in self._blocks(_NUMBERS_A_COPY * sum(self.fields[name] for name in query)):
-            near = first + np.flatnonzero(self._scores(query, first, last)[0] > edge)
+            near = first + np.flatnonzero(self._scores(query, first, last)[0] > threshold)
             if len(near):
                 found = rescored(query, self, np.concatenate([found.rows, near[None]], axis=1), top)
         return found
 
     def _rounding(self, query: Mapping[str, Vectors], rows: Rows) -> npt.NDArray[np.float64]:
-        """Bound how far scores in float32 of two batches differ, shape (queries,).
+        """Bound the difference between float32 scores of two batches, shape (queries,).
 
         Args:
             query: The queries.
-            rows: Some rows of each, shape (queries, n): others are taken to be as long.
+            rows: Some rows of each, shape (queries, n); other rows are assumed to have no longer vectors.
         """
         lengths = {name: np.linalg.norm(array, axis=2).max(1) for name, array in self.get(rows).items()}
         products = [
@@ -115,19 +117,19 @@ class ExactStore:
         return 2 * float(np.finfo(np.float32).eps) * np.stack(products).astype(np.float64).sum(0)
 
     def _blocks(self, numbers_a_row: int) -> Iterator[tuple[int, int]]:
-        """Yield the first row and the end of each block of rows."""
+        """Yield the first row and the end (exclusive) of each block."""
         step = max(1, BLOCK // numbers_a_row)
         return ((first, min(first + step, len(self))) for first in range(0, len(self), step))
 
     def _scores(self, query: Mapping[str, Vectors], first: int, last: int) -> npt.NDArray[np.float32]:
-        """Return scores of the rows from `first` up to `last`, shape (queries, rows)."""
+        """Return float32 scores of the rows from `first` to before `last`, shape (queries, rows)."""
         parts = [
             array @ np.asarray(self._arrays[name][first:last], dtype=np.float32).T for name, array in query.items()
         ]
         return sum(parts[1:], start=parts[0])
 
     def _map(self, repair: bool) -> None:
-        """Map the files as they are now."""
+        """Map the files at their current size."""
         sizes = {name: self.path(name).stat().st_size if self.path(name).exists() else 0 for name in self.fields}
         widths = {name: dimensions * self._type.itemsize for name, dimensions in self.fields.items()}
         self._count = min(sizes[name] // widths[name] for name in self.fields)
@@ -135,8 +137,9 @@ class ExactStore:
             if sizes[name] != self._count * width:
                 if not repair:
                     raise UserError(
-                        f"{self.path(name)} has {sizes[name]:,} bytes, {self._count:,} rows of {width:,} bytes are "
-                        f"{self._count * width:,}: it was cut or replaced"
+                        f"{self.path(name)} has {sizes[name]:,} bytes, expected {self._count * width:,} for "
+                        f"{self._count:,} rows of {width:,} bytes: it was cut or replaced; restore it, or delete the "
+                        "folder and build the index again"
                     )
                 os.truncate(self.path(name), self._count * width)
         self._arrays: dict[str, npt.NDArray[np.floating]] = {

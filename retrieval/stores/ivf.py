@@ -1,12 +1,13 @@
-"""Approximate search by FAISS: four bits a number, mapped from the disk, and exact scores of the best rows.
+"""Approximate search by FAISS over a memory-mapped index, with exact scores of the best rows.
 
-Cells by k-means (IVF), vectors as RaBitQ codes of 4 bits (arXiv 2409.09913), which `IO_FLAG_MMAP_IFC` maps so that all
-processes of a machine share one copy; FastScan's layout can't be mapped. Codes order rows poorly by themselves: their
-candidates are scored again from the vectors of an `ExactStore`.
+The index is `IVF,RaBitQ4`: k-means cells and RaBitQ codes of 4 bits per number (arXiv 2409.09913). `IO_FLAG_MMAP_IFC`
+maps it, so that all processes of a machine share one copy; FastScan's layout can't be mapped. Codes alone rank rows
+poorly, so candidates are rescored with the vectors of an `ExactStore`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +29,11 @@ MADE_OF_ROWS: Final = (CODES, _CENTRES)
 _ADVICE: Final = "delete it and build the index again"
 
 _SAMPLE_OF_A_CELL = 50
-"""Vectors that k-means sees for each cell; FAISS warns below 39."""
+"""Training vectors per cell for k-means; FAISS warns below 39."""
 _BLOCK = 65_536
 """Rows added at once."""
 _SEED = 0
-"""Seed of k-means and of its sample."""
+"""Seed of k-means' sample; k-means itself has the next one."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Search:
     """Search parameters, set by `calibrate`.
 
     Attributes:
-        cells: Cells to look into for a query (`nprobe`).
-        candidates: Rows to score again exactly; at least the number asked for.
+        cells: Cells to search for a query (`nprobe`).
+        candidates: Rows to rescore exactly; at least the number requested.
     """
 
     cells: int = 32
@@ -49,11 +50,11 @@ class Search:
 
 
 _search_parameters: Any = faiss.SearchParametersIVF
-"""Its stub lacks its parameters."""
+"""Typed Any, since its stub lacks the parameters."""
 
 
 def cells_for(rows: int) -> int:
-    """Return the number of cells for a number of rows: the power of two nearest to 4 √rows."""
+    """Return the number of cells for an index of `rows`: the power of two nearest to 4 √rows."""
     return 2 ** round(math.log2(max(4 * math.sqrt(rows), 1)))
 
 
@@ -62,10 +63,13 @@ class FaissStore:
 
     Args:
         folder: Folder of its files, next to those of the rows.
-        rows: The vectors, which also score candidates.
-        cells: Cells of the index; `cells_for` its rows by default.
-        search: Record of `calibrate`, whose parameters it is searched with.
-        progress: Called with the number of rows put into the index.
+        rows: The vectors, by which candidates are rescored.
+        cells: Number of cells of the index; None: `cells_for` its rows.
+        search: Search parameters, a record of `calibrate`; None: the defaults of `Search`.
+        progress: Called with the number of rows added to the index.
+
+    Attributes:
+        settings: Search parameters in use.
     """
 
     def __init__(
@@ -80,14 +84,9 @@ class FaissStore:
         self.folder, self.rows, self.fields = Path(folder), rows, rows.fields
         self._cells, self._progress = cells, progress
         self._index: Any = None
-        self._settings = Search(search["cells"], search["candidates"]) if search else Search()
+        self.settings = Search(search["cells"], search["candidates"]) if search else Search()
         if (self.folder / CODES).is_file():
             self._open()
-
-    @property
-    def settings(self) -> Search:
-        """Search parameters."""
-        return self._settings
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -101,9 +100,9 @@ class FaissStore:
         return self.rows.get(rows)
 
     def finish(self) -> None:
-        """Put every row that isn't there yet into the index; the first time its cells are found first.
+        """Add the rows that the index lacks; train the cells first if there is no index.
 
-        A process that is killed meanwhile loses the rows' codes, not the cells; the files come out the same.
+        The trained cells are stored, so that a killed process loses only codes. Resuming yields the same files.
         """
         if not len(self) or (self._index is not None and self._index.ntotal == len(self)):
             return
@@ -118,45 +117,41 @@ class FaissStore:
         self._open()
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
-        """See `VectorStore`: the best of those that the index finds, by their exact scores."""
-        return self.search_with(self._settings, query, top)
+        """See `VectorStore`. Only candidates that the index finds are ranked, by exact scores."""
+        return self.search_with(self.settings, query, top)
 
     def search_with(self, settings: Search, query: Mapping[str, Vectors], top: int) -> Found:
-        """Return `search` with other settings than its own."""
+        """Search with the given parameters instead of the store's own."""
         vectors = checked_query(query, self.fields, top)
         if self._index is None:
-            return self.rows.search(vectors, top)  # nothing is in it
+            return self.rows.search(vectors, top)  # the index isn't built yet
         parameters: Any = _search_parameters(nprobe=min(settings.cells, self._index.nlist))
-        wanted = min(max(settings.candidates, top), len(self))
-        _, candidates = self._index.search(joined(vectors, self.fields), wanted, params=parameters)
+        count = min(max(settings.candidates, top), len(self))
+        _, candidates = self._index.search(joined(vectors, self.fields), count, params=parameters)
         return rescored(vectors, self, candidates, top)
 
-    def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, wanted: float = 0.995) -> dict[str, Any]:
-        """Set the fewest cells that find enough of an exact search's results.
+    def calibrate(self, query: Mapping[str, Vectors], *, top: int = 20, min_recall: float = 0.995) -> dict[str, Any]:
+        """Set the smallest power of two of cells whose recall of an exact search's results suffices.
 
         Args:
             query: Sample of queries, shape (queries, dimensions) of each field.
             top: Number of rows to compare.
-            wanted: Share of them to find; if no number of cells suffices, all are used.
+            min_recall: Recall to reach. All cells are searched if fewer don't reach it.
 
         Returns:
             The parameters and their recall, for the index's manifest.
         """
-        truth = self.rows.search(query, top)
-        record: dict[str, Any] = {}
+        exact = self.rows.search(query, top)
         cells = 1
         while True:
-            settings = Search(min(cells, self._index.nlist), max(10 * top, 200))
-            recall = overlap(self.search_with(settings, query, top).rows, truth.rows)
-            record = {"cells": settings.cells, "candidates": settings.candidates, "recall": recall, "top": top}
-            if recall >= wanted or cells >= self._index.nlist:
-                break
+            self.settings = Search(min(cells, self._index.nlist), max(10 * top, 200))
+            recall = overlap(self.search(query, top).rows, exact.rows)
+            if recall >= min_recall or cells >= self._index.nlist:
+                return {**dataclasses.asdict(self.settings), "recall": recall, "top": top}
             cells *= 2
-        self._settings = Search(record["cells"], record["candidates"])
-        return record
 
     def _trained(self) -> Any:
-        """Return an empty index with its cells, found on a sample of the rows."""
+        """Return an empty index whose cells are trained on a sample of the rows."""
         if (self.folder / _CENTRES).is_file():
             return self._read(_CENTRES, mapped=False)
         cells = min(self._cells or cells_for(len(self)), len(self))
@@ -185,15 +180,15 @@ class FaissStore:
         return index
 
     def _open(self) -> None:
-        """Map the index."""
+        """Map the index into memory."""
         self._index = self._read(CODES, mapped=True)
         if self._index.ntotal > len(self):
             raise UserError(
-                f"{self.folder / CODES} holds {self._index.ntotal:,} rows, its vectors are {len(self):,}; {_ADVICE}"
+                f"{self.folder / CODES} has {self._index.ntotal:,} rows, the vector files have {len(self):,}; {_ADVICE}"
             )
 
 
 def overlap(found: Rows, truth: Rows) -> float:
-    """Return the recall: the mean share of each query's true rows that are found, in any order."""
-    shares = [np.isin(wanted[wanted >= 0], row).mean() for row, wanted in zip(found, truth, strict=True)]
-    return float(np.mean(shares))
+    """Return the recall: the share of each query's true rows that are found, averaged over queries."""
+    recalls = [np.isin(expected[expected >= 0], rows).mean() for rows, expected in zip(found, truth, strict=True)]
+    return float(np.mean(recalls))

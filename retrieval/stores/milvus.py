@@ -1,7 +1,7 @@
-"""Search on a Milvus server: a row's vectors concatenated in one field, candidates scored again on this machine.
+"""Search on a Milvus server, whose candidates are rescored on this machine.
 
-One field of concatenated vectors, weighted on the query's side, is exact; Milvus's own hybrid search merges ranked
-lists, and drops rows that one of them lacks.
+A row's vectors are concatenated in one field, and the query's are weighted, which gives exact sums of similarities.
+Milvus's hybrid search would merge ranked lists and drop rows that one of them lacks.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from reflectune.retrieval.stores.names import is_lite
 TOKEN: Final = "MILVUS_TOKEN"
 _FIELD, _ROW = "vector", "row"
 BATCH = 1000
-"""Rows of a request: 10 MB of 2,560 dimensions, below the 64 MB that a server takes by default."""
+"""Rows per request: 10 MB at 2,560 dimensions; a server accepts 64 MB by default."""
 MIN_TOP, MAX_TOP = 200, 16_384
-"""Candidates that are scored again, and how many a server gives at most."""
-_SECONDS = 60.0
+"""Minimum number of candidates to rescore, and the maximum that a server returns."""
+_TIMEOUT = 60.0
+"""Seconds."""
 
 IndexKind = Literal["IVF_RABITQ", "IVF_SQ8", "FLAT"]
 
 
 def index_kind(version: str) -> IndexKind:
-    """Return the kind of index for a server of this version, the nearest to `FaissStore`'s.
+    """Return the index type closest to `FaissStore`'s that a server of this version has.
 
-    RaBitQ came with 2.6; before it there are eight bits a number. Milvus Lite, recognized by its name, compares all
-    rows and ignores the number of cells (version 3.2).
+    Milvus has RaBitQ since 2.6; older servers use 8 bits per number. Milvus Lite, whose version isn't a number,
+    compares all rows and ignores the number of cells (version 3.2).
     """
     numbers = version.removeprefix("v").split(".")
     if len(numbers) < 2 or not all(number.isdigit() for number in numbers[:2]):
@@ -44,18 +45,18 @@ def index_kind(version: str) -> IndexKind:
 
 
 class MilvusStore:
-    """Rows of an `ExactStore` that a Milvus server searches.
+    """Rows of an `ExactStore`, searched by a Milvus server.
 
     Args:
         address: `http://host:19530`, or a file ending in `.db` for Milvus Lite, which serves one process at a time.
         collection: Name of the collection, unique to the content.
-        rows: The vectors, which score candidates.
-        cells: Cells of the server's index, in each of its segments.
-        probes: Cells to look into for a query.
-        creates: Create a file of Milvus Lite that doesn't exist.
+        rows: The vectors, by which candidates are rescored.
+        cells: Number of cells of the index of each of the server's segments (`nlist`).
+        probes: Cells to search for a query (`nprobe`).
+        creates: Create a Milvus Lite file that doesn't exist.
         progress: Called with the number of rows sent.
 
-    The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent if it is set.
+    The environment variable MILVUS_TOKEN, `user:password` or an API key, is sent to the server if it is set.
 
     Raises:
         UserError: No server answers at the address, or the file doesn't exist or is in use.
@@ -78,8 +79,8 @@ class MilvusStore:
         self._cells, self._probes, self._progress = cells, probes, progress
         if is_lite(address):
             self._prepare_file(creates)
-        with self._asking():
-            self._client = MilvusClient(address, token=os.environ.get(TOKEN, ""), timeout=_SECONDS)
+        with self._user_errors():
+            self._client = MilvusClient(address, token=os.environ.get(TOKEN, ""), timeout=_TIMEOUT)
             self._kind = index_kind(str(self._client.get_server_version()))
 
     def __len__(self) -> int:
@@ -94,37 +95,37 @@ class MilvusStore:
         return self.rows.get(rows)
 
     def finish(self) -> None:
-        """Send the rows that the server lacks, by their numbers: one that was sent before is not doubled."""
-        with self._asking():
+        """Send the rows that the server lacks. Row numbers are primary keys, so that resent rows aren't duplicated."""
+        with self._user_errors():
             if not self._client.has_collection(self.collection):
                 self._create()
-            if not self._has_index():  # a killed process may have made the collection alone
+            if not self._has_index():  # a killed process may have created only the collection
                 self._client.create_index(self.collection, self._index())
             self._client.load_collection(self.collection)  # queries count only loaded rows
             sent = self.sent()
-            self._send(sent - sent % BATCH if sent < len(self) else sent)  # a request may have been half done
-            if self.sent() < len(self):  # the server has lost other rows than the last ones
+            self._send(sent - sent % BATCH if sent < len(self) else sent)  # the last request may be incomplete
+            if self.sent() < len(self):  # the server lost rows other than the last ones
                 self._send(0)
         self.check()
 
     def check(self) -> None:
-        """Load the collection; refuse one that doesn't have the rows, or has vectors of another length.
+        """Load the collection, and compare its number of rows and their length with the store's.
 
         Raises:
-            UserError: It isn't as it should be, or isn't there.
+            UserError: The collection is missing or differs.
         """
-        with self._asking():
+        with self._user_errors():
             if not self._client.has_collection(self.collection) or not self._has_index():
-                raise UserError(f"{self._place} isn't there; build the index again, which sends its rows")
+                raise UserError(f"{self._location} doesn't exist; build the index again, which sends its rows")
             fields = self._client.describe_collection(self.collection)["fields"]
             dimensions = {field["name"]: field["params"].get("dim") for field in fields}
-            self._client.load_collection(self.collection)  # another process, or a restart, has released it
-            held = self.sent()
+            self._client.load_collection(self.collection)  # another process or a restart may have released it
+            sent = self.sent()
         if set(dimensions) != {_ROW, _FIELD} or int(dimensions[_FIELD]) != sum(self.fields.values()):
-            raise UserError(f"{self._place} has the fields {dimensions}: it was not made from this index; drop it")
-        if held != len(self):
+            raise UserError(f"{self._location} has the fields {dimensions}: it was not made from this index; drop it")
+        if sent != len(self):
             raise UserError(
-                f"{self._place} holds {held:,} rows, the index {len(self):,}; build the index again to send the rest"
+                f"{self._location} has {sent:,} rows, the index {len(self):,}; build the index again to send the rest"
             )
 
     def sent(self) -> int:
@@ -133,35 +134,35 @@ class MilvusStore:
         return int(counted[0]["count(*)"])
 
     def search(self, query: Mapping[str, Vectors], top: int) -> Found:
-        """See `VectorStore`: the best of those that the server finds, by their exact scores."""
+        """See `VectorStore`. Only candidates that the server finds are ranked, by exact scores."""
         vectors = checked_query(query, self.fields, top)
-        wanted = min(max(top, MIN_TOP), max(len(self), 1), MAX_TOP)
+        limit = min(max(top, MIN_TOP), max(len(self), 1), MAX_TOP)
         probing: dict[str, Any] = {} if self._kind == "FLAT" else {"nprobe": self._probes}
         refining = {"refine_k": 2} if self._kind == "IVF_RABITQ" else {}
-        with self._asking():
+        with self._user_errors():
             answers = self._client.search(
                 self.collection,
                 data=list(joined(vectors, self.fields)),
-                limit=wanted,
+                limit=limit,
                 search_params={"metric_type": "IP", "params": probing | refining},
                 output_fields=[_ROW],
             )
-        candidates = np.full((len(answers), wanted), -1, dtype=np.int64)
-        for place, answer in enumerate(answers):
-            candidates[place, : len(answer)] = [hit[_ROW] for hit in answer]
+        candidates = np.full((len(answers), limit), -1, dtype=np.int64)
+        for padded, answer in zip(candidates, answers, strict=True):
+            padded[: len(answer)] = [hit[_ROW] for hit in answer]
         return rescored(vectors, self, candidates, top)
 
     def drop(self) -> None:
-        """Delete the collection; the rows here stay."""
-        with self._asking():
+        """Delete the collection on the server; the local rows stay."""
+        with self._user_errors():
             self._client.drop_collection(self.collection)
 
     def close(self) -> None:
-        """Close the connection; Milvus Lite releases its file."""
+        """Close the connection, by which Milvus Lite releases its file."""
         self._client.close()
 
     def _send(self, begin: int) -> None:
-        """Send the rows from `begin` on."""
+        """Send the rows from row `begin` to the last one."""
         for first in range(begin, len(self), BATCH):
             numbers = np.arange(first, min(first + BATCH, len(self)))
             vectors = joined(self.rows.get(numbers), self.fields)
@@ -183,14 +184,14 @@ class MilvusStore:
         return _FIELD in self._client.list_indexes(self.collection)
 
     def _prepare_file(self, creates: bool) -> None:
-        """Refuse a file of Milvus Lite that isn't there, or make the folder that it will be in."""
-        logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises
+        """Create the Milvus Lite file's folder, or refuse a missing file if none is to be created."""
+        logging.getLogger("milvus_lite").setLevel(logging.CRITICAL)  # it logs tracebacks of the errors it raises
         if creates:
             Path(self.address).parent.mkdir(parents=True, exist_ok=True)
         elif not os.path.exists(self.address):
             raise UserError(
-                f"the Milvus Lite file of the index {self.rows.folder} isn't there: {self.address}; move it back, or "
-                "run `build_index` again, which makes it from the index without encoding anything"
+                f"the Milvus Lite file of the index {self.rows.folder} doesn't exist: {self.address}; move it back, or "
+                "run `build_index` again, which creates it from the index without encoding anything"
             )
 
     def _index(self) -> Any:
@@ -201,22 +202,22 @@ class MilvusStore:
         return parameters
 
     @property
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"the collection {self.collection} on {self.address}"
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Raise the server's errors within the block as errors of one line."""
+    def _user_errors(self) -> Iterator[None]:
+        """Turn the server's errors inside the block into one-line `UserError`s."""
         from pymilvus.exceptions import MilvusException
 
         try:
             yield
         except MilvusException as error:
-            said = " ".join(str(error.message or error).split())[:300]
+            message = " ".join(str(error.message or error).split())[:300]
             server, fix = f"the Milvus server at {self.address}", "start it and run the command again"
             if is_lite(self.address):
                 server = f"Milvus Lite's file {self.address}"
                 fix = "end the process that has it open, or use another file"
             raise UserError(
-                f"{server} failed: {said}; {fix}, or build the index without a server, by `--store faiss`"
+                f"{server} failed: {message}; {fix}, or build the index without a server, by `--store faiss`"
             ) from error

@@ -1,15 +1,12 @@
-"""The names that stores are asked for by, checked without importing what searches them."""
+"""Names of vector stores in configs, validated without importing FAISS or pymilvus."""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
 
-from reflectune.core.config import setting
 from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
 from reflectune.core.secrets import is_url, redacted, secrets_in
-from reflectune.core.values import checked_by
 
 
 def is_server(store: str) -> bool:
@@ -23,43 +20,31 @@ def is_lite(store: str) -> bool:
 
 
 def full_address(store: str, folder: str | os.PathLike[str] = ".") -> str:
-    """Return a store's name, with the full path of a file of Milvus Lite that is relative to `folder`."""
+    """Return a store's name; a Milvus Lite file's path, relative to `folder`, becomes absolute."""
     return os.path.realpath(os.path.join(os.path.realpath(folder), store)) if is_lite(store) else store
 
 
 def store_name(store: str) -> str:
-    """Return the problem of a store's name, to be appended to the key's name; "" for none.
+    """Return the problem of a store's name, as a predicate of the config key; "" if there is none.
 
-    An address with a password is refused: an index's manifest would hold it.
+    An address with a password is refused, since the index's manifest would contain it.
     """
     if store in ("auto", "exact", "faiss") or is_server(store):
         return ""
     names = "auto, exact, faiss, or a Milvus server's address (http://HOST:19530, or a file *.db)"
     if "@" in store or "?" in store:
-        return f"must be {names}, without a password, which belongs into $MILVUS_TOKEN"
+        return f"must be {names}, without a password; set the password in $MILVUS_TOKEN"
     return f"must be {names}, found `{redacted(store)}`"
 
 
 def check_shareable(store: str, processes: Processes) -> None:
-    """Refuse a store that several processes can't open.
+    """Refuse a Milvus Lite file in a launch of several processes.
 
     Raises:
-        UserError: They would open one file of Milvus Lite.
+        UserError: The launch has several processes, and the store is a Milvus Lite file.
     """
     if processes.count > 1 and is_lite(store):
         raise UserError(
             f"`store`: {store} serves one process at a time, and this launch has {processes.count}; start it without "
             "`accelerate launch`, or give a server's address"
         )
-
-
-StoreName = Annotated[str, checked_by(store_name)]
-
-
-def store_setting() -> Any:
-    """Declare the key `store` of a config."""
-    return setting(
-        "auto",
-        "vector store: auto (by size), exact, faiss, or a Milvus server's address (http://host:19530, or a file *.db)",
-        secret=True,
-    )

@@ -1,4 +1,4 @@
-"""Choice and opening of a store: `auto`, `exact`, `faiss`, or a server's address."""
+"""Choose a vector store by its name in a config, and open it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from reflectune.retrieval.stores.names import full_address, is_lite, is_server
 Kind = Literal["exact", "faiss", "milvus"]
 
 EXACT_BYTES: Final = 2 << 30
-"""2 GiB of vectors in float32: below it `auto` searches exactly."""
+"""2 GiB of float32 vectors: up to this size `auto` chooses exact search."""
 _CODE_BITS = 4
 _CODE_EXTRA = 28
-"""Bytes next to a row's codes: its number, and the factors of RaBitQ's estimate."""
+"""Bytes per row besides its codes: the row number and the factors of RaBitQ's estimate."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Choice:
     """A store for an index.
 
     Attributes:
-        kind: Of the store.
-        precision: Of its rows' files.
-        reason: Why this one, as a sentence.
-        address: Of a Milvus server; of Milvus Lite the full path of its file.
+        kind: Kind of store.
+        precision: Precision of the vectors' files.
+        reason: Reason for the choice, as a sentence.
+        address: Address of the Milvus server, or the absolute path of the Milvus Lite file; "" for other kinds.
     """
 
     kind: Kind
@@ -38,11 +38,14 @@ class Choice:
     address: str = ""
 
     def address_from(self, folder: Path) -> str:
-        """Return the address for a manifest in `folder`: a file's path is relative to it, so that both can be moved."""
+        """Return the address as a manifest in `folder` stores it.
+
+        The path of a Milvus Lite file is relative to the folder, so that both can be moved together.
+        """
         return os.path.relpath(self.address, os.path.realpath(folder)) if is_lite(self.address) else self.address
 
     def disk(self, rows: int, fields: Fields) -> int:
-        """Return the bytes on this machine's disk, by arithmetic."""
+        """Return the estimated bytes on this machine's disk."""
         numbers = rows * sum(fields.values())
         if self.kind == "exact":
             return 4 * numbers
@@ -50,12 +53,13 @@ class Choice:
         return 2 * numbers + codes
 
     def memory(self, rows: int, fields: Fields) -> int:
-        """Return the bytes that all searching processes of a machine share, with everything in use."""
-        return self.disk(rows, fields) - (0 if self.kind == "exact" else 2 * rows * sum(fields.values()))
+        """Return the estimated bytes of memory that all searching processes of a machine share."""
+        vectors_on_disk = 0 if self.kind == "exact" else 2 * rows * sum(fields.values())
+        return self.disk(rows, fields) - vectors_on_disk
 
 
 def choose(store: str, rows: int, fields: Fields) -> Choice:
-    """Return the store of a name.
+    """Choose the store for a name in a config.
 
     Args:
         store: See `store_name`.
@@ -65,10 +69,11 @@ def choose(store: str, rows: int, fields: Fields) -> Choice:
     if is_server(store):
         return Choice("milvus", "float16", "a server searches it", full_address(store))
     size = 4 * rows * sum(fields.values())
-    reason = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
-    if store == "faiss" or (store == "auto" and size > EXACT_BYTES):
-        return Choice("faiss", "float16", reason if store == "auto" else "it was asked for")
-    return Choice("exact", "float32", reason if store == "auto" else "it was asked for")
+    reason = "set by `store`"
+    if store == "auto":
+        reason = f"{rows:,} rows of {sum(fields.values()):,} numbers are {size / (1 << 30):.2g} GiB in float32"
+        store = "faiss" if size > EXACT_BYTES else "exact"
+    return Choice("faiss", "float16", reason) if store == "faiss" else Choice("exact", "float32", reason)
 
 
 def open_store(
@@ -84,13 +89,13 @@ def open_store(
     """Open a store, or create one.
 
     Args:
-        choice: Kind of store.
+        choice: The store.
         folder: Folder of its files.
         fields: Dimensions of each field.
         collection: Name of its collection on a server.
         creates: Create a file of Milvus Lite that doesn't exist.
-        search: Parameters that FAISS was calibrated to, of the index's manifest.
-        progress: Called with the number of rows put into an approximate index.
+        search: Calibrated FAISS search parameters, from the index's manifest.
+        progress: Called with the number of rows added to an approximate index.
 
     Raises:
         UserError: Its files are damaged or missing, or a server doesn't answer.
@@ -108,7 +113,7 @@ def open_store(
 
 
 def exact_store(store: VectorStore) -> VectorStore:
-    """Return a store that compares every row; an exact store itself."""
+    """Return the exact store under an approximate one; an exact store is returned itself."""
     from reflectune.retrieval.stores.ivf import FaissStore
     from reflectune.retrieval.stores.milvus import MilvusStore
 

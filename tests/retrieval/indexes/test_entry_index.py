@@ -90,7 +90,9 @@ def test_an_index_in_milvus_lite_is_searched_by_another_process_from_another_fol
     assert index.store.search({"image": own}, 1).rows[with_images(index), 0].tolist() == with_images(index).tolist()
     index.store.close()
     shutil.move(moved / "runs/a", tmp_path / "away")
-    with pytest.raises(UserError, match=r"isn't there: .*moved/runs/a/x\.db; move it back, or run `build_index` again"):
+    with pytest.raises(
+        UserError, match=r"doesn't exist: .*moved/runs/a/x\.db; move it back, or run `build_index` again"
+    ):
         load_index(moved / "runs/index", kb, encoder)
     assert not list((tmp_path / "elsewhere").iterdir())
     monkeypatch.chdir(moved)

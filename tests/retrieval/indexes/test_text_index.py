@@ -130,7 +130,7 @@ def test_a_server_that_lost_its_rows_is_refused_and_sent_them_by_building_again(
     index = build_text_index(kb, encoder, tmp_path / "index", Cutting(), store=store)
     index.store.drop()
     index.store.close()
-    with pytest.raises(UserError, match="isn't there; build the index again, which sends its rows"):
+    with pytest.raises(UserError, match="doesn't exist; build the index again, which sends its rows"):
         load_text_index(tmp_path / "index", kb, encoder, Cutting())
     again = build_text_index(kb, Counting(encoder, 0), tmp_path / "index", Cutting(), store=store)
     assert again.store.sent() == len(again.store)

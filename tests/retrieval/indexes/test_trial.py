@@ -56,7 +56,7 @@ def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, caps
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--device", "cpu", "--dry_run"]
     build_index.main(["--rows", "passages", *flags, "--store", "faiss"])
     printed = capsys.readouterr().out
-    assert "searched by faiss: it was asked for" in printed
+    assert "searched by faiss: set by `store`" in printed
     assert "while it is built" in printed
     assert "passages/s, by a trial here" in printed
     assert not output.exists()

@@ -102,7 +102,7 @@ def test_any_weights_find_what_exact_search_does(make: Make, weight: float) -> N
     vectors, query = drawn(600), weighted(drawn(7, seed=1), weight)
     store = filled(make(), vectors)
     if isinstance(store, FaissStore):
-        store.calibrate(query, wanted=1.0)
+        store.calibrate(query, min_recall=1.0)
     found = store.search(query, 10)
     kept = store.get(np.arange(600))
     assert overlap(found.rows, truth(kept, query, 10)) == 1.0
@@ -244,7 +244,7 @@ def test_an_addition_that_was_cut_off_is_dropped_by_repair_alone(tmp_path: Path)
     store.add(drawn(5))
     with store.path("image").open("ab") as file:
         file.write(b"\0" * (12 * 4 * 2 + 3))
-    with pytest.raises(UserError, match=r"image\.f32 has 339 bytes, 5 rows of 48 bytes are 240: it was cut"):
+    with pytest.raises(UserError, match=r"image\.f32 has 339 bytes, expected 240 for 5 rows of 48 bytes: it was cut"):
         ExactStore(tmp_path / "rows", FIELDS)
     repaired = ExactStore(tmp_path / "rows", FIELDS, repair=True)
     assert len(repaired) == 5
@@ -282,7 +282,7 @@ def test_calibration_takes_the_fewest_cells_that_suffice(tmp_path: Path) -> None
     rows = ExactStore(tmp_path, FIELDS)
     store = filled(FaissStore(tmp_path, rows, cells=64), drawn(4000))
     query = drawn(50, seed=1)
-    record = store.calibrate(query, top=10, wanted=0.99)
+    record = store.calibrate(query, top=10, min_recall=0.99)
     expected = rows.search(query, 10).rows
     fewer = Search(max(record["cells"] // 2, 1), record["candidates"])
     assert record["recall"] == overlap(store.search(query, 10).rows, expected) >= 0.99
@@ -303,7 +303,7 @@ def test_codes_of_more_rows_or_other_dimensions_are_refused(tmp_path: Path) -> N
     for name, count in (("few", 50), ("many", 60)):
         filled(FaissStore(tmp_path / name, ExactStore(tmp_path / name, FIELDS), cells=4), drawn(count))
     (tmp_path / "few/codes.faiss").write_bytes((tmp_path / "many/codes.faiss").read_bytes())
-    with pytest.raises(UserError, match="holds 60 rows, its vectors are 50"):
+    with pytest.raises(UserError, match="has 60 rows, the vector files have 50"):
         FaissStore(tmp_path / "few", ExactStore(tmp_path / "few", FIELDS))
     narrow = ExactStore(tmp_path / "narrow", {"image": 4})
     narrow.add({"image": np.ones((60, 4))})
@@ -328,13 +328,13 @@ def test_a_collection_that_lacks_rows_or_is_of_something_else_is_refused(tmp_pat
     pytest.importorskip("milvus_lite", reason="needs reflectune[milvus]")
     address = str(tmp_path / "server.db")
     store = MilvusStore(address, "vectors", ExactStore(tmp_path / "rows", FIELDS), cells=4)
-    with pytest.raises(UserError, match=r"the collection vectors on .* isn't there; build the index again"):
+    with pytest.raises(UserError, match=r"the collection vectors on .* doesn't exist; build the index again"):
         store.check()
     store.add(drawn(30))
     store.finish()
     store.check()
     store.add(drawn(5))
-    with pytest.raises(UserError, match="holds 30 rows, the index 35; build the index again to send the rest"):
+    with pytest.raises(UserError, match="has 30 rows, the index 35; build the index again to send the rest"):
         store.check()
     store.finish()
     store.check()
