@@ -15,6 +15,11 @@ class UserError(Exception):
     """
 
 
+def one_line(message: object, length: int = 300) -> str:
+    """Return the text of an error on one line, cut to a maximum length."""
+    return " ".join(str(message).split())[:length]
+
+
 class UnusableInput(UserError):
     """A question or an image that can't be used, while others can: `on_error: skip` leaves it out.
 

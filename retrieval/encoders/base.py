@@ -26,22 +26,22 @@ Vectors = npt.NDArray[np.float32]
 Prepared = Mapping[str, Tensor]
 """Model inputs of images by name, each of shape (images, …)."""
 TextSpace = Literal["shared", "mapped", "separate"]
-"""Space of an encoder's texts: that of its images, one that images are mapped into, or one without such a map."""
+"""Space of an encoder's texts: the images' space, a space that images are mapped into, or an unrelated one."""
 
 
 class ImageTextEncoder(ABC):
-    """Turns images and texts into vectors of length 1, whose inner product is their cosine similarity.
+    """Encode images and texts as unit vectors, whose inner product is their cosine similarity.
 
-    An encoder sets `name`, `fingerprint` and `dimensions`, and implements `encode_images` and `encode_texts`. The rest
-    has defaults, which are those of an encoder of one space.
+    An encoder sets `name`, `fingerprint` and `dimensions`, and implements `encode_images` and `encode_texts`. All other
+    members have defaults for an encoder with one space.
 
     Attributes:
         name: Name as given by the user.
         revision: Commit on the hub; "" for a folder.
-        fingerprint: Hash of its files. Vectors of encoders with different fingerprints must not be compared.
+        fingerprint: Hash of its files. Vectors of encoders with different fingerprints are not comparable.
         dimensions: Length of an image's vector.
         precision: Precision of the weights: `float32`, `bfloat16` or `float16`.
-        longest: Tokens after which a text is truncated; None if none is.
+        longest: Tokens after which a text is truncated; None: never.
         text_space: Space of the texts' vectors.
         reads_pairs: True if `encode_pairs` reads an image and a text together.
     """
@@ -66,14 +66,14 @@ class ImageTextEncoder(ABC):
 
     @abstractmethod
     def encode_texts(self, texts: Sequence[str]) -> Vectors:
-        """Return vectors of queries' texts, shape (n, title_dimensions); a text too long for the model is truncated."""
+        """Return vectors of queries' texts, shape (n, title_dimensions); too long texts are truncated."""
 
     def encode_entry_texts(self, texts: Sequence[str]) -> Vectors:
         """Return vectors of entries' titles or summaries, shape (n, title_dimensions)."""
         return self.encode_texts(texts)
 
     def encode_pairs(self, images: Sequence[Image.Image], texts: Sequence[str]) -> Vectors:
-        """Return vectors of images with a text each, shape (n, dimensions): by default the scaled sum of both."""
+        """Return vectors of pairs of an image and a text, shape (n, dimensions); by default of their vectors' sum."""
         return scaled(self.encode_images(images) + self.encode_texts(texts))
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
@@ -85,22 +85,22 @@ class ImageTextEncoder(ABC):
         return images
 
     def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
-        """Mix the vectors of entries' images with a text each, shape (n, dimensions); by default they stay."""
+        """Mix each entry image's vector with a text, shape (n, dimensions); by default return the images' vectors."""
         return images
 
     def prepare(self, image: Image.Image) -> Any:
         """Return the model input of an image. Several threads may call this."""
         return image
 
-    def prepare_ahead(self, image: Image.Image) -> None:  # noqa: B027  the default is to do nothing
-        """Make the model input of an image, in any thread, if `encode_images` can use it for this object."""
+    def prepare_ahead(self, image: Image.Image) -> None:  # noqa: B027  does nothing by default
+        """Prepare an image for a later `encode_images` of the same object, if supported. Any thread may call this."""
 
     def join(self, prepared: Sequence[Any]) -> Any:
-        """Stack prepared images into one batch, in the CPU's memory."""
+        """Join prepared images to one batch in CPU memory."""
         return prepared
 
     def encode_prepared(self, joined: Any) -> Vectors:
-        """Return the vectors that `encode_images` gives of the images, shape (n, dimensions)."""
+        """Return the vectors of joined images as `encode_images` does, shape (n, dimensions)."""
         return self.encode_images(joined)
 
 
@@ -131,19 +131,19 @@ class ImageModel(ABC):
 
     @abstractmethod
     def features(self, inputs: Prepared) -> Tensor:
-        """Return the model's vectors of a batch on its device, shape (n, dimensions), of any length."""
+        """Return a batch's vectors before scaling, on the model's device, shape (n, dimensions)."""
 
     def prepare(self, image: Image.Image) -> Prepared:
-        """Return the model input of an image in fp32."""
+        """Return the model input of an image in float32."""
         return dict(call_processor(self._processor, image, resized(to_rgb(image), self._processor)))
 
     def prepare_ahead(self, image: Image.Image) -> None:
-        """Make the model input of an image, in any thread; `encode_images` uses it for this object."""
+        """Prepare an image for a later `encode_images` of the same object. Any thread may call this."""
         keep_ready(image, self, self.prepare(image))
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
-        """Return a batch of one image or more, floats in the model's dtype; pinned for an accelerator."""
-        joined = {name: torch.cat([one[name] for one in prepared]) for name in prepared[0]}
+        """Return a batch of at least one image, with floats in the model's dtype, in pinned memory for CUDA."""
+        joined = {name: torch.cat([inputs[name] for inputs in prepared]) for name in prepared[0]}
         cast = {name: value.to(self._dtype) if value.is_floating_point() else value for name, value in joined.items()}
         return {name: value.pin_memory() for name, value in cast.items()} if self._device.type == "cuda" else cast
 
@@ -161,16 +161,16 @@ class ImageModel(ABC):
 
 
 def projected(output: Any) -> Tensor:
-    """Return the vectors, shape (n, dimensions), of a model's output: projected ones, else pooled ones."""
+    """Return a model output's projected vectors, or else its pooled ones, shape (n, dimensions)."""
     if isinstance(output, Tensor):
         return output
     return output.image_embeds if getattr(output, "image_embeds", None) is not None else output.pooler_output
 
 
 def load_image_processor(checkpoint: Checkpoint) -> Any:
-    """Return a repository's image processor, with PIL's resizing wherever it runs.
+    """Return a repository's image processor with the PIL backend.
 
-    torchvision resizes a little differently, and vectors of an index and of a query must come from the same pixels.
+    torchvision resizes a little differently, and the index and queries must be encoded from the same pixels.
 
     Raises:
         UserError: Its files are damaged or missing.
@@ -189,10 +189,10 @@ def load_image_processor(checkpoint: Checkpoint) -> Any:
 
 
 def resized(image: Image.Image, processor: Any) -> Image.Image:
-    """Return an image resized as by CLIP's or SigLIP's image processor; unchanged for other processors.
+    """Resize an image as CLIP's or SigLIP's image processor does; return it unchanged for other processors.
 
-    The processor then finds nothing to resize, and makes the same pixels of it, bit by bit. It would have made an array
-    of the whole image and an image of that again, which other threads have to wait for.
+    The processor then has nothing to resize, and computes bitwise equal pixels. Its own resizing converts the whole
+    image to an array and back, which blocks other threads.
 
     Args:
         image: In RGB.
@@ -202,43 +202,43 @@ def resized(image: Image.Image, processor: Any) -> Image.Image:
         return image
     size = dict(processor.size)
     if short := size.get("shortest_edge"):
-        least, most = sorted(image.size)
-        other = int(short * most / least)
-        width, height = (short, other) if image.width <= image.height else (other, short)
+        shortest, longest = sorted(image.size)
+        long = int(short * longest / shortest)
+        width, height = (short, long) if image.width <= image.height else (long, short)
     else:
         width, height = size["width"], size["height"]
     return image.resize((width, height), resample=processor.resample)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return a dtype as configs have it, e.g. `float32`."""
+    """Return a dtype's name in configs, e.g. `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def with_dtype(files: str, dtype: torch.dtype) -> str:
-    """Return the fingerprint of an encoder by that of its files; in float32 it is that."""
+    """Return an encoder's fingerprint: in float32 that of its files, else a hash of it and the dtype."""
     return files if dtype == torch.float32 else fingerprint([files, str(dtype)])
 
 
 def unit_rows(rows: Tensor, name: str) -> Vectors:
-    """Return rows of a model's output, shape (n, d), scaled to length 1; `name` is the encoder's.
+    """Scale the rows of a model's output to length 1, shape (n, d); `name` is the encoder's.
 
     Raises:
-        UserError: One is zero, or no number: it would be equally near to everything.
+        UserError: A row is zero or not finite, so that its similarities mean nothing.
     """
     lengths = rows.float().norm(dim=-1, keepdim=True)
     if not bool((lengths.isfinite() & (lengths > 0)).all()):
         raise UserError(
-            f"the encoder {name} computes vectors that are zero or no numbers: replace its weights, which are damaged"
+            f"the encoder {name} computes vectors that are zero or not finite: replace its weights, which are damaged"
         )
     return (rows.float() / lengths).cpu().numpy()
 
 
 def scaled(rows: Vectors) -> Vectors:
-    """Return vectors, shape (n, d), scaled to length 1; a zero stays zero."""
+    """Scale vectors to length 1, shape (n, d); zero vectors stay zero."""
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
 def no_vectors(dimensions: int) -> Vectors:
-    """Return the vectors of nothing, shape (0, dimensions)."""
+    """Return an empty batch of vectors, shape (0, dimensions)."""
     return np.zeros((0, dimensions), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""CLIP, SigLIP and their like: the whole model, or its image tower alone."""
+"""Encode with CLIP, SigLIP or a model with the same interface, or with its image tower alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reflectune.retrieval.encoders.modules import refuse_dense
 from reflectune.retrieval.encoders.texts import longer_than, max_positions
 
 _SIGLIP = ("siglip", "siglip2")
-"""Model types that were trained on texts in lower case, padded to full length, and read them differently otherwise."""
+"""Model types trained on lower-case texts padded to full length, which encode other texts differently."""
 _TOWERS = ("clip_vision_model", "siglip_vision_model", "siglip2_vision_model")
 """Model types of image towers."""
 
@@ -45,7 +45,7 @@ class ClipEncoder(ImageModel, ImageTextEncoder):
         if not (hasattr(kind, "get_image_features") and hasattr(kind, "get_text_features")):
             raise UserError(
                 f"{checkpoint.name} is a `{config.model_type}`, which does not encode images and texts into one space; "
-                "give a model like CLIP or SigLIP"
+                "use a model like CLIP or SigLIP"
             )
         self._model: Any = load_weights(checkpoint, AutoModel, dtype=dtype, device=device)
         self._tokenizer = load_tokenizer(checkpoint)
@@ -54,7 +54,8 @@ class ClipEncoder(ImageModel, ImageTextEncoder):
         self.longest = min(self._tokenizer.model_max_length, positions or self._tokenizer.model_max_length)
         is_siglip = config.model_type in _SIGLIP
         self._padding = "max_length" if is_siglip else "longest"
-        # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can go once they name Siglip2Tokenizer:
+        # SigLIP2's repositories name Gemma's tokenizer, which keeps capitals. Can be removed once they name
+        # Siglip2Tokenizer:
         # https://huggingface.co/google/siglip2-base-patch16-224/discussions/22
         self._lowers = is_siglip and bool(self._tokenizer("A")["input_ids"] != self._tokenizer("a")["input_ids"])
         if self._lowers:
@@ -86,7 +87,7 @@ class ClipEncoder(ImageModel, ImageTextEncoder):
 
 
 class ImageTower(ImageModel):
-    """The image side of a CLIP, a SigLIP or a model like them: the whole model's, or a checkpoint of the tower alone.
+    """Image tower of CLIP, SigLIP or a similar model, from the whole model or from a checkpoint of the tower alone.
 
     Raises:
         UserError: The checkpoint is of a different kind of model.

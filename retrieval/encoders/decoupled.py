@@ -1,10 +1,10 @@
-"""Two models side by side, `pair:IMAGE+TEXT`: an image tower and a text encoder, each with a space of its own.
+"""Encode images and texts in two separate spaces, `pair:IMAGE+TEXT`: by an image tower and a text encoder.
 
-MI-RAG (arXiv 2509.00798) and PMSR compare images with images and texts with texts: their score is the weighted sum of
-both cosines, which is the inner product of the concatenated vectors. Weights stay on the query's side. Prefixes,
-pooling and length of the text encoder are those of its card (`presets.py`); queries and entries' texts have one each.
+MI-RAG (arXiv 2509.00798) and PMSR compare images with images and texts with texts: the score is the weighted sum of
+both cosines. The text encoder's prefixes, pooling and length are those of its model card (`presets.py`); queries and
+entries' texts have different prefixes.
 
-`mixture:IMAGE+TEXT` mixes each entry's image with its text.
+`mixture:IMAGE+TEXT` also mixes each entry's image with its text.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from reflectune.retrieval.encoders.clip import ClipEncoder
 from reflectune.retrieval.encoders.presets import text_settings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 
-_REMEDY = "name a text encoder that declares its pooling, or one of presets.py"
+_REMEDY = "use a text encoder that declares its pooling, or one of presets.py"
 
 
 class TowerEncoder(ImageTextEncoder):
-    """An encoder whose images are read by a model of their own.
+    """An encoder whose images are encoded by a separate image model.
 
     Args:
         tower: The model of the images.
@@ -40,11 +40,11 @@ class TowerEncoder(ImageTextEncoder):
         return self._tower.prepare(image)
 
     def prepare_ahead(self, image: Image.Image) -> None:
-        """Make the tower's input of an image, in any thread; `encode_images` uses it for this object."""
+        """Prepare an image for a later `encode_images` of the same object. Any thread may call this."""
         self._tower.prepare_ahead(image)
 
     def join(self, prepared: Sequence[Prepared]) -> Prepared:
-        """Stack prepared images into one batch, in the CPU's memory."""
+        """Join prepared images to one batch in CPU memory."""
         return self._tower.join(prepared)
 
     def encode_prepared(self, joined: Prepared) -> Vectors:
@@ -57,12 +57,12 @@ class TowerEncoder(ImageTextEncoder):
 
 
 class SideBySideEncoder(TowerEncoder):
-    """An image tower and a text encoder without a common space.
+    """An image tower and a text encoder with separate spaces.
 
     Args:
         name: Name of the encoder, as given.
         tower: The image tower.
-        text: Name of the text encoder, which has the tower's precision.
+        text: Name of the text encoder, which is loaded in the tower's precision.
         device: Device of both.
     """
 
@@ -95,10 +95,10 @@ class SideBySideEncoder(TowerEncoder):
 
 
 class MixtureEncoder(SideBySideEncoder):
-    """Two models side by side, in which an entry's image is mixed with its text: RA-CM3's (arXiv 2211.12561).
+    """A `SideBySideEncoder` that mixes each entry's image with its text, as RA-CM3 does (arXiv 2211.12561).
 
-    MI-RAG's large retriever (§6.2, appendix D) compares a question's image with the mean of both vectors of a pair by
-    the image tower, a whole CLIP or SigLIP.
+    MI-RAG's large retriever (§6.2, appendix D) compares a question's image with the mean of the vectors of an entry's
+    image and text, both encoded by the image tower, a whole CLIP or SigLIP.
     """
 
     def __init__(self, name: str, whole: ClipEncoder, text: str, device: torch.device) -> None:
@@ -106,8 +106,8 @@ class MixtureEncoder(SideBySideEncoder):
         self._whole = whole
 
     def mix(self, images: Vectors, texts: Sequence[str]) -> Vectors:
-        """Average images' vectors with those of a text each, by the tower: unit length, shape (n, dimensions).
+        """Average each image's vector with the tower's vector of a text: unit length, shape (n, dimensions).
 
-        A text is cut to the tower's length.
+        Texts are truncated to the tower's length.
         """
         return scaled(images + self._whole.encode_texts(texts))

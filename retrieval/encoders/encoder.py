@@ -1,6 +1,7 @@
-"""Encoders of images and texts, loaded by name.
+"""Load an encoder of images and texts by its name.
 
-CLIP, SigLIP and their like, EVA-CLIP, multimodal language models, two models and a map between them, or two without.
+CLIP, SigLIP and similar models, EVA-CLIP, multimodal LLMs, or an image tower with a text encoder, with or without a map
+from the images' space to the texts'.
 """
 
 from __future__ import annotations
@@ -20,28 +21,32 @@ def load_encoder(name: str, *, device: str = "cpu", dtype: str = "float32") -> I
     """Load an encoder.
 
     Args:
-        name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which weights in pickles
-            need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal language model
-            that was trained to embed; `pair:IMAGE+TEXT`, an image tower and a text encoder; `mixture:IMAGE+TEXT`, the
-            same with entries' images mixed with their texts.
+        name: A folder, a hub id, e.g. `openai/clip-vit-large-patch14`, or `owner/name@COMMIT`, which pickled weights
+            need; a shipped model, e.g. `miniature/clip`; `gme:MODEL` or `vlm2vec:MODEL`, a multimodal LLM trained to
+            embed; `pair:IMAGE+TEXT`, an image tower and a text encoder; `mixture:IMAGE+TEXT`, the same with entries'
+            images mixed with their texts.
         device: `cpu`, `cuda`, …; `auto` uses an accelerator if there is one.
-        dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions don't mix.
+        dtype: Precision of the weights: `float32`, `bfloat16` or `float16`. Vectors of different precisions are not
+            comparable.
 
     Raises:
-        UserError: Encoder, device or dtype is missing; its files are damaged or unsafe; or it lacks images or texts.
+        UserError: The encoder, device or dtype doesn't exist; files are damaged or unsafe; or the model doesn't encode
+            both images and texts.
     """
-    place, precision = find_device(device), as_dtype(dtype)
+    torch_device, precision = find_device(device), as_dtype(dtype)
     if (pair := pair_of(name)) is not None:
         image, text = pair
         if name.startswith(f"{MIXTURE}:"):
-            return MixtureEncoder(name, ClipEncoder(find_checkpoint(image), place, precision), text, place)
-        return SideBySideEncoder(name, ImageTower(find_checkpoint(image), place, precision), text, place)
+            return MixtureEncoder(
+                name, ClipEncoder(find_checkpoint(image), torch_device, precision), text, torch_device
+            )
+        return SideBySideEncoder(name, ImageTower(find_checkpoint(image), torch_device, precision), text, torch_device)
     if (embedder := embedder_of(name)) is not None:
-        return LvlmEncoder(name, *embedder, place, precision)
+        return LvlmEncoder(name, *embedder, torch_device, precision)
     collection = find_collection(name)
-    if collection is not None and (encoder := collection.encoder(name, place, precision)) is not None:
+    if collection is not None and (encoder := collection.encoder(name, torch_device, precision)) is not None:
         return encoder
     checkpoint = find_checkpoint(name)
     if is_eva_clip(checkpoint):
-        return EvaClipEncoder(checkpoint, place, precision)
-    return ClipEncoder(checkpoint, place, precision)
+        return EvaClipEncoder(checkpoint, torch_device, precision)
+    return ClipEncoder(checkpoint, torch_device, precision)

@@ -1,13 +1,13 @@
-"""EVA-CLIP-8B and its like: the architecture as a module of our own, with the published weights by their names.
+"""EVA-CLIP-8B and 18B: an implementation that loads the published weights.
 
-BAAI/EVA-CLIP-8B (arXiv 2402.04252) encodes the images of Encyclopedic-VQA and is ReflectiVA's retriever. Its repository
-brings the model as code, which is never run; this is what that code computes, by its config.json: a vision transformer
-without a norm before its layers, with RMS norms and without biases at queries, keys and values, whose first token is
-projected; and CLIP's text transformer, whose end token is. Published for 8B: patches of 14 pixels, 32 layers of width
-4096 for images, 32 of 1280 for texts, and 1280 dimensions.
+BAAI/EVA-CLIP-8B (arXiv 2402.04252) is ReflectiVA's retriever for Encyclopedic-VQA. The code in its repository is never
+run; this module computes the same from config.json. The vision transformer has RMS norms, no norm before its layers and
+no biases of queries, keys and values; its first token is projected. The text transformer is CLIP's; its end token is
+projected. The published 8B has patches of 14 pixels, 32 layers of width 4096 for images, 32 of 1280 for texts, and 1280
+dimensions.
 
-Its images are made ready as its card's example does: the shortest side to 224 pixels (bicubic), the centre, CLIP's
-mean and deviation.
+Images are prepared as in the card's example: the shortest side resized to 224 pixels (bicubic), the center cropped, and
+normalized with CLIP's mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers.activations import ACT2FN
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from reflectune.core.durable import read_json
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.weights import UNLOADABLE, check_finite, check_shapes
 from reflectune.retrieval.encoders.base import (
     ImageModel,
@@ -42,7 +42,7 @@ from reflectune.retrieval.encoders.texts import longer_than
 ARCHITECTURE: Final = "EvaCLIPModel"
 """Architecture name in config.json."""
 _UNKNOWN: Final = ("use_rope", "use_swiglu_mlp", "use_sub_ln")
-"""Settings of EVA-02's towers, which have different layers."""
+"""Keys of EVA-02's towers, whose layers are not implemented."""
 PATCH_BIAS: Final = "vision_model.embeddings.patch_embedding.bias"
 PROJECTION_BIAS: Final = "visual_projection.bias"
 
@@ -59,7 +59,7 @@ class Tower:
         eps: Epsilon of the norms.
         activation: Activation of the MLP, by its transformers name.
         rms: True for RMS norms, without bias and mean subtraction.
-        norm_behind: True if norms follow attention and MLP instead of preceding them.
+        post_norm: True if norms follow attention and MLP instead of preceding them.
         biases: True if query, key and value projections have biases.
     """
 
@@ -70,19 +70,19 @@ class Tower:
     eps: float
     activation: str = "gelu"
     rms: bool = False
-    norm_behind: bool = False
+    post_norm: bool = False
     biases: tuple[bool, bool, bool] = (True, True, True)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Tower:
-        """Return a tower by its part of config.json.
+        """Return the tower of a section of config.json.
 
         Raises:
-            KeyError: It lacks a size.
-            ValueError: It is of another kind.
+            KeyError: A size is missing.
+            ValueError: The architecture is a different one.
         """
-        if other := [name for name in _UNKNOWN if config.get(name)]:
-            raise ValueError(f"it has {', '.join(other)}, which EVA-CLIP-8B and 18B don't")
+        if unknown := [name for name in _UNKNOWN if config.get(name)]:
+            raise ValueError(f"it has {', '.join(unknown)}, which EVA-CLIP-8B and 18B don't")
         return cls(
             width=config["hidden_size"],
             inner=config["intermediate_size"],
@@ -91,13 +91,13 @@ class Tower:
             eps=config["layer_norm_eps"],
             activation=config.get("hidden_act", "gelu"),
             rms=bool(config.get("use_rms_norm", False)),
-            norm_behind=bool(config.get("post_layernorm") or False),
+            post_norm=bool(config.get("post_layernorm") or False),
             biases=(config.get("q_bias", True), config.get("k_bias", True), config.get("v_bias", True)),
         )
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · weight, the mean in fp32."""
+    """x / sqrt(mean(x²) + eps) · weight, with the mean in float32."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -127,8 +127,8 @@ class Attention(nn.Module):
             project(states).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (batch, heads, tokens, width / heads)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
-        return self.out_proj(seen.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -151,11 +151,11 @@ class Layer(nn.Module):
         super().__init__()
         self.self_attn, self.mlp = Attention(tower), MLP(tower)
         self.layer_norm1, self.layer_norm2 = norm(tower), norm(tower)
-        self.norm_behind = tower.norm_behind
+        self.post_norm = tower.post_norm
 
     def forward(self, states: Tensor, causal: bool) -> Tensor:
         """Return states of shape (batch, tokens, width)."""
-        if self.norm_behind:
+        if self.post_norm:
             states = states + self.layer_norm1(self.self_attn(states, causal))
             return states + self.layer_norm2(self.mlp(states))
         states = states + self.self_attn(self.layer_norm1(states), causal)
@@ -177,7 +177,7 @@ class Layers(nn.Module):
 
 
 class ImageEmbeddings(nn.Module):
-    """An image's patches and the token that stands for it all."""
+    """Embeddings of an image's class token and patches."""
 
     def __init__(self, width: int, image_size: int, patch_size: int, channels: int, bias: bool) -> None:
         super().__init__()
@@ -186,14 +186,14 @@ class ImageEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding((image_size // patch_size) ** 2 + 1, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the pixels of shape (batch, channels, side, side) as states (batch, 1 + patches, width)."""
+        """Return states (batch, 1 + patches, width) of pixels (batch, channels, side, side)."""
         patches = self.patch_embedding(pixels).flatten(2).transpose(1, 2)  # (batch, patches, width)
-        first = self.class_embedding.expand(len(pixels), 1, -1)
-        return torch.cat([first, patches], dim=1) + self.position_embedding.weight
+        class_token = self.class_embedding.expand(len(pixels), 1, -1)
+        return torch.cat([class_token, patches], dim=1) + self.position_embedding.weight
 
 
 class TextEmbeddings(nn.Module):
-    """A text's tokens and their places."""
+    """Embeddings of a text's tokens and their positions."""
 
     def __init__(self, width: int, vocabulary: int, positions: int) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class TextEmbeddings(nn.Module):
         self.position_embedding = nn.Embedding(positions, width)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return ids of shape (batch, tokens) as states (batch, tokens, width)."""
+        """Return states (batch, tokens, width) of ids (batch, tokens)."""
         return self.token_embedding(ids) + self.position_embedding.weight[: ids.shape[1]]
 
 
@@ -230,21 +230,22 @@ class TextTransformer(nn.Module):
         self.encoder, self.final_layer_norm = Layers(tower), norm(tower)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the end token's state, shape (batch, width): its id is the highest, and the first one counts."""
+        """Return the state of the first end token, which has the highest id; shape (batch, width)."""
         states = self.final_layer_norm(self.encoder(self.embeddings(ids), causal=True))
         return states[torch.arange(len(ids), device=ids.device), ids.argmax(-1)]
 
 
 class EvaClip(nn.Module):
-    """Both towers and their projections into one space; parameters have the published names.
+    """Both towers and their projections into one space, with the published parameter names.
 
     Args:
         config: Content of config.json.
-        biases: The biases present, of `PATCH_BIAS` and `PROJECTION_BIAS`: 8B and 18B have neither.
+        biases: Names of parameters, `PATCH_BIAS` and `PROJECTION_BIAS` among them if these biases exist; 8B and 18B
+            have neither.
 
     Raises:
         KeyError: A size is missing.
-        ValueError: The config is of a different architecture.
+        ValueError: The architecture is a different one.
     """
 
     def __init__(self, config: Mapping[str, Any], biases: Collection[str] = ()) -> None:
@@ -257,16 +258,16 @@ class EvaClip(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor(float(config.get("logit_scale_init_value", 2.6592))))
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Return vectors of images of shape (batch, channels, side, side): (batch, dimensions), not scaled."""
+        """Return unscaled vectors (batch, dimensions) of pixels (batch, channels, side, side)."""
         return self.visual_projection(self.vision_model(pixels))
 
     def encode_text(self, ids: Tensor) -> Tensor:
-        """Return vectors of texts of shape (batch, tokens), padded at the end: (batch, dimensions), not scaled."""
+        """Return unscaled vectors (batch, dimensions) of token ids (batch, tokens), padded on the right."""
         return self.text_projection(self.text_model(ids))
 
 
 class EvaClipEncoder(ImageModel, ImageTextEncoder):
-    """EVA-CLIP from its published files.
+    """EVA-CLIP, loaded from its published files.
 
     Args:
         checkpoint: The model's files.
@@ -320,34 +321,35 @@ def is_eva_clip(checkpoint: Checkpoint) -> bool:
 def load_eva_clip(
     checkpoint: Checkpoint, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype
 ) -> EvaClip:
-    """Return the model with its published weights, read one by one; no code of its authors' is run.
+    """Load the model with its published weights, one tensor at a time, without running its repository's code.
 
     Raises:
         UserError: The files are damaged, incomplete, or of another model.
     """
     where, fix = f"{checkpoint.name} in {checkpoint.folder}", f"replace the files in {checkpoint.folder}"
     try:
-        # copied, since how a file lies in memory would decide the last digits
-        held = {name: weight.to(device, dtype, copy=True) for name, weight in _weights(checkpoint)}
+        # copied, since the memory alignment of a mapped file would change the last digits
+        weights = {name: weight.to(device, dtype, copy=True) for name, weight in _weights(checkpoint)}
         with torch.device("meta"):
-            model = EvaClip(config, held)
+            model = EvaClip(config, weights)
     except KeyError as error:
         raise UserError(f"the config.json of {where} lacks {error}; {fix}") from error
     except (*UNLOADABLE, pickle.UnpicklingError) as error:
-        raise UserError(f"the model {where} cannot be loaded: {' '.join(str(error).split())[:300]}; {fix}") from error
-    check_shapes(checkpoint.name, held, expected := model.state_dict(), fix=fix)
-    model.load_state_dict({name: held[name] for name in expected}, assign=True)
+        raise UserError(f"the model {where} cannot be loaded: {one_line(error)}; {fix}") from error
+    expected = model.state_dict()
+    check_shapes(checkpoint.name, weights, expected, fix=fix)
+    model.load_state_dict({name: weights[name] for name in expected}, assign=True)
     check_finite(checkpoint.name, model, fix=fix)
     return model.requires_grad_(False).eval()
 
 
 def norm(tower: Tower) -> nn.Module:
-    """Return a norm of a tower."""
+    """Return a new norm layer of a tower."""
     return RMSNorm(tower.width, tower.eps) if tower.rms else nn.LayerNorm(tower.width, eps=tower.eps)
 
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """Return the weights of a checkpoint's files, one after the other."""
+    """Yield the names and weights of a checkpoint, file by file."""
     for path in weight_files(checkpoint):
         if checkpoint.pickled:
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()

@@ -1,4 +1,4 @@
-"""Read the modules, prompts, similarity and length that a repository of sentence-transformers declares."""
+"""Read the modules, prompts, similarity and length that a sentence-transformers repository declares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from reflectune.core.durable import read_json
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.paths import resolve_below
 from reflectune.core.weights import UNLOADABLE
@@ -31,7 +31,7 @@ _POOLING_KEYS: Final[dict[str, PoolingMode]] = {
 _PROMPTS_FILE: Final = "config_sentence_transformers.json"
 _LENGTH_FILE: Final = "sentence_bert_config.json"
 _QUERY, _PASSAGE = ("query",), ("document", "passage", "corpus")
-"""Names of prompts, by which sentence-transformers chooses them for questions and passages."""
+"""Names under which sentence-transformers looks up the prompts of questions and of passages."""
 
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
     kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.ReLU, nn.GELU, nn.Sigmoid)
@@ -44,8 +44,8 @@ class Dense:
 
     Attributes:
         folder: Name of its folder in the repository.
-        size: Length of its vectors.
-        activation: Name of a class of `torch.nn`.
+        size: Length of the output vectors.
+        activation: Class name in `torch.nn`.
     """
 
     folder: str
@@ -53,28 +53,27 @@ class Dense:
     activation: str
 
     def files(self, root: Path) -> list[Path]:
-        """Return its configuration and its weights."""
+        """Return the paths of its configuration and its weights."""
         weights = root / self.folder / "model.safetensors"
         pickled = root / self.folder / "pytorch_model.bin"
         return [root / self.folder / "config.json", weights if weights.is_file() or not pickled.is_file() else pickled]
 
     def load(self, checkpoint: Checkpoint, width: int) -> nn.Module:
-        """Load the layer, which reads vectors of length `width`, in float32.
+        """Load the layer for input vectors of length `width`, in float32.
 
         Raises:
             UserError: Its weights are missing, damaged, of another shape, or not finite.
         """
         weights = self.files(checkpoint.folder)[1]
-        fix = f"replace {weights}; from the hub a pickle is read only at a commit in the name"
+        fix = f"replace {weights}; a pickle on the hub is loaded only if the name pins a commit (owner/name@COMMIT)"
         try:
             pickled = weights.suffix == ".bin"
             tensors = torch.load(weights, map_location="cpu", weights_only=True) if pickled else load_file(weights)
             linear = nn.Linear(width, self.size, bias="linear.bias" in tensors)
             linear.load_state_dict({name.removeprefix("linear."): value.float() for name, value in tensors.items()})
         except (*UNLOADABLE, pickle.UnpicklingError) as error:
-            problem = " ".join(str(error).split())[:300]
             raise UserError(
-                f"the module {self.folder} of {checkpoint.name} can't be loaded: {problem}; {fix}"
+                f"the module {self.folder} of {checkpoint.name} can't be loaded: {one_line(error)}; {fix}"
             ) from error
         if not all(bool(weight.isfinite().all()) for weight in linear.parameters()):
             raise UserError(f"the module {self.folder} of {checkpoint.name} has weights that are not finite; {fix}")
@@ -83,17 +82,17 @@ class Dense:
 
 @dataclass(frozen=True)
 class Modules:
-    """Modules of a repository, and the settings that it declares.
+    """Modules and settings that a repository declares.
 
     Attributes:
         name: Name of the checkpoint.
-        pooling: File of the pooling's configuration.
+        pooling: Path of the pooling's configuration.
         dense: Linear layers after pooling, in their order.
         scales: True if vectors are scaled to length 1.
-        lowers: True if texts are read in lower case.
+        lowers: True if texts are lower-cased.
         settings: Declared prefixes, similarity and length.
-        unnamed: Names of the prompts, if none is for questions.
-        fingerprints: A hash of the linear layers, if there are any.
+        unnamed: Names of the prompts, if none of them is for questions.
+        fingerprints: Hash of the linear layers; empty without any.
     """
 
     name: str
@@ -107,10 +106,10 @@ class Modules:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Modules:
-        """Read the modules of a checkpoint; one without such files declares nothing.
+        """Read the modules of a checkpoint; without such files all fields have their defaults.
 
         Raises:
-            UserError: It has a module that isn't applied, or a file is damaged.
+            UserError: The checkpoint has an unsupported module, or a file is damaged.
         """
         folder = checkpoint.folder
         pooling, dense, scales = folder / _POOLING_FILE, list[Dense](), False
@@ -151,11 +150,11 @@ class Modules:
         )
 
     def complete(self, settings: TextSettings) -> TextSettings:
-        """Return the settings with the declared ones for those that are unset.
+        """Fill unset settings with the declared ones.
 
         Raises:
-            UserError: The declared similarity isn't known, a prompt for questions can't be chosen, or a prompt is
-                declared to be left out of the pooling.
+            UserError: The declared similarity is unknown, no prompt is for questions, or prompts are excluded from
+                the pooling, which is not supported.
         """
         if settings.similarity == "auto" and self.settings.similarity not in get_args(Similarity):
             raise UserError(
@@ -177,7 +176,7 @@ class Modules:
 
 
 def refuse_dense(checkpoint: Checkpoint) -> None:
-    """Raise UserError if a repository of a model that isn't read as a text encoder has the module Dense."""
+    """Raise UserError if the repository of a CLIP or a cross-encoder has the module Dense."""
     if any(str(module.get("type", "")).endswith(".Dense") for module in _listed(checkpoint.folder / "modules.json")):
         raise UserError(
             f"{checkpoint.name} has the module Dense (in modules.json), which is applied to text encoders only; take "
@@ -186,14 +185,14 @@ def refuse_dense(checkpoint: Checkpoint) -> None:
 
 
 def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
-    """Return the pooling that a repository declares in the file of sentence-transformers.
+    """Return the pooling that a sentence-transformers repository declares.
 
     Args:
         checkpoint: The model's files.
         remedy: Advice in an error, e.g. "set `reranker_pooling` to mean, last or cls".
 
     Raises:
-        UserError: It declares none, or none of mean, last and cls.
+        UserError: It declares no pooling, or another one than mean, last and cls.
     """
     path = Modules.of(checkpoint).pooling
     if not path.is_file():
@@ -213,7 +212,7 @@ def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the object in an optional file; {} if it is missing."""
+    """Read the JSON object in a file; return {} if the file is missing."""
     value = read_json(path, "the encoder's settings") if path.is_file() else {}
     if not isinstance(value, dict):
         raise UserError(f"{path} is a {type(value).__name__}, not a JSON object; download it again")
@@ -228,7 +227,7 @@ def _listed(path: Path) -> list[dict[str, Any]]:
 
 
 def _dense(checkpoint: Checkpoint, path: str) -> Dense:
-    """Read a linear layer's configuration."""
+    """Read the configuration of a module Dense."""
     file = resolve_below(checkpoint.folder.absolute() / path, checkpoint.folder) / "config.json"
     config = _read(file)
     size, activation = config.get("out_features"), str(config.get("activation_function", "Tanh")).rpartition(".")[2]
@@ -242,9 +241,10 @@ def _dense(checkpoint: Checkpoint, path: str) -> Dense:
 
 
 def _prompts(declared: Mapping[str, Any]) -> tuple[str | None, str | None, tuple[str, ...]]:
-    """Return the prompts of questions and of passages, and the names of all if none is for questions."""
-    given = declared.get("prompts")
-    prompts = {name: text for name, text in given.items() if isinstance(text, str)} if isinstance(given, dict) else {}
+    """Return the prompts of questions and of passages, and the names of all prompts if none is for questions."""
+    prompts = declared.get("prompts")
+    prompts = prompts if isinstance(prompts, dict) else {}
+    prompts = {name: text for name, text in prompts.items() if isinstance(text, str)}
     default = prompts.get(str(declared.get("default_prompt_name")))
     query = next((prompts[name] for name in _QUERY if name in prompts), default)
     passage = next((prompts[name] for name in _PASSAGE if name in prompts), default)

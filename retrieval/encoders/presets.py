@@ -1,18 +1,18 @@
-"""Presets of published text encoders by their model cards: prefixes, pooling, similarity and length.
+"""Presets of published text encoders from their model cards: prefixes, pooling, similarity and length.
 
-A preset is found by the encoder's name and replaces unset keys; the index's manifest stores the result. The cards:
+A preset is chosen by the encoder's name and fills unset keys. The index's manifest stores the result. The cards:
 
-- **E5** (intfloat/e5-base-v2): "query: " and "passage: " in front, the mean of the last layer's token vectors, 512
-  tokens. The instruct models put a task before the query and nothing before the passage: e5-mistral-7b-instruct uses
-  the last token and reads 4096, multilingual-e5-large-instruct uses the mean.
-- **BGE** (BAAI/bge-base-en-v1.5): one sentence before a short query, nothing before the passage, the first token.
+- **E5** (intfloat/e5-base-v2): the prefixes "query: " and "passage: ", mean pooling, 512 tokens. The instruct models
+  put a task before the query and nothing before the passage: e5-mistral-7b-instruct pools the last token and reads 4096
+  tokens, multilingual-e5-large-instruct uses the mean.
+- **BGE** (BAAI/bge-base-en-v1.5): a sentence before the query, nothing before the passage, the first token.
   BAAI/bge-m3 has no prefixes and reads 8192 tokens.
-- **Contriever** (facebook/contriever): no prefixes, the mean, and the inner product of unscaled vectors.
+- **Contriever** (facebook/contriever): no prefixes, the mean, and the inner product of vectors of any length.
 - **GTE**: no prefixes. thenlper/gte-base uses the mean and reads 512 tokens, Alibaba-NLP/gte-modernbert-base uses the
   first token and reads 8192.
-- **Qwen3-Embedding** (Qwen/Qwen3-Embedding-0.6B): a task before the query, without a space after `Query:`; nothing
-  before the passage; the vector of the last token, which is the end token that the tokenizer adds; 8192 tokens. It pads
-  on the left. Padding on the right with a mask is equal for a causal model.
+- **Qwen3-Embedding** (Qwen/Qwen3-Embedding-0.6B): a task before the query, without a space after `Query:`, nothing
+  before the passage, the last token, which is the end token that the tokenizer appends, and 8192 tokens. The card pads
+  on the left; padding on the right with a mask gives a causal model the same vectors.
 - **SFR-Embedding-Mistral** (Salesforce): as E5-mistral.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, Final
 from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 
 TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
-"""The task of retrieval, as the cards of Qwen3-Embedding, E5-mistral and SFR-Embedding-Mistral word it."""
+"""Retrieval task in the words of the cards of Qwen3-Embedding, E5-mistral and SFR-Embedding-Mistral."""
 
 
 def _preset(
@@ -55,31 +55,23 @@ PRESETS: Final[Mapping[str, TextSettings]] = {
     "Alibaba-NLP/gte-modernbert-base": _preset("cls", max_length=8192),
     **{f"Qwen/Qwen3-Embedding-{size}": _QWEN3 for size in ("0.6B", "4B", "8B")},
 }
-"""By hub id."""
-
-
-def find_preset(name: str) -> TextSettings | None:
-    """Return the preset of an encoder; None for one that isn't listed.
-
-    Args:
-        name: A hub id, perhaps with a commit (`owner/name@COMMIT`), or a folder that ends in one, as
-            `models/intfloat/e5-base-v2` does.
-    """
-    return PRESETS.get("/".join(PurePath(name.partition("@")[0]).parts[-2:]))
+"""Presets by hub id."""
 
 
 def text_settings(name: str, **keys: Any) -> TextSettings:
-    """Return an encoder's settings: the given keys first, then its preset; the rest is unset.
+    """Return an encoder's settings: the given ones, then those of its preset, if there is one.
 
     Args:
-        name: Name of the encoder.
+        name: Name of the encoder. The preset of a hub id also applies to `owner/name@COMMIT`, and to a folder that ends
+            in the id, such as `models/intfloat/e5-base-v2`.
         keys: Fields of `TextSettings`.
     """
-    return TextSettings(**keys).or_else(find_preset(name) or TextSettings())
+    hub_id = "/".join(PurePath(name.partition("@")[0]).parts[-2:])
+    return TextSettings(**keys).or_else(PRESETS.get(hub_id, TextSettings()))
 
 
 def in_words(settings: TextSettings) -> str:
-    """Describe an encoder's settings in a line."""
+    """Describe an encoder's settings on one line."""
     settings = settings.completed()
     parts = [f"pooling {settings.pooling}", f"similarity {settings.similarity}", f"{settings.max_length:,} tokens"]
     prefixes = {"question": settings.query_prefix, "passage": settings.passage_prefix}

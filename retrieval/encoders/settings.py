@@ -1,4 +1,4 @@
-"""Settings of text models for retrieval, importable without their libraries."""
+"""Settings of text models for retrieval, importable without torch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Final, Literal
 Pooling = Literal["auto", "mean", "last", "cls"]
 Similarity = Literal["auto", "cosine", "dot"]
 
-
 USUAL_LENGTH: Final = 512
-"""Tokens that are read of a text, if nothing else is set or declared."""
+"""Tokens after which a text is truncated, if no length is set or declared."""
 
 
 @dataclass(frozen=True)
 class TextSettings:
-    """Settings of a bi-encoder or a cross-encoder; unset ones (`auto`, None) are those that its repository declares.
+    """Settings of a bi-encoder or a cross-encoder; unset ones (`auto`, None) are read from its repository.
 
     Attributes:
         pooling: Pooling of a bi-encoder's token vectors.
-        similarity: Similarity of a bi-encoder's vectors; for `cosine` they are scaled to length 1.
+        similarity: Similarity of a bi-encoder's vectors; `cosine` scales them to length 1.
         query_prefix: Text before each question.
         passage_prefix: Text before each passage.
         max_length: Tokens after which a text (bi-encoder) or a pair (cross-encoder) is truncated.
@@ -36,13 +35,13 @@ class TextSettings:
     dtype: str = "float32"
 
     def or_else(self, usual: TextSettings) -> TextSettings:
-        """Return the settings with unset ones replaced by those of `usual`."""
+        """Fill unset settings from `usual`."""
         unset = ("auto", None)
         changed = {name: getattr(usual, name) for name in _MAY_BE_UNSET if getattr(self, name) in unset}
         return replace(self, **changed)
 
     def completed(self, declared: TextSettings | None = None) -> TextSettings:
-        """Return the settings with unset ones as declared, else cosine, no prefixes and 512 tokens."""
+        """Fill unset settings from `declared`, then with cosine, no prefixes and 512 tokens."""
         return self.or_else(declared or TextSettings()).or_else(_USUAL)
 
 

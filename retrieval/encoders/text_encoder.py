@@ -1,4 +1,4 @@
-"""A bi-encoder: questions and passages, each with its prefix, as vectors of one space."""
+"""Encode questions and passages, each with its prefix, by a bi-encoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TextEncoder:
     Attributes:
         name: Name as given by the user.
         revision: Commit on the hub; "" for a folder.
-        settings: Settings in use, those that the repository declares included.
+        settings: Settings in use, including those that the repository declares.
         dimensions: Length of a vector.
         longest: Tokens after which a text is truncated: the setting, or the model's limit if that is less.
         fingerprint: Hash of its files and of the settings that determine its vectors.
@@ -68,7 +68,7 @@ class TextEncoder:
         return self._encode([self._prefixes[1] + text for text in texts])
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
-        """Return True for each question that is longer than the model reads, with its prefix."""
+        """Return True for each question that is truncated, prefix included."""
         return self._model.too_long([self._prefixes[0] + text for text in texts])
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
@@ -76,7 +76,9 @@ class TextEncoder:
             return no_vectors(self.dimensions)
         vectors = self._model.encode(texts)
         if not bool(vectors.isfinite().all()):
-            raise UserError(f"the encoder {self.name} computes vectors with NaN: its weights are damaged")
+            raise UserError(
+                f"the encoder {self.name} computes vectors that are not finite: replace its weights, which are damaged"
+            )
         if self._scales:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return vectors.numpy()

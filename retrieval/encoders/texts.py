@@ -1,4 +1,4 @@
-"""Texts through a text model: batches of similar length, and how a text's token vectors become one vector."""
+"""Encode texts with a text model, in batches of similar length, and pool their token vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from reflectune.retrieval.encoders.modules import Modules, PoolingMode
 
 
 class TextModel:
-    """Model and tokenizer of a bi-encoder: one vector a text.
+    """Model and tokenizer of a bi-encoder, which encodes a text as one vector.
 
     Args:
         checkpoint: The model's files.
@@ -40,14 +40,14 @@ class TextModel:
         pooling: PoolingMode,
         max_length: int = 512,
         token_budget: int = 16_384,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype,
     ) -> None:
         self._pooling, self._token_budget = pooling, token_budget
         self._model = load_weights(checkpoint, AutoModel, dtype=dtype, device=device, unused="pooler.")
         self._model.config.use_cache = False
         self._tokenizer = load_tokenizer(checkpoint)
-        self._tokenizer.padding_side = "right"  # learned positions count from the left, and causal models don't mind
-        if self._tokenizer.pad_token is None:  # decoders often have none; what is padded is masked
+        self._tokenizer.padding_side = "right"  # learned positions count from the left; causal models allow both sides
+        if self._tokenizer.pad_token is None:  # decoders often have none; padding is masked
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self.longest = longest_input(self._model, self._tokenizer, max_length)
         modules, self.dimensions = Modules.of(checkpoint), int(self._model.config.hidden_size)
@@ -59,7 +59,7 @@ class TextModel:
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Return vectors of one text or more, of shape (n, dimensions), in fp32, not scaled."""
+        """Return unscaled float32 vectors of at least one text, shape (n, dimensions)."""
         encoded = self._tokenized([text.lower() for text in texts] if self._lowers else texts)
         parts = []
         for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._token_budget):
@@ -75,32 +75,31 @@ class TextModel:
         return longer_than(self.longest, self._tokenizer, [text.lower() if self._lowers else text for text in texts])
 
     def _tokenized(self, texts: Sequence[str]) -> BatchEncoding:
-        """Return token ids of every text, as far as it is read; texts that were longer are counted."""
-        if not self._tokenizer.is_fast:  # one in Python tells nothing of what it cuts off
-            whole = self._tokenizer(list(texts), verbose=False)["input_ids"]
-            self.cut += sum(len(ids) > self.longest for ids in whole)
+        """Return the truncated token ids of every text, and count the texts that were truncated."""
+        if not self._tokenizer.is_fast:  # slow tokenizers don't report truncation
+            self.cut += sum(longer_than(self.longest, self._tokenizer, texts))
             return self._tokenizer(list(texts), truncation=True, max_length=self.longest)
         pieces = self._tokenizer(list(texts), truncation=True, max_length=self.longest, return_overflowing_tokens=True)
-        owners = pieces.pop("overflow_to_sample_mapping")  # texts of pieces, never decreasing, shape (pieces,)
+        owners = pieces.pop("overflow_to_sample_mapping")  # index of each piece's text, in order, shape (pieces,)
         counts = Counter(owners)
         self.cut += sum(count > 1 for count in counts.values())
         first = [0, *itertools.accumulate(counts.values())][: len(texts)]
-        return BatchEncoding({name: [values[place] for place in first] for name, values in pieces.items()})
+        return BatchEncoding({name: [values[piece] for piece in first] for name, values in pieces.items()})
 
 
 def _pool(hidden: Tensor, mask: Tensor, pooling: PoolingMode) -> Tensor:
-    """Pool token vectors (batch, tokens, d) to (batch, d); `mask` (batch, tokens) is 1 at tokens, on either side."""
+    """Pool token vectors (batch, tokens, d) to (batch, d); `mask` (batch, tokens) is 0 at padding, on either side."""
     if pooling == "mean":
         weights = mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
-    places = torch.arange(mask.shape[1], device=mask.device) * mask
-    chosen = places.argmax(1) if pooling == "last" else mask.argmax(1)
-    return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
+    positions = torch.arange(mask.shape[1], device=mask.device) * mask
+    pooled = positions.argmax(1) if pooling == "last" else mask.argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), pooled]
 
 
-def longer_than(most: int, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
-    """Return True for each text of more than `most` tokens."""
-    return [len(ids) > most for ids in tokenizer(list(texts), verbose=False)["input_ids"]] if texts else []
+def longer_than(length: int, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[bool]:
+    """Return True for each text of more than `length` tokens."""
+    return [len(ids) > length for ids in tokenizer(list(texts), verbose=False)["input_ids"]] if texts else []
 
 
 def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
@@ -109,9 +108,9 @@ def longest_input(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ma
 
 
 def max_positions(model: nn.Module, config: Any) -> int | None:
-    """Return the number of positions that a model has for tokens; None if any.
+    """Return the maximum number of tokens that a model has positions for; None if unlimited.
 
-    RoBERTa and its like (XLM-R, MPNet) start after the padding's index: the table's first rows are unused.
+    RoBERTa and similar models (XLM-R, MPNet) count from the padding index, and don't use the table's first rows.
     """
     declared = getattr(config, "max_position_embeddings", None)
     tables = [
@@ -154,8 +153,8 @@ def scatter(parts: Sequence[tuple[list[int], Tensor]], count: int) -> Tensor:
         parts: Indices of texts and their rows, for each batch.
         count: Number of texts.
     """
-    places: Any = torch.tensor([text for batch, _ in parts for text in batch], dtype=torch.long)
+    order: Any = torch.tensor([text for batch, _ in parts for text in batch], dtype=torch.long)
     rows = torch.cat([part for _, part in parts])
     ordered = torch.empty((count, *rows.shape[1:]), dtype=rows.dtype)
-    ordered[places] = rows
+    ordered[order] = rows
     return ordered

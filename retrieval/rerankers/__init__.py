@@ -1,1 +1,1 @@
-"""Rerankers: which of some passages answer a question, by words, by a bi-encoder or by a cross-encoder."""
+"""Rerankers of passages: BM25, a bi-encoder, a cross-encoder, or models that also read the question's image."""

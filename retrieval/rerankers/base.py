@@ -1,10 +1,10 @@
-"""Interface of rerankers: passages in, the same passages best first with their scores out."""
+"""Interface of rerankers, which sort passages by how well they fit a question."""
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,11 +12,12 @@ from PIL import Image
 
 from reflectune.core.errors import UserError
 from reflectune.core.types import Passage
+from reflectune.retrieval.stores.base import Vectors, inner
 
 
 @dataclass(frozen=True)
 class ScoredPassage:
-    """A passage and how well it fits a question; scores of different rerankers must not be compared."""
+    """A passage with its score for a question. Scores of different rerankers are not comparable."""
 
     passage: Passage
     score: float
@@ -26,8 +27,8 @@ class Reranker(Protocol):
     """Ranks each question's passages.
 
     Attributes:
-        name: For messages and reports, e.g. `words` or `embedding Salesforce/SFR-Embedding-Mistral`.
-        fingerprint: A hash of everything that its scores depend on, the weights included.
+        name: Name in messages and reports, e.g. `words` or `embedding Salesforce/SFR-Embedding-Mistral`.
+        fingerprint: Hash of everything that the scores depend on, including the weights.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Reranker(Protocol):
 
 
 class ImageReranker(ABC):
-    """Ranks each question's passages by the question and its image; see `Reranker`."""
+    """Ranks each question's passages by the question and its image."""
 
     name: str
     fingerprint: str
@@ -55,14 +56,14 @@ class ImageReranker(ABC):
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Refuse questions without their images.
+        """Refuse to rank without images.
 
         Raises:
             UserError: Always.
         """
         raise UserError(
-            f"the reranker {self.name} reads a question with its image, which is not given here: it picks the passages "
-            "of naive_rag and build_plain, and orders those of mrag (`rerank: reranker`); take `words` or `embedding`"
+            f"the reranker {self.name} needs the question's image, which only naive_rag, build_plain and mrag "
+            "(`rerank: reranker`) give it; set `reranker` to words, embedding or cross_encoder"
         )
 
     @abstractmethod
@@ -74,15 +75,41 @@ class ImageReranker(ABC):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """Rank as `Reranker.rank`, with an image of each question, and its entries' retrieval scores by entry id."""
+        """Rank as `Reranker.rank`, given each question's image and the retrieval scores of its entries by entry id."""
 
 
 def best_first(passages: Sequence[Passage], scores: Sequence[float], top_k: int | None) -> list[ScoredPassage]:
     """Return the `top_k` passages with the highest scores; equal scores keep their order."""
-    order = sorted(range(len(passages)), key=lambda place: (-scores[place], place))
-    return [ScoredPassage(passages[place], scores[place]) for place in order[:top_k]]
+    order = sorted(range(len(passages)), key=lambda index: -scores[index])
+    return [ScoredPassage(passages[index], scores[index]) for index in order[:top_k]]
 
 
-def places_of(texts: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return the place of each distinct text among them all, so that each is read once."""
-    return {text: place for place, text in enumerate(dict.fromkeys(itertools.chain.from_iterable(texts)))}
+def rank_by_vectors(
+    questions: Vectors,
+    passages: Sequence[Sequence[Passage]],
+    texts: Sequence[Sequence[str]],
+    encode: Callable[[list[str]], Vectors],
+    top_k: int | None,
+) -> list[list[ScoredPassage]]:
+    """Rank passages by the inner products of vectors. Each distinct text is encoded once.
+
+    Args:
+        questions: Vectors, shape (questions, dimensions).
+        passages: Candidates of each question.
+        texts: Text of each candidate.
+        encode: Returns vectors of texts, shape (texts, dimensions).
+        top_k: Number of passages to return; None returns all.
+    """
+    row_of = distinct_rows(texts)
+    if not row_of:
+        return [[] for _ in passages]
+    vectors = encode(list(row_of))
+    return [
+        best_first(candidates, inner(vectors[[row_of[text] for text in own_texts]], question).tolist(), top_k)
+        for question, candidates, own_texts in zip(questions, passages, texts, strict=True)
+    ]
+
+
+def distinct_rows(texts: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Number the distinct texts, in order."""
+    return {text: row for row, text in enumerate(dict.fromkeys(itertools.chain.from_iterable(texts)))}

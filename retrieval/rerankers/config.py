@@ -16,7 +16,7 @@ Kind = Literal["words", "embedding", "cross_encoder", "encoder", "q_former"]
 DocumentRanking = Literal["words", "reranker"]
 DOCUMENTS_BY: Final = "MMKB-RAG: ranking of the entries' passages: words (BM25), or reranker (as the baselines')"
 WITH_IMAGES: Final[tuple[Kind, ...]] = ("encoder", "q_former")
-"""Rerankers that read a question with its image."""
+"""Rerankers that read the question's image."""
 _TEXT: Final = ("embedding", "cross_encoder")
 _READERS: Final[Mapping[str, tuple[Kind, ...]]] = {
     "reranker_pooling": ("embedding",),
@@ -27,7 +27,7 @@ _READERS: Final[Mapping[str, tuple[Kind, ...]]] = {
     "reranker_token_budget": (*_TEXT, "q_former"),
     "reranker_dtype": (*_TEXT, "q_former", "encoder"),
 }
-"""Rerankers that read a key."""
+"""Rerankers that read each key."""
 
 
 class RerankerConfig(Settings):
@@ -61,7 +61,7 @@ class RerankerConfig(Settings):
         return text_settings(self.reranker_model, **keys)
 
     def text_issues(self, names: str) -> Iterator[str]:
-        """Yield the problem of a reranker that reads images, where `names` rerank by texts alone."""
+        """Yield the problem of an image reranker for pipelines, `names`, that rerank by text only."""
         if self.reranker in WITH_IMAGES:
             yield f"`reranker: {self.reranker}` reads images, and {names} rerank by texts alone"
 
@@ -72,14 +72,14 @@ class RerankerConfig(Settings):
 
     @cross_check
     def unread_problems(self) -> Iterator[str]:
-        """Yield the keys that differ from their defaults and are not read by the reranker."""
+        """Yield the problem of changed keys that the reranker doesn't read."""
         unused = [key for key, kinds in _READERS.items() if self.reranker not in kinds]
         if unread := [key for key in unused if getattr(self, key) != RerankerConfig.model_fields[key].default]:
             yield f"`reranker: {self.reranker}` doesn't read {', '.join(f'`{key}`' for key in unread)}; leave it out"
 
     @cross_check
     def reranker_problems(self) -> Iterator[str]:
-        """Yield the problem of a model that the reranker lacks or doesn't use."""
+        """Yield the problem of a missing or unused `reranker_model`."""
         if self.reranker == "words":
             if self.reranker_model:
                 yield f"`reranker: words` uses no model, `reranker_model` is {self.reranker_model}; drop one"

@@ -1,6 +1,6 @@
-"""An encoder of images and texts as a reranker: similarity of a question with its image and each passage.
+"""An image-text encoder as a reranker: similarity of a question with its image to each passage.
 
-mRAG (arXiv 2505.24073, §4.1) ranks pointwise by the dot product of both embeddings of MM-Embed.
+mRAG (arXiv 2505.24073, §4.1) ranks passages by the dot product of MM-Embed's embeddings.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.types import Passage
 from reflectune.models.rendering.turns import passage_text
+from reflectune.retrieval.encoders.base import Vectors
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.encoders.settings import TextSettings
-from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, places_of
-from reflectune.retrieval.stores.base import inner
+from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, rank_by_vectors
 
 WORDS: Final = 512
-"""Words of a passage that are read, as by EchoSight's Q-Former."""
-_BLOCK: Final = 64
-"""Passages encoded at once."""
+"""Words after which a passage is truncated, as by EchoSight's Q-Former."""
+_BATCH: Final = 64
+"""Passages encoded together."""
 
 
 class EncoderReranker(ImageReranker):
-    """Image-text encoder whose vector of a question and its image is compared with the passages' vectors.
+    """Image-text encoder that compares the vector of a question and its image with those of passages.
 
-    A multimodal language model reads the question and the image together. Of a CLIP the vector is the sum of both.
+    A multimodal language model reads the question and the image together; CLIP's vector is the sum of both.
 
     Args:
         model: Name of the encoder; see `load_encoder`.
@@ -45,8 +45,8 @@ class EncoderReranker(ImageReranker):
         self._encoder = load_encoder(model, device=device, dtype=settings.dtype)
         if self._encoder.text_space != "shared":
             raise UserError(
-                f"the encoder {model} has a space of its own for texts, in which no image can be compared with them; "
-                "take an encoder of one space"
+                f"the encoder {model} has a separate space for texts, which images can't be compared with; use one "
+                "with a common space, such as CLIP"
             )
         self.fingerprint = fingerprint(["encoder", self._encoder.fingerprint])
 
@@ -58,17 +58,11 @@ class EncoderReranker(ImageReranker):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """See `ImageReranker.rank_with_images`. Entries' scores are not used. Each distinct passage is read once."""
-        texts = [[" ".join(passage_text(one).split()[:WORDS]) for one in choice] for choice in passages]
-        distinct = places_of(texts)
-        if not distinct:
-            return [[] for _ in questions]
-        read = list(distinct)
-        blocks = [read[start : start + _BLOCK] for start in range(0, len(read), _BLOCK)]
-        of_passages = np.concatenate([self._encoder.encode_texts(block) for block in blocks])
-        of_questions = self._encoder.encode_pairs(images, questions)
-        ranked = []
-        for vector, choice, own_texts in zip(of_questions, passages, texts, strict=True):
-            scores = inner(of_passages[[distinct[text] for text in own_texts]], vector).tolist()
-            ranked.append(best_first(choice, scores, top_k))
-        return ranked
+        """See `ImageReranker.rank_with_images`. Entries' scores are not used."""
+        texts = [[" ".join(passage_text(p).split()[:WORDS]) for p in candidates] for candidates in passages]
+        vectors = self._encoder.encode_pairs(images, questions)
+        return rank_by_vectors(vectors, passages, texts, self._encode, top_k)
+
+    def _encode(self, texts: list[str]) -> Vectors:
+        batches = [texts[start : start + _BATCH] for start in range(0, len(texts), _BATCH)]
+        return np.concatenate([self._encoder.encode_texts(batch) for batch in batches])

@@ -1,4 +1,4 @@
-"""A reranker by its name in a config."""
+"""Load a reranker by its name in a config."""
 
 from __future__ import annotations
 
@@ -44,12 +44,10 @@ def load_reranker(
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint  # slow to import, and BM25 needs none of it
     from reflectune.retrieval.rerankers.neural import CrossEncoderReranker, EmbeddingReranker
 
-    place, checkpoint = find_device(device), find_checkpoint(model)
-    if kind == "embedding":
-        return EmbeddingReranker(checkpoint, settings or TextSettings(), place)
-    return CrossEncoderReranker(checkpoint, settings or TextSettings(), place)
+    reranker = EmbeddingReranker if kind == "embedding" else CrossEncoderReranker
+    return reranker(find_checkpoint(model), settings or TextSettings(), find_device(device))
 
 
 def open_reranker(config: RerankerConfig, *, device: str = "cpu") -> Reranker:
-    """Load the reranker that a config's keys choose; see `load_reranker`."""
+    """Load the reranker of a config; see `load_reranker`."""
     return load_reranker(config.reranker, config.reranker_model, config.reranker_settings(), device=device)

@@ -1,4 +1,4 @@
-"""Neural rerankers: a bi-encoder and a cross-encoder, with a token budget a batch."""
+"""Rerankers by text models: a bi-encoder and a cross-encoder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from reflectune.retrieval.encoders.modules import Modules, refuse_dense
 from reflectune.retrieval.encoders.settings import USUAL_LENGTH, TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
 from reflectune.retrieval.encoders.texts import longest_input, scatter, token_batches
-from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, places_of
-from reflectune.retrieval.stores.base import inner
+from reflectune.retrieval.rerankers.base import ScoredPassage, best_first, rank_by_vectors
 
 _REMEDY = "set `reranker_pooling` to mean, last or cls"
 
 
 class EmbeddingReranker:
-    """Bi-encoder.
+    """Bi-encoder, e.g. Salesforce/SFR-Embedding-Mistral.
 
     Args:
         checkpoint: The model's files.
@@ -43,18 +42,10 @@ class EmbeddingReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Return the `top_k` best passages of each question; see `Reranker.rank`. Each distinct text is read once."""
-        texts = [[passage_text(one) for one in choice] for choice in passages]
-        distinct = places_of(texts)
-        if not distinct:
-            return [[] for _ in questions]
-        passage_vectors = self._encoder.encode_passages(list(distinct))
-        question_vectors = self._encoder.encode_queries(questions)
-        ranked = []
-        for vector, choice, own_texts in zip(question_vectors, passages, texts, strict=True):
-            scores = inner(passage_vectors[[distinct[text] for text in own_texts]], vector).tolist()
-            ranked.append(best_first(choice, scores, top_k))
-        return ranked
+        """See `Reranker.rank`."""
+        texts = [[passage_text(passage) for passage in candidates] for candidates in passages]
+        vectors = self._encoder.encode_queries(questions)
+        return rank_by_vectors(vectors, passages, texts, self._encoder.encode_passages, top_k)
 
 
 class CrossEncoderReranker:
@@ -94,22 +85,22 @@ class CrossEncoderReranker:
     def rank(
         self, questions: Sequence[str], passages: Sequence[Sequence[Passage]], top_k: int | None = None
     ) -> list[list[ScoredPassage]]:
-        """Return the `top_k` best passages of each question; see `Reranker.rank`."""
+        """See `Reranker.rank`."""
         pairs = [
             (self._prefixes[0] + question, self._prefixes[1] + passage_text(passage))
-            for question, choice in zip(questions, passages, strict=True)
-            for passage in choice
+            for question, candidates in zip(questions, passages, strict=True)
+            for passage in candidates
         ]
         scores = iter(self._score(pairs))
-        return [best_first(choice, [next(scores) for _ in choice], top_k) for choice in passages]
+        return [best_first(candidates, [next(scores) for _ in candidates], top_k) for candidates in passages]
 
     @torch.inference_mode()
     def _score(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Return the logit of each (question, passage); of a pair that is too long the longer side is cut."""
+        """Return the logit of each (question, passage). In a pair that is too long the longer text is truncated."""
         if not pairs:
             return []
-        first, second = [one for one, _ in pairs], [other for _, other in pairs]
-        encoded = self._tokenizer(first, second, truncation="longest_first", max_length=self._longest)
+        questions, passages = map(list, zip(*pairs, strict=True))
+        encoded = self._tokenizer(questions, passages, truncation="longest_first", max_length=self._longest)
         parts = []
         for batch, inputs in token_batches(self._model, self._tokenizer, encoded, self._budget):
             parts.append((batch, self._model(**inputs).logits[:, 0].float().cpu()))

@@ -1,8 +1,8 @@
-"""EchoSight's reranker (arXiv 2407.12735): a Q-Former reads the question with its image, and passages by themselves.
+"""EchoSight's reranker (arXiv 2407.12735): a Q-Former that reads the question with its image, and each passage alone.
 
-Its published weights are a `torch.save` of the state dict of a BLIP-2 in LAVIS's layout: EVA-CLIP-g, the Q-Former with
-its text branch, and two projections. transformers has the same modules under different names. The outputs of the
-question's 32 query tokens are compared with each passage's first token; the best of the 32 counts.
+The published weights are a pickled state dict of BLIP-2 in LAVIS's layout: EVA-CLIP-g, the Q-Former with its text
+branch, and two projections. transformers has the same modules under different names. A passage's score is the highest
+similarity of its first token's output to the outputs of the question's 32 query tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import Blip2Config, Blip2ForImageTextRetrieval
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.images import to_rgb
 from reflectune.core.types import Passage
@@ -29,12 +29,12 @@ from reflectune.models.weights.pretrained import as_dtype
 from reflectune.retrieval.encoders.checkpoints import Checkpoint, load_tokenizer
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.texts import scatter, token_batches
-from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, places_of
+from reflectune.retrieval.rerankers.base import ImageReranker, ScoredPassage, best_first, distinct_rows
 
 ENTRY_SHARE: Final = 0.5
-"""Share of the entry's similarity in a passage's score, the rest is the Q-Former's: α of EchoSight's evaluation."""
-_WIDEST: Final = 1.25
-"""Aspect ratio beyond which an image is padded."""
+"""Weight of the entry's similarity in a passage's score; the Q-Former's has the rest (α of EchoSight's evaluation)."""
+_MAX_ASPECT: Final = 1.25
+"""Aspect ratio from which an image is padded."""
 _MEAN, _DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 _WORDS: Final = 512
 _PUNCTUATION, _SPACES = re.compile(r'[.!"()*#:;~]'), re.compile(r"\s{2,}")
@@ -54,7 +54,7 @@ _RENAMED: Final = (
     (r"^Qformer\.bert\.", "qformer."),
     (r"^(vision|text)_proj\.", r"\1_projection."),
 )
-"""LAVIS's names, and those of transformers, in the order that they are tried in."""
+"""Patterns of LAVIS's names and their transformers names; the first match counts."""
 _UNUSED: Final = re.compile(r"^Qformer\.cls\.|\.position_ids$|^temp$|^prompt_tokens$")
 _BIAS: Final = re.compile(r"(.+)\.([qv])_bias$")
 
@@ -63,8 +63,8 @@ class QFormerReranker(ImageReranker):
     """EchoSight's multimodal reranker.
 
     Args:
-        folder: Holds `config.json` and the tokenizer's files of Salesforce/blip2-itm-vit-g, and the weights, a `.pth`.
-        settings: Token budget and dtype; the rest is the model's own.
+        folder: Folder of the weights, a `.pth`, and of Salesforce/blip2-itm-vit-g's `config.json` and tokenizer files.
+        settings: Token budget and dtype; other settings are not used.
         device: Device of the model.
 
     Raises:
@@ -96,31 +96,33 @@ class QFormerReranker(ImageReranker):
         entry_scores: Sequence[Mapping[str, float]],
         top_k: int | None = None,
     ) -> list[list[ScoredPassage]]:
-        """See `ImageReranker.rank_with_images`. Each distinct passage is read once."""
-        texts = [[passage_words(one) for one in choice] for choice in passages]
-        distinct = places_of(texts)
-        if not distinct:
+        """See `ImageReranker.rank_with_images`. Each distinct passage is encoded once."""
+        texts = [[passage_words(passage) for passage in candidates] for candidates in passages]
+        row_of = distinct_rows(texts)
+        if not row_of:
             return [[] for _ in questions]
-        vectors = self._encode_passages(list(distinct))
+        vectors = self._encode_passages(list(row_of))
         ranked = []
-        for row in zip(questions, images, passages, texts, entry_scores, strict=True):
-            question, image, choice, own_texts, of_entries = row
+        for question, image, candidates, own_texts, score_of in zip(
+            questions, images, passages, texts, entry_scores, strict=True
+        ):
             queries = self._encode_question(question, image)  # (query tokens, dimensions)
-            fits = (vectors[[distinct[text] for text in own_texts]] @ queries.T).amax(1).tolist() if choice else []
+            own_vectors = vectors[[row_of[text] for text in own_texts]]  # (candidates, dimensions)
+            similarities = (own_vectors @ queries.T).amax(1).tolist()
             scores = [
-                ENTRY_SHARE * of_entries[passage.entry_id] + (1 - ENTRY_SHARE) * fit
-                for passage, fit in zip(choice, fits, strict=True)
+                ENTRY_SHARE * score_of[passage.entry_id] + (1 - ENTRY_SHARE) * similarity
+                for passage, similarity in zip(candidates, similarities, strict=True)
             ]
-            ranked.append(best_first(choice, scores, top_k))
+            ranked.append(best_first(candidates, scores, top_k))
         return ranked
 
     @torch.inference_mode()
     def _encode_question(self, question: str, image: Image.Image) -> Tensor:
-        """Encode a question and its image as the outputs of the query tokens: unit length, (tokens, dimensions)."""
+        """Return the query tokens' outputs for a question and its image: unit length, (query tokens, dimensions)."""
         model = self._model
-        side = int(model.config.vision_config.image_size)  # type: ignore[arg-type]  # one number in every published one
+        side = int(model.config.vision_config.image_size)  # type: ignore[arg-type]  # an int in all published configs
         pixels = pixel_values(image, side).to(model.device, model.dtype)
-        seen = model.vision_model(pixel_values=pixels).last_hidden_state  # (1, patches, width)
+        patches = model.vision_model(pixel_values=pixels).last_hidden_state  # (1, patches, width)
         inputs = self._tokenizer(question, truncation=True, max_length=self._longest, return_tensors="pt")
         count = model.query_tokens.shape[1]
         tokens = model.embeddings(input_ids=inputs["input_ids"].to(model.device), query_embeds=model.query_tokens)
@@ -128,15 +130,15 @@ class QFormerReranker(ImageReranker):
             query_embeds=tokens,  # (1, query tokens + question's tokens, width)
             query_length=count,
             attention_mask=torch.ones(tokens.shape[:2], dtype=torch.long, device=model.device),
-            encoder_hidden_states=seen,
-            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=model.device),
+            encoder_hidden_states=patches,
+            encoder_attention_mask=torch.ones(patches.shape[:2], dtype=torch.long, device=model.device),
         )
         projected = model.vision_projection(output.last_hidden_state[0, :count])
         return normalize(projected.float(), dim=-1).cpu()
 
     @torch.inference_mode()
     def _encode_passages(self, texts: Sequence[str]) -> Tensor:
-        """Encode passages as the outputs of their first tokens: unit length, (texts, dimensions)."""
+        """Return the first tokens' outputs for passages: unit length, (texts, dimensions)."""
         model, parts = self._model, []
         encoded = self._tokenizer(list(texts), truncation=True, max_length=self._longest)
         for batch, inputs in token_batches(model, self._tokenizer, encoded, self._budget):
@@ -151,21 +153,21 @@ class QFormerReranker(ImageReranker):
 
 
 def passage_words(passage: Passage) -> str:
-    """Return a passage as EchoSight writes a section, in lower case, without some punctuation, of at most 512 words."""
+    """Format a passage as EchoSight does a section: lower case, without some punctuation, at most 512 words."""
     text = f"# Wiki Article: {passage.title}\n## Section Title: {passage.heading}\n{passage.text}"
     plain = _SPACES.sub(" ", _PUNCTUATION.sub(" ", text.lower())).rstrip("\n").strip(" ")
     return " ".join(plain.split(" ")[:_WORDS])
 
 
 def pixel_values(image: Image.Image, side: int) -> Tensor:
-    """Return an image as EchoSight reads it: padded with black if long, center-cropped, shape (1, 3, side, side)."""
+    """Prepare an image as EchoSight does: pad a long one with black, resize, center-crop; (1, 3, side, side)."""
     image = to_rgb(image)
     width, height = image.size
-    if max(width, height) / min(width, height) >= _WIDEST:
-        least = max(width, height) / _WIDEST
-        across, down = (max(int((least - size) / 2), 0) for size in (width, height))
-        padded = Image.new("RGB", (width + 2 * across, height + 2 * down))
-        padded.paste(image, (across, down))
+    if max(width, height) / min(width, height) >= _MAX_ASPECT:
+        min_side = max(width, height) / _MAX_ASPECT
+        pad_x, pad_y = (max(int((min_side - size) / 2), 0) for size in (width, height))
+        padded = Image.new("RGB", (width + 2 * pad_x, height + 2 * pad_y))
+        padded.paste(image, (pad_x, pad_y))
         image, (width, height) = padded, padded.size
     short = min(width, height)
     image = image.resize((int(side * width / short), int(side * height / short)), Image.Resampling.BICUBIC)
@@ -181,17 +183,16 @@ def load_q_former(folder: Path, weights: Path) -> Any:
     Raises:
         UserError: A file is damaged, or the weights are of another model, incomplete, or not finite.
     """
-    fix = f"take the published file, and config.json of Salesforce/blip2-itm-vit-g, in {folder}"
+    fix = f"put the published file and config.json of Salesforce/blip2-itm-vit-g into {folder}"
     try:
         state = torch.load(weights, map_location="cpu", weights_only=True)
         config: Any = Blip2Config.from_pretrained(folder)
     except pickle.UnpicklingError as error:
-        raise UserError(f"{weights} is a pickle with more in it than tensors; nothing of it was run; {fix}") from error
+        raise UserError(f"{weights} is a pickle that contains more than tensors, and was not loaded; {fix}") from error
     except UNLOADABLE as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"the reranker in {folder} can't be loaded: {reason}; {fix}") from error
-    if not isinstance(state, dict) or not all(isinstance(each, Tensor) for each in state.values()):
-        raise UserError(f"{weights} holds no state dict: tensors by name; {fix}")
+        raise UserError(f"the reranker in {folder} can't be loaded: {one_line(error)}; {fix}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{weights} is not a state dict of tensors; {fix}")
     tensors = renamed(state)
     if (words := tensors.get("embeddings.word_embeddings.weight")) is not None:
         config.qformer_config.vocab_size = len(words)
@@ -202,15 +203,15 @@ def load_q_former(folder: Path, weights: Path) -> Any:
     model.load_state_dict({name: tensors[name].float() for name in model.state_dict()}, assign=True)
     positions = torch.arange(config.qformer_config.max_position_embeddings)[None]
     model.embeddings.register_buffer("position_ids", positions, persistent=False)
-    model.vision_model.post_layernorm.eps = 1e-5  # LAVIS's own; the tower's other norms have the config's
+    model.vision_model.post_layernorm.eps = 1e-5  # as in LAVIS; the tower's other norms use the config's
     check_finite(str(weights), model, fix=fix)
     return model.requires_grad_(False).eval()
 
 
 def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict of LAVIS under transformers' names, without what only training uses.
+    """Rename a state dict of LAVIS to transformers' names, without the weights that only training uses.
 
-    The tower's biases of queries and values become one of queries, keys (zero) and values.
+    The tower's query and value biases are joined to one bias of queries, keys (zero) and values.
     """
     tensors: dict[str, Tensor] = {}
     biases: dict[str, dict[str, Tensor]] = {}
@@ -222,19 +223,19 @@ def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             biases.setdefault(match[1], {})[match[2]] = tensor
         else:
             tensors[name] = tensor
-    for layer, both in biases.items():
-        if both.keys() == {"q", "v"}:
-            tensors[f"{layer}.qkv.bias"] = torch.cat([both["q"], torch.zeros_like(both["q"]), both["v"]])
+    for layer, parts in biases.items():
+        if parts.keys() == {"q", "v"}:
+            tensors[f"{layer}.qkv.bias"] = torch.cat([parts["q"], torch.zeros_like(parts["q"]), parts["v"]])
     return tensors
 
 
 def _weights_file(folder: Path) -> Path:
-    """Return the one file of weights of a folder."""
+    """Return the path of a folder's only weights file."""
     found = sorted(folder.glob("*.pth"))
     if len(found) != 1 or not (folder / "config.json").is_file():
-        lacking = f"{len(found)} files `.pth`" if len(found) != 1 else "no config.json"
+        problem = f"{len(found)} `.pth` files" if len(found) != 1 else "no config.json"
         raise UserError(
-            f"{folder} has {lacking}: `reranker: q_former` needs a folder with one, EchoSight's weights, next to "
-            "config.json and the tokenizer's files of Salesforce/blip2-itm-vit-g"
+            f"{folder} has {problem}; `reranker: q_former` needs a folder with EchoSight's weights, one `.pth` file, "
+            "and with config.json and the tokenizer files of Salesforce/blip2-itm-vit-g"
         )
     return found[0]

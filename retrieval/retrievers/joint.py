@@ -1,4 +1,4 @@
-"""Joint search: several knowledge bases at once, each with its own encoder."""
+"""Joint search of several knowledge bases, each with its own encoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from reflectune.core.errors import UnusableInput, UserError
+from reflectune.core.errors import UnusableInput, UserError, one_line
 from reflectune.formats.hits import PassageHit
 from reflectune.retrieval.retrievers.queries import Query
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.text_retriever import TextRetriever
 
 JointHits: TypeAlias = Mapping[str, Sequence[PassageHit]]
-"""Hits of one query by the searcher's name, in the order of searchers, each passage once, best first."""
+"""Distinct hits of one query by searcher name, in the order of searchers, best first."""
 
 
 class Searcher(Protocol):
-    """A knowledge base that is searched with queries.
+    """A searchable knowledge base.
 
     Attributes:
         name: Name in results, budgets and errors.
@@ -34,7 +34,7 @@ class Searcher(Protocol):
 
 
 class Texts:
-    """Text knowledge base, searched by a query's text only; a query without text finds nothing.
+    """Text knowledge base, searched by the queries' texts; a query without text has no hits.
 
     Args:
         name: Name in results and errors.
@@ -45,19 +45,19 @@ class Texts:
         self.name, self._retriever = name, retriever
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """Return for each query the `top` passages that are nearest to its text, best first."""
+        """Return for each query the `top` passages that are most similar to its text, best first."""
         rankings = iter(self._retriever.search([query.text for query in queries if query.has_text], top))
         return [next(rankings) if query.has_text else [] for query in queries]
 
 
 class JointSearch:
-    """Search several knowledge bases at the same time.
+    """Search several knowledge bases concurrently.
 
-    Results depend on queries and knowledge bases, never on which one answers first. A failing knowledge base ends the
-    search with its name, since results without it would pass for complete.
+    Results don't depend on which knowledge base answers first. An error in one knowledge base ends the search, since
+    results without it would look complete.
 
     Args:
-        searchers: One a knowledge base, each with a name of its own.
+        searchers: Searchers of the knowledge bases, with different names.
 
     Example:
         >>> joint = JointSearch([Texts("wikipedia", texts), Summaries("pairs", retriever, knowledge)])
@@ -73,69 +73,70 @@ class JointSearch:
         """Return the hits of each query.
 
         Args:
-            queries: Any number of queries, of any questions; each is searched independently.
-            tops: Passages of each query by each searcher's name; 0 skips it.
+            queries: Queries, which are searched independently.
+            tops: Maximum passages of each query, by searcher name; 0 skips the search.
 
         Returns:
             The hits of each query, in order.
 
         Raises:
-            UserError: A knowledge base can't be searched; the first one is named. Any other error has its name as a
+            UserError: A knowledge base can't be searched; the message names it. Other exceptions have its name as a
                 note.
         """
         hits: list[dict[str, list[PassageHit]]] = [{name: [] for name in self.names} for _ in queries]
         with ThreadPoolExecutor(len(self._searchers), thread_name_prefix="joint-search") as pool:
-            futures = [pool.submit(_search, each, queries, tops[each.name]) for each in self._searchers]
+            futures = [pool.submit(_search, one, queries, tops[one.name]) for one in self._searchers]
         for name, future in zip(self.names, futures, strict=True):
-            for place, best in _result(name, future).items():
-                hits[place][name] = [dataclasses.replace(hit, rank=rank) for rank, hit in enumerate(_once(best), 1)]
+            for index, found in _result(name, future).items():
+                ranked = enumerate(_distinct(found), start=1)
+                hits[index][name] = [dataclasses.replace(hit, rank=rank) for rank, hit in ranked]
         return hits
 
 
 def merged(bases: Sequence[Sequence[Sequence[PassageHit]]]) -> list[PassageHit]:
-    """Return the hits base after base; of a base the queries' best in turn; each passage once."""
-    return _once([hit for lists in bases for row in zip_longest(*lists) for hit in row if hit is not None])
+    """Concatenate the knowledge bases' hits, interleaved by rank over queries, without duplicates."""
+    return _distinct([hit for lists in bases for row in zip_longest(*lists) for hit in row if hit is not None])
 
 
 def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:
-    """Split a budget of documents over several queries: evenly, or by their shares.
+    """Split a budget of documents over several queries, evenly or by shares (largest remainder method).
 
-    The largest remainders are rounded up, of equal ones the first.
+    Equal remainders are rounded up from the first query on.
 
     Example:
         >>> split_budget(21, 2)
         [11, 10]
 
-        MI-RAG gives half to the expanded question, and the other half to its two follow-ups:
+        MI-RAG gives half to the expanded question, and a quarter to each of two follow-ups:
 
         >>> split_budget(20, [2, 1, 1])
         [10, 5, 5]
 
     Raises:
-        ValueError: `top` is negative, or no query is given.
+        ValueError: `top` is negative, or there is no query.
     """
     shares = [1] * parts if isinstance(parts, int) else list(parts)
     if top < 0 or not shares:
         raise ValueError(f"a budget of {top} documents can't be split over {len(shares)} queries")
     exact = [divmod(top * share, sum(shares)) for share in shares]
-    whole = [each for each, _ in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda place: -exact[place][1])
-    for place in by_remainder[: top - sum(whole)]:
-        whole[place] += 1
-    return whole
+    budgets = [quotient for quotient, _ in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda query: -exact[query][1])
+    for query in by_remainder[: top - sum(budgets)]:
+        budgets[query] += 1
+    return budgets
 
 
 def _search(searcher: Searcher, queries: Sequence[Query], tops: Sequence[int]) -> dict[int, list[PassageHit]]:
-    """Return a searcher's hits by the query's place; queries of one budget are searched together."""
+    """Return a searcher's hits by the query's index. Queries with the same budget are searched together."""
     groups: dict[int, list[int]] = {}
-    for place, top in enumerate(tops):
+    for index, top in enumerate(tops):
         if top:
-            groups.setdefault(top, []).append(place)
-    hits_by_place: dict[int, list[PassageHit]] = {}
-    for top, places in groups.items():
-        lists = searcher.search([queries[place] for place in places], top)
-        hits_by_place.update((place, list(hits[:top])) for place, hits in zip(places, lists, strict=True))
-    return hits_by_place
+            groups.setdefault(top, []).append(index)
+    hits_of: dict[int, list[PassageHit]] = {}
+    for top, indices in groups.items():
+        rankings = searcher.search([queries[index] for index in indices], top)
+        hits_of.update((index, hits[:top]) for index, hits in zip(indices, rankings, strict=True))
+    return hits_of
 
 
 def _result(name: str, future: Future[dict[int, list[PassageHit]]]) -> dict[int, list[PassageHit]]:
@@ -145,9 +146,8 @@ def _result(name: str, future: Future[dict[int, list[PassageHit]]]) -> dict[int,
         kind = UnusableInput if isinstance(error, UnusableInput) else UserError
         raise kind(f"searching the knowledge base `{name}`: {error}") from error
     except OSError as error:
-        cause = " ".join(str(error).split())
         raise UserError(
-            f"searching the knowledge base `{name}` failed ({type(error).__name__}: {cause}); fix this, "
+            f"searching the knowledge base `{name}` failed ({type(error).__name__}: {one_line(error)}); fix this, "
             "or set the budget of this knowledge base to 0"
         ) from error
     except Exception as error:
@@ -155,10 +155,10 @@ def _result(name: str, future: Future[dict[int, list[PassageHit]]]) -> dict[int,
         raise
 
 
-def _once(hits: Sequence[PassageHit]) -> list[PassageHit]:
-    """Return each passage of a knowledge base at its first place.
+def _distinct(hits: Sequence[PassageHit]) -> list[PassageHit]:
+    """Drop repeated passages.
 
-    Two splits of one knowledge base have equal ids for different texts.
+    The text is part of a passage's identity, since two splits of one knowledge base use the same ids.
     """
     first: dict[tuple[str, str, str], PassageHit] = {}
     for hit in hits:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.retrieval.stores.base import Found, Rows, Vectors, checked_query, joined, rescored
 from reflectune.retrieval.stores.exact import ExactStore
 from reflectune.retrieval.stores.names import is_lite
@@ -213,7 +213,7 @@ class MilvusStore:
         try:
             yield
         except MilvusException as error:
-            message = " ".join(str(error.message or error).split())[:300]
+            message = one_line(error.message or error)
             server, fix = f"the Milvus server at {self.address}", "start it and run the command again"
             if is_lite(self.address):
                 server = f"Milvus Lite's file {self.address}"

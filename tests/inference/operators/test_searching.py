@@ -203,5 +203,5 @@ def test_a_reranker_of_images_is_shown_the_questions_image(make: SimpleNamespace
     (found,) = reranked([(image, RerankRequest(0, "oak", passages))], reranker)
     (ranked,) = reranker.rank_with_images(["oak"], [image], [passages], [{}])
     assert dict(zip(passages, found.scores, strict=True)) == {one.passage: one.score for one in ranked}
-    with pytest.raises(UserError, match="reads a question with its image"):
+    with pytest.raises(UserError, match="needs the question's image"):
         reranked([(None, RerankRequest(0, "oak", passages))], reranker)

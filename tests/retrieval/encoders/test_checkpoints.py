@@ -133,9 +133,9 @@ def test_a_malicious_pickle_is_refused_and_never_run(bin_folder, tmp_path, layou
         torch.save({"logit_scale": bomb}, path)
     else:
         torch.save({**torch.load(path, weights_only=True), "more": bomb}, path)
-    with pytest.raises(UserError, match=r"pickle with more in it than tensors.*nothing of it was run.*safetensors"):
+    with pytest.raises(UserError, match=r"pickle that contains more than tensors.*was not loaded.*safetensors"):
         load_encoder(str(bin_folder))
-    with pytest.raises(UserError, match=r"nothing of it was run"):
+    with pytest.raises(UserError, match=r"was not loaded"):
         load_weights(find_checkpoint(str(bin_folder)), AutoModel, dtype=torch.float32, device=torch.device("cpu"))
     assert not trace.exists()
 
@@ -180,7 +180,7 @@ def test_safetensors_need_no_commit_and_the_one_they_are_of_is_known(cached, cli
 
 def test_a_pickle_of_the_hub_is_loaded_at_a_commit_alone(cached, bin_folder, encoder, draw_image) -> None:
     cached(bin_folder, "owner/clip")
-    with pytest.raises(UserError, match=rf"no weights in safetensors.*`owner/clip@{COMMIT}`: nothing but its tensors"):
+    with pytest.raises(UserError, match=rf"no weights in safe.*only tensors are read.*`owner/clip@{COMMIT}`"):
         load_encoder("owner/clip")
     pinned = load_encoder(f"owner/clip@{COMMIT}")
     assert pinned.revision == COMMIT
@@ -197,7 +197,7 @@ def test_what_to_pin_is_said_where_we_know_it(cached, bin_folder) -> None:
 @pytest.mark.parametrize("revision", ["main", COMMIT[:7], COMMIT.upper(), ""])
 def test_a_revision_that_can_move_is_refused(cached, clip_folder, revision) -> None:
     cached(clip_folder, "owner/clip")
-    with pytest.raises(UserError, match=r"not a commit of 40 hexadecimal digits.*owner/clip/commits/main"):
+    with pytest.raises(UserError, match=r"not a commit hash of 40 hexadecimal digits.*owner/clip/commits/main"):
         load_encoder(f"owner/clip@{revision}")
 
 
@@ -215,7 +215,7 @@ def test_a_repository_without_any_weights_is_refused(cached, clip_folder, tmp_pa
 
 
 def test_a_model_of_its_own_code_is_refused_with_another_to_take() -> None:
-    with pytest.raises(UserError, match=r"code of its own, which is never run; take Alibaba-NLP/gte-modernbert-base"):
+    with pytest.raises(UserError, match=r"needs its own code, which is never run; use Alibaba-NLP/gte-modernbert-base"):
         find_checkpoint("Alibaba-NLP/gte-large-en-v1.5")
 
 

@@ -179,7 +179,7 @@ def test_an_image_is_never_compared_with_a_text(searched, draw_image) -> None:
     (by_text,) = retriever.search([Query(text="red owl")], 1)
     assert by_text[0].entry_id == f"e{(rows[:, encoder.dimensions :] @ encoder.encode_texts(['red owl'])[0]).argmax()}"
     for weights in (equation_3(0.5), equation_3(0.5).with_summaries(1), equation_7().fused("vectors")):
-        with pytest.raises(UserError, match=r"compares images with images|set `fusion: scores`|has no summaries"):
+        with pytest.raises(UserError, match=r"compares only images with images|set `fusion: scores`|has no summaries"):
             retriever.search([Query(draw_image(7), "owl")], 3, weights=weights)
 
 

@@ -184,7 +184,7 @@ def test_a_text_cant_forge_a_token(encoders) -> None:
     ],
     ids=["gme", "vlm2vec", "published", "published qwen3", "clip", "unknown"],
 )
-def test_the_name_says_which_way(name: str, found: tuple[str, str] | None) -> None:
+def test_the_name_selects_the_prompts(name: str, found: tuple[str, str] | None) -> None:
     assert embedder_of(name) == found
 
 
@@ -197,7 +197,7 @@ def test_a_key_takes_a_way_and_a_model(tmp_path: Path) -> None:
 
 
 def test_a_model_without_the_prompts_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match=r"lacks the tokens <\|im_start\|>, .*, which `gme` puts into its prompts"):
+    with pytest.raises(UserError, match=r"lacks the tokens <\|im_start\|>, .*, which the prompts of `gme` contain"):
         load_encoder("gme:miniature/llava")
 
 

@@ -152,8 +152,8 @@ def test_the_manifest_records_what_the_card_says_and_how_many_passages_were_cut(
     assert (manifest["settings"]["query_prefix"], manifest["settings"]["passage_prefix"]) == ("query: ", "")
     assert (manifest["settings"]["pooling"], manifest["cut"], manifest["rows"]) == ("mean", 1, 2)
     printed = capsys.readouterr().out
-    assert "read with pooling mean, similarity cosine, 30 tokens, 'query: ' before each question" in printed
-    assert "1 passages have more than the 30 tokens that are read" in printed
+    assert "encoded with pooling mean, similarity cosine, 30 tokens, 'query: ' before each question" in printed
+    assert "1 passages are longer than 30 tokens and were truncated" in printed
 
 
 def test_a_reranker_takes_all_that_is_unset_from_the_card_too() -> None:

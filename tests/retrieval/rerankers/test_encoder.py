@@ -53,7 +53,7 @@ def test_the_first_512_words_of_a_passage_are_read(passages, images) -> None:
 def test_an_encoder_reranker_needs_the_image_and_one_space(passages) -> None:
     reranker = open_reranker(RerankerConfig(reranker="encoder", reranker_model="miniature/clip"))
     assert isinstance(reranker, ImageReranker)
-    with pytest.raises(UserError, match="reads a question with its image"):
+    with pytest.raises(UserError, match="needs the question's image"):
         reranker.rank(QUESTIONS[:1], [passages])
-    with pytest.raises(UserError, match="has a space of its own for texts"):
+    with pytest.raises(UserError, match="has a separate space for texts"):
         load_reranker("encoder", "pair:miniature/clip+miniature/text")

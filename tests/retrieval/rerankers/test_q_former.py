@@ -237,8 +237,8 @@ def test_a_long_image_is_padded_and_its_middle_taken(size: tuple[int, int], blac
     [
         (lambda state: state.pop("text_proj.bias") is None, r"lacks 1 of its weights, e\.g\. text_projection\.bias"),
         (lambda state: state.update({"vision_proj.bias": torch.full((OUT,), math.nan)}), "vision_projection.bias"),
-        (lambda state: {"model": state}, "holds no state dict"),
-        (lambda state: {"state": Path("x")}, "a pickle with more in it than tensors"),
+        (lambda state: {"model": state}, "is not a state dict"),
+        (lambda state: {"state": Path("x")}, "a pickle that contains more than tensors"),
     ],
     ids=["missing", "nan", "nested", "pickle"],
 )
@@ -250,7 +250,7 @@ def test_weights_of_something_else_are_refused(write, tmp_path, change, told) ->
 def test_a_folder_that_lacks_something_is_refused(write, tmp_path) -> None:
     folder = write(tmp_path / "one")
     (folder / "second.pth").write_bytes(b"")
-    with pytest.raises(UserError, match=r"has 2 files `\.pth`"):
+    with pytest.raises(UserError, match=r"has 2 `\.pth` files"):
         load_reranker("q_former", str(folder))
     (folder / "second.pth").unlink()
     (folder / "config.json").unlink()
@@ -259,7 +259,7 @@ def test_a_folder_that_lacks_something_is_refused(write, tmp_path) -> None:
 
 
 def test_without_an_image_it_is_refused(folder, passages) -> None:
-    with pytest.raises(UserError, match="reads a question with its image"):
+    with pytest.raises(UserError, match="needs the question's image"):
         load_reranker("q_former", str(folder)).rank([QUESTION], [passages])
 
 
