@@ -1,1 +1,1 @@
-"""Knowledge bases, passages, encoders, indexes, retrievers."""
+"""Encoders, vector stores, indexes, retrievers and rerankers."""

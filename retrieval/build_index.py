@@ -1,10 +1,10 @@
 """Index a knowledge base: `reflectune build_index --knowledge DIR --output DIR [--rows passages] [--dry_run]`.
 
-Encodes every entry's images and title, and its summary with `--summaries`, or its image's caption with `--captions`;
-or each section's summary, with its entry's first image; or cuts the entries into passages and encodes these. An index
-that was cut off is continued by the same command; `--verify` compares a finished one with its checksums. Under
-`accelerate launch` the processes share the work, with the same result. Exit status: 0, or 3 if bad images were left out
-(`on_error: skip`).
+`--rows entries` encodes every entry's images and title, and its summary with `--summaries` or its image's caption with
+`--captions`. `--rows sections` encodes each section's summary and its entry's first image. `--rows passages` splits the
+entries into passages and encodes these. The same command resumes an interrupted build. `--verify` compares a finished
+index with its checksums. Under `accelerate launch` the processes share the work. Exit status: 0, or 3 if bad images
+were left out (`on_error: skip`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class IndexConfig(EntryIndexSettings, PassageIndexSettings):
 
     @model_validator(mode="after")
     def _choose_encoder(self) -> Self:
-        """Set the encoder for the rows, if none is named."""
+        """Set the default encoder for the rows."""
         self.encoder = self.encoder or ("miniature/text" if self.rows == "passages" else "miniature/clip")
         return self
 
     @cross_check
-    def idle_problems(self) -> Iterator[str]:
-        """Yield the keys that are given and belong to the other kind of rows."""
+    def unused_key_problems(self) -> Iterator[str]:
+        """Yield the problems of keys that are set but not used for `rows`."""
         kinds = (EntryIndexSettings, PassageIndexSettings)
         own, other = kinds[::-1] if self.rows == "passages" else kinds
-        idle = self.model_fields_set & (other.model_fields.keys() - own.model_fields.keys())
+        unused = self.model_fields_set & (other.model_fields.keys() - own.model_fields.keys())
         if self.rows == "sections":
-            idle |= {name for name in ("summaries", "captions") if getattr(self, name)}
-        yield from (f"`{name}` means nothing for `rows: {self.rows}`; drop it" for name in sorted(idle))
+            unused |= {name for name in ("summaries", "captions") if getattr(self, name)}
+        yield from (f"`{name}` means nothing for `rows: {self.rows}`; drop it" for name in sorted(unused))
 
 
 @command(IndexConfig, writes="output")

@@ -1,4 +1,4 @@
-"""Settings that name an index or a file of ranked entities, inherited by the configs of commands that retrieve."""
+"""Settings of the index or the ranked entities, inherited by the configs of commands that retrieve."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class IndexKeys(SummarySettings):
     encoder: EncoderName = setting(
         "miniature/clip",
         "the encoder that the index was built with",
-        hashed=False,  # the index is, and names it
+        hashed=False,  # the index's manifest, which is hashed, names it
     )
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each image, e.g. by Google Lens", hashed=False
@@ -48,11 +48,11 @@ class IndexKeys(SummarySettings):
 
     @cross_check
     def index_problems(self) -> Iterator[str]:
-        """Yield the problems of these keys. All may be unset."""
+        """Yield the problems of these keys."""
         if self.index and not Path(self.index, "manifest.json").is_file():
             yield f"`index`: {self.index} has no manifest.json; build it with `reflectune build_index`"
         if self.index and self.ranked_entities:
-            yield "`index` and `ranked_entities` are both given; entries are found by one of them"
+            yield "`index` and `ranked_entities` are both given; drop one of them"
         if self.ranked_entities and self.summary_share:
             yield "`summary_share` needs an `index`; ranked entities have no summaries to weigh"
 

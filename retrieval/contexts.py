@@ -1,8 +1,9 @@
-"""Contexts from retrieved entries: whole articles or the best passages, or one document at a time."""
+"""Build contexts of retrieved entries: whole articles or the best passages, together or one at a time."""
 
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +20,7 @@ from reflectune.retrieval.rerankers.words import WordReranker
 ContextForm = Literal["article", "articles", "passage", "passages"]
 CONTEXT_FORMS: tuple[ContextForm, ...] = ("article", "articles", "passage", "passages")
 PICKED: tuple[ContextForm, ...] = ("passage", "passages")
-"""Forms whose passages a reranker picks."""
+"""Forms whose passages are selected by a reranker."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class ContextBuilder:
 
     Attributes:
         knowledge: The entries.
-        reranker: Orders passages by the question; only the forms of `PICKED` need one.
+        reranker: Reranker of passages; only the forms of `PICKED` need one.
         top_n: Number of entries to read.
-        passages: Number of their passages to read, for `passages`.
+        passages: Number of passages to read, for the form `passages`.
         lead: Text before each passage.
     """
 
@@ -47,15 +48,15 @@ class ContextBuilder:
         hits: Sequence[Sequence[Hit]],
         images: Sequence[Image.Image] = (),
     ) -> list[list[Passage]]:
-        """Return the passages that each question is answered from, in the order of reading.
+        """Return each question's passages in reading order.
 
         Args:
-            form: `article`: the first entry whole; `articles`: the first `top_n` entries whole, one after the other
-                (naive mRAG, §3 of mR²AG); `passages`: the best passages of the first `top_n` entries by the reranker
-                (LLaVA-SFR of its Table 1); `passage`: the best one of them, of the first entry if `top_n` is 1.
+            form: `article`: the whole first entry; `articles`: the whole first `top_n` entries (naive mRAG, §3 of
+                mR²AG); `passages`: the best passages of the first `top_n` entries (LLaVA-SFR in its Table 1);
+                `passage`: only the best one.
             questions: The questions' texts.
-            hits: The retrieved entries of each, best first.
-            images: The questions' images, for a reranker that reads them.
+            hits: Retrieved entries of each question, best first.
+            images: The questions' images, for an `ImageReranker`.
         """
         depth = 1 if form == "article" else self.top_n
         articles = [
@@ -66,7 +67,7 @@ class ContextBuilder:
             return articles
         count = 1 if form == "passage" else self.passages
         if self.reranker is None:
-            raise ValueError("the best passages are asked for without a reranker")
+            raise ValueError(f"the form `{form}` needs a reranker")
         if isinstance(self.reranker, ImageReranker) and images:
             scores = [{hit.entry_id: hit.score for hit in row} for row in hits]
             ranked = self.reranker.rank_with_images(questions, images, articles, scores, count)
@@ -77,14 +78,14 @@ class ContextBuilder:
 
 @dataclass(frozen=True)
 class Document:
-    """Passage to ask a model with.
+    """Retrieved passage to answer a question with.
 
     Attributes:
         passage: The passage.
         score: Its entry's S_ret, equation 3.
         rank: Rank among the question's documents, from 1.
-        cut: True if sentences are missing at its end.
-        found: Place of its entry in the search results (`places`); "" if it was not searched for.
+        cut: True if it was truncated to fit.
+        found: Place of its entry in the search results (`places`); "" if it was not retrieved.
     """
 
     passage: Passage
@@ -98,47 +99,41 @@ def find_documents(
     questions: Sequence[str],
     hits: Sequence[Sequence[Hit]],
     passages_of: Callable[[str], Sequence[Passage]],
-    most: int,
+    count: int,
     reranker: Reranker | None = None,
 ) -> list[list[Document]]:
-    """Return the `most` passages of each question's retrieved entries that a reranker puts first, best first.
+    """Return the best passages of each question's retrieved entries, best first.
 
     Args:
-        questions: Their texts.
-        hits: The entries of each.
-        passages_of: The passages of an entry, by its id.
-        most: K of Algorithm 2.
-        reranker: Ranks the passages; None: BM25.
+        questions: The questions' texts.
+        hits: Retrieved entries of each question.
+        passages_of: Returns the passages of an entry by its id.
+        count: Maximum passages per question: K of Algorithm 2.
+        reranker: Reranker of the passages; None: BM25.
     """
     articles = [[passage for hit in row for passage in passages_of(hit.entry_id)] for row in hits]
     found = []
-    for row, ranked in zip(hits, (reranker or WordReranker()).rank(questions, articles, most), strict=True):
+    for row, ranked in zip(hits, (reranker or WordReranker()).rank(questions, articles, count), strict=True):
         scores, where = {hit.entry_id: hit.score for hit in row}, describe_ranks(row)
         passages = [scored.passage for scored in ranked]
         found.append([Document(p, scores[p.entry_id], i, found=where[p.entry_id]) for i, p in enumerate(passages, 1)])
     return found
 
 
-def shorten(document: Document, room: int, count: Callable[[Passage], int]) -> Document | None:
-    """Return the document if it fits, else with as many of its first sentences as fit; None if not even one does.
+def shorten(document: Document, max_tokens: int, count: Callable[[Passage], int]) -> Document | None:
+    """Truncate a document to as many whole sentences as fit; return None if not even the first one fits.
 
     Args:
         document: The document.
-        room: Maximum tokens.
-        count: Tokens of the prompt that asks with a passage.
+        max_tokens: Maximum tokens of the prompt.
+        count: Returns the tokens of the prompt with a passage.
     """
-    if count(document.passage) <= room:
+    if count(document.passage) <= max_tokens:
         return document
     texts = list(sentences(document.passage.text))
-    fits, too_many = 0, len(texts)  # bisect: more sentences are more tokens
-    while too_many - fits > 1:
-        middle = (fits + too_many) // 2
-        if count(_first(document.passage, texts, middle)) <= room:
-            fits = middle
-        else:
-            too_many = middle
-    return dataclasses.replace(document, passage=_first(document.passage, texts, fits), cut=True) if fits else None
 
+    def first(sentence_count: int) -> Passage:
+        return dataclasses.replace(document.passage, text=" ".join(texts[:sentence_count]))
 
-def _first(passage: Passage, texts: Sequence[str], count: int) -> Passage:
-    return dataclasses.replace(passage, text=" ".join(texts[:count]))
+    fitting = bisect_right(range(1, len(texts)), max_tokens, key=lambda sentence_count: count(first(sentence_count)))
+    return dataclasses.replace(document, passage=first(fitting), cut=True) if fitting else None

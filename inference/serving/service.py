@@ -291,7 +291,7 @@ def _open(
     replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
     parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))
     if isinstance(parts.retriever, EntryRetriever):
-        parts.retriever.max_kept = _KEPT_BATCHES
+        parts.retriever.max_cached = _KEPT_BATCHES
     engines: dict[tuple[ModelRole | None, str], Engine] = {}
 
     def engine(role: ModelRole | None, name: str, reads: str = "") -> Engine | None:

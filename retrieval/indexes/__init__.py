@@ -1,1 +1,1 @@
-"""Indexes: vectors of a knowledge base in a store with their manifest, and how they are built."""
+"""Indexes of a knowledge base: vectors in a store with a manifest."""

@@ -1,4 +1,4 @@
-"""Building an index: vectors in shards, each on the disk as soon as it is encoded, put into a store at the end."""
+"""Build an index of entries: encode shards, each written to disk at once, and put them into a store at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
-from reflectune.core.images import BadImage
 from reflectune.core.launching import ALONE, Processes
 from reflectune.core.progress import progress_bar
 from reflectune.core.rejected import (
@@ -42,14 +41,13 @@ from reflectune.retrieval.indexes.entry_index import (
     Index,
     check_store,
     choice_of,
-    has_summaries,
     left_out,
     load_index,
     origin_of,
     read_manifest,
 )
 from reflectune.retrieval.indexes.growing import reopen_index, starts_with
-from reflectune.retrieval.indexes.images import ImagePlace, encode_images, has_title, places_of
+from reflectune.retrieval.indexes.images import encode_images, has_title, places_of
 from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 from reflectune.retrieval.indexes.planning import Plan, check_room, fields_of, plan_index
 from reflectune.retrieval.indexes.sections import SECTION_ENTRIES, SECTIONS, UNIT, SectionKnowledge
@@ -58,8 +56,8 @@ from reflectune.retrieval.indexes.writing import Block, claim_shards, write_arra
 from reflectune.retrieval.stores.names import check_shareable
 from reflectune.retrieval.stores.opening import Choice
 
-_BESIDE = ("owner", "titled", "rejected")
-"""Files of a shard next to the vectors of each field."""
+_EXTRA_PARTS = ("owner", "titled", "rejected")
+"""Files of a shard besides the vectors of each field."""
 _ADVICE = "; `on_error: skip` leaves it out"
 
 OnError = Literal["stop", "skip"]
@@ -82,35 +80,35 @@ def build_index(
     workers: int = 0,
     processes: Processes = ALONE,
 ) -> Index:
-    """Build an index, or resume one; a finished one is returned unchanged.
+    """Build or resume an index; open a finished one.
 
-    If the knowledge base has grown at its end, full shards are not encoded again. The index has the same bytes whether
-    it was built at once or grown, by one process or by all of a launch, with or without workers.
+    If entries were appended to the knowledge base, full shards are not encoded again. The bytes of the index don't
+    depend on whether it was extended, nor on the number of processes and workers.
 
     Args:
         kb: The knowledge base.
         encoder: Encoder of images and titles.
         folder: Folder of the index.
         store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
-        summaries: Encode each entry's summary too (`summary_text`), as a field of its own; its caption, if `kb` is a
+        summaries: Encode each entry's summary too (`summary_text`), as another field; or its caption, if `kb` is a
             `CaptionedKnowledge`.
-        sections: Make a row of each section, with its entry's first image and its summary (`SectionKnowledge`),
-            instead of one of each image with the entry's title.
-        leave_out: Images to exclude; the manifest stores their number and list.
+        sections: Index each section with its entry's first image and its summary (`SectionKnowledge`), instead of each
+            image with its entry's title.
+        leave_out: Images to exclude; the manifest stores their number and the list's hash.
         batch_size: Entries to encode together.
         shard_rows: Entries to write together; a crash loses at most these.
         on_error: `stop` ends at the first bad image. `skip` leaves out bad images and entries without a title, lists
-            them in `rejected.jsonl` and counts them in the manifest; an entry whose images are all bad is found by its
-            title, as one without images.
-        verify: Read large files of a finished index whole when checksums are compared.
+            them in `rejected.jsonl` and counts them in the manifest; an entry with only bad images is indexed as one
+            without images.
+        verify: Compute the checksums of a finished index's large files whole.
         progress: Show a progress bar.
         workers: Threads that read and prepare images ahead of the model; 0: none.
         processes: Processes of the launch; all call this.
 
     Raises:
         UserError: The folder holds an index of different content, fields, store or excluded images; or `on_error` is
-            `stop` and an image is missing or bad, an entry has no title, or the folder's index was built with `skip`
-            and lacks some; or several processes would open a file of Milvus Lite.
+            `stop` and an image is missing or bad, an entry has no title, or the folder's index lacks images since it
+            was built with `skip`; or several processes would open a Milvus Lite file.
     """
     folder, articles = Path(folder), kb
     check_shareable(store, processes)
@@ -122,7 +120,7 @@ def build_index(
         if starts_with(kb, encoder, manifest):
             check_store(folder, manifest, store)
             _check_whole(folder, manifest, on_error)
-            processes.wait()  # all know it before the first one takes the index apart
+            processes.wait()  # all processes see the manifest before the first one deletes it
             if is_first:
                 settings = _shard_settings(choice, batch_size, shard_rows, leave_out, summaries, kb)
                 _reopen(folder, manifest, kb, encoder, settings)
@@ -139,7 +137,7 @@ def build_index(
             _assemble(kb, encoder, folder, plan, leave_out, progress)
     processes.wait()
     check_shareable(choice_of(folder, read_manifest(folder)).address, processes)
-    with processes.main_process_first():  # which may have to send a server what it lost
+    with processes.main_process_first():  # the first one may have to resend rows to a server
         index = load_index(folder, articles, encoder, verify=verify, resend=is_first)
     check_store(folder, index.manifest, store)
     _check_whole(folder, index.manifest, on_error)
@@ -150,7 +148,7 @@ def build_index(
 
 @dataclass(frozen=True)
 class _Shards:
-    """Shards of encoded entries in a folder, and the settings that they are made with; see `build_index`."""
+    """Shards of encoded entries in a folder, with their settings; see `build_index`."""
 
     kb: KnowledgeBase
     encoder: ImageTextEncoder
@@ -162,7 +160,7 @@ class _Shards:
     on_error: OnError
     workers: int
     texts: Counter[str] = field(default_factory=Counter)
-    """Number of texts that this process encoded, and of those that were cut."""
+    """Number of texts that this process has encoded, and how many of them were truncated."""
 
     @property
     def has_summaries(self) -> bool:
@@ -170,10 +168,10 @@ class _Shards:
         return "summary" in self.plan.fields
 
     def encode(self, processes: Processes, *, progress: bool) -> None:
-        """Encode every shard that is not on the disk yet, each in one process; all go on when all are there.
+        """Encode the missing shards, distributed over the processes, and wait until all are on disk.
 
-        The progress bar's rate counts only these. A shard that was encoded under `stop` has nothing left out, so `skip`
-        goes on with it; `stop` encodes one that has again, since its images may be repaired.
+        The progress bar's rate counts only these. With `stop`, shards that left rows out are encoded again, since their
+        images may have been repaired.
         """
         if processes.index == 0:
             check_room(self.folder.parent, self.plan)
@@ -184,18 +182,18 @@ class _Shards:
             claim_shards(self.folder, origin_of(self.kb, self.encoder), settings)
         count, rows = len(self.kb), self.shard_rows
         paths = {first: _shard_paths(self.folder, first // rows, self.plan.fields) for first in range(0, count, rows)}
-        left = [first for first, files in paths.items() if not self._is_encoded(files)]
-        before = sum(min(rows, count - first) for first in paths.keys() - set(left))
-        processes.wait()  # all know what is left before one of them writes
-        mine = set(left[processes.index :: processes.count])
+        missing = [first for first, files in paths.items() if not self._is_encoded(files)]
+        done = sum(min(rows, count - first) for first in paths.keys() - set(missing))
+        processes.wait()  # all processes list the missing shards before one of them writes
+        own = set(missing[processes.index :: processes.count])
         entries = self.leave_out.without(self.kb)
-        with progress_bar(total=count, initial=before, unit=" entries", desc="indexing", disable=not progress) as bar:
+        with progress_bar(total=count, initial=done, unit=" entries", desc="indexing", disable=not progress) as bar:
             for first, files in paths.items():
                 shard = list(islice(entries, rows))
-                if first in mine:
+                if first in own:
                     self._write(shard, first, files, bar)
-                elif first in left:
-                    bar.update(len(shard))  # another process encodes it meanwhile
+                elif first in missing:
+                    bar.update(len(shard))  # another process encodes it
         processes.wait()
         if self.texts["cut"]:
             warnings.warn(
@@ -205,12 +203,12 @@ class _Shards:
             )
 
     def _is_encoded(self, paths: Mapping[str, Path]) -> bool:
-        """Return True if a shard is on the disk, and under `stop` has nothing left out."""
-        is_there = all(path.is_file() for path in paths.values())
-        return is_there and not (self.on_error == "stop" and _rejected_of(paths["rejected"]))
+        """Return True if a shard is on disk and, with `stop`, left no rows out."""
+        exists = all(path.is_file() for path in paths.values())
+        return exists and not (self.on_error == "stop" and _rejected_of(paths["rejected"]))
 
     def _write(self, shard: Sequence[Entry], first: int, paths: Mapping[str, Path], bar: Any) -> None:
-        """Encode a shard, whose first entry has the position `first`, and put it on the disk."""
+        """Encode a shard, whose first entry has the position `first`, and write it to disk."""
         rejected: list[BadRow] = []
         reject = stop if self.on_error == "stop" else rejected.append
         arrays = self._arrays(shard, first, reject, bar)
@@ -220,29 +218,33 @@ class _Shards:
         write_json(paths["rejected"], [as_json(error) for error in rejected])
 
     def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return vectors of texts, which are counted."""
+        """Return vectors of texts, and count them."""
         self.texts.update(encoded=len(texts), cut=sum(self.encoder.too_long(texts)))
         return self.encoder.encode_entry_texts(texts)
 
     def _arrays(self, entries: Sequence[Entry], first: int, reject: Reject, bar: Any) -> dict[str, npt.NDArray[Any]]:
-        """Return vectors of a shard's images and texts, and their entries' positions in the knowledge base."""
+        """Return the arrays of a shard: vectors of images and texts, and the positions of their entries."""
         titles, summaries, images = [], [], [no_vectors(self.encoder.dimensions)]
         owner: list[int] = []
         titled: list[int] = []
-        whole = list(enumerate(entries, start=first))
-        batches = [whole[start : start + self.batch_size] for start in range(0, len(whole), self.batch_size)]
+        numbered = list(enumerate(entries, start=first))
+        batches = [numbered[start : start + self.batch_size] for start in range(0, len(numbered), self.batch_size)]
         places = [places_of(self.kb, batch, self.batch_size) for batch in batches]
         with closing(encode_images(self.kb, self.encoder, chain.from_iterable(places), self.workers)) as encoded:
             for batch, chunks in zip(batches, places, strict=True):
-                named = [(at, entry) for at, entry in batch if _has_title(self.kb, at, entry, reject)]
-                titles.append(self._encoded([entry.title for _, entry in named]))
+                with_title = [
+                    (position, entry) for position, entry in batch if self._has_title(position, entry, reject)
+                ]
+                titles.append(self._encoded([entry.title for _, entry in with_title]))
                 if self.has_summaries:
-                    summaries.append(self._encoded([summary_text(entry) for _, entry in named]))
-                titled += [position for position, _ in named]
-                title = {position: entry.title for position, entry in named}
+                    summaries.append(self._encoded([summary_text(entry) for _, entry in with_title]))
+                titled += [position for position, _ in with_title]
+                title = {position: entry.title for position, entry in with_title}
                 for chunk in islice(encoded, len(chunks)):
                     for place, error in chunk.bad:
-                        _reject_image(self.kb, place, error, reject)
+                        kind = MissingImage if error.is_missing else UnreadableImage
+                        where = self.kb.place(place.position)
+                        reject(kind(*where, place.entry.id, "images", error.problem, error.fix + _ADVICE))
                     images.append(self.encoder.mix(chunk.vectors, [title[position] for position in chunk.owners]))
                     owner += chunk.owners
                 bar.update(len(batch))
@@ -253,6 +255,14 @@ class _Shards:
             "owner": np.array(owner, dtype=np.int64),
             "titled": np.array(titled, dtype=np.int64),
         }
+
+    def _has_title(self, position: int, entry: Entry, reject: Reject) -> bool:
+        """Return True if an entry has a title, else reject it."""
+        if has_title(entry):
+            return True
+        fix = "give it one: equation 3 compares images with titles" + _ADVICE
+        reject(BadRow(*self.kb.place(position), entry.id, "title", "has no title", fix))
+        return False
 
 
 def _shard_settings(
@@ -271,7 +281,7 @@ def _shard_settings(
 def _reopen(
     folder: Path, manifest: dict[str, Any], kb: KnowledgeBase, encoder: ImageTextEncoder, settings: Mapping[str, Any]
 ) -> None:
-    """Turn a finished index of the knowledge base's beginning into shards of these settings."""
+    """Split a finished index into shards with these settings, to extend it."""
     shards, fields = folder / UNFINISHED, fields_of(encoder, summaries=settings["summaries"])
     claim_shards(shards, origin_of(kb, encoder), settings, reopened=True)
     reopen_index(folder, manifest, kb, lambda number: _shard_paths(shards, number, fields), settings["shard_rows"])
@@ -280,10 +290,10 @@ def _reopen(
 def _check_built(
     folder: Path, manifest: dict[str, Any], leave_out: Omission, summaries: bool, sections: bool, captions: str
 ) -> None:
-    """Refuse a finished index of other fields or captions, or that lacks other images than are to be left out."""
+    """Refuse a finished index that was built with different settings."""
     built = {
         "leave_out": manifest.get(LEFT_OUT_LIST, "") or "(none)",
-        "summaries": has_summaries(manifest),
+        "summaries": "summary" in manifest["fields"],
         "captions": manifest.get(CAPTIONS, "") or "(none)",
         "rows": manifest.get(UNIT, "entries"),
     }
@@ -302,7 +312,7 @@ def _check_built(
 
 
 def _check_whole(folder: Path, manifest: Mapping[str, Any], on_error: OnError) -> None:
-    """Refuse under `stop` a finished index that lacks images or entries."""
+    """With `stop`, refuse a finished index that left images or entries out."""
     if on_error == "stop" and (count := left_out(manifest)):
         raise UserError(
             f"the index {folder} was built with `on_error: skip` and lacks {count:,} images or entries, listed in "
@@ -311,7 +321,7 @@ def _check_whole(folder: Path, manifest: Mapping[str, Any], on_error: OnError) -
 
 
 def _shard_paths(folder: Path, number: int, fields: Iterable[str]) -> dict[str, Path]:
-    parts = (*fields, *_BESIDE)
+    parts = (*fields, *_EXTRA_PARTS)
     return {part: folder / f"{part}-{number:05d}.{'json' if part == 'rejected' else 'npy'}" for part in parts}
 
 
@@ -320,28 +330,16 @@ def _rejected_of(path: Path) -> list[BadRow]:
     return [from_json(row) for row in read_json(path, "the unfinished index's rejected rows")]
 
 
-def _reject_image(kb: KnowledgeBase, place: ImagePlace, error: BadImage, reject: Reject) -> None:
-    kind = MissingImage if error.is_missing else UnreadableImage
-    reject(kind(*kb.place(place.position), place.entry.id, "images", error.problem, error.fix + _ADVICE))
-
-
-def _has_title(kb: KnowledgeBase, position: int, entry: Entry, reject: Reject) -> bool:
-    """Return True if an entry has the title that equation 3 compares images with; one without is rejected."""
-    if has_title(entry):
-        return True
-    fix = "give it one: equation 3 compares images with titles" + _ADVICE
-    reject(BadRow(*kb.place(position), entry.id, "title", "has no title", fix))
-    return False
-
-
 def _assemble(
     kb: KnowledgeBase, encoder: ImageTextEncoder, folder: Path, plan: Plan, leave_out: Omission, progress: bool
 ) -> None:
-    """Put the shards into a store; the manifest comes last."""
+    """Write the index from its shards, the manifest last."""
     shards = folder / UNFINISHED
     rejected = Rejected(folder)
     errors = [error for path in sorted(shards.glob("rejected-*.json")) for error in _rejected_of(path)]
-    rejected.note({str(error): error for error in errors}.values())  # sections have their entry's image in common
+    rejected.note(
+        {str(error): error for error in errors}.values()
+    )  # without repetitions, since sections share an image
     rejected.close()
     numbers = range(len(list(shards.glob("title-*.npy"))))
 

@@ -1,4 +1,4 @@
-"""Captions of entries' images in place of their summaries: the entries' side C and IC of mRAG (§3.1)."""
+"""Replace entries' summaries by captions of their images: the modalities C and IC of entries in mRAG (§3.1)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase
 
 CAPTION_FILE: Final = "captions.jsonl"
-"""File of `reflectune caption`: rows `{"entry_id": …, "caption": …}`."""
+"""Output file of `reflectune caption`, with rows `{"entry_id": …, "caption": …}`."""
 CAPTIONS: Final = "captions_fingerprint"
-"""The manifest's key for the captions' file; an index of summaries has none."""
+"""Key of the manifest for the hash of the captions' file; missing if no captions were indexed."""
 
 
 class CaptionedKnowledge(KnowledgeBase):
-    """A knowledge base with an entry's caption in place of its summary; without one, the summary is the title.
+    """A knowledge base whose entries have their captions as summaries; an entry without a caption has its title.
 
     Args:
         kb: The knowledge base.
-        path: The captions.
+        path: File of captions.
 
     Attributes:
         captions_fingerprint: Hash of the captions' file.
@@ -43,12 +43,12 @@ class CaptionedKnowledge(KnowledgeBase):
             yield dataclasses.replace(entry, summary=self._captions.get(entry.id, entry.title))
 
     def fingerprint_of(self, entries: int) -> str:
-        """Compute the fingerprint of the first entries, with their own summaries."""
+        """Compute the fingerprint of the first entries with their original summaries."""
         return self._kb.fingerprint_of(entries)
 
 
 def captions_of(kb: KnowledgeBase) -> str:
-    """Return the hash of a knowledge base's captions; "" without."""
+    """Return the hash of a knowledge base's captions; "" without captions."""
     return kb.captions_fingerprint if isinstance(kb, CaptionedKnowledge) else ""
 
 

@@ -1,4 +1,4 @@
-"""Build an index of entries' images and titles by its settings."""
+"""Build an index of entries' images and titles from its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.indexes.near_duplicates import Omission
 
 SHARD: Final = 4096
-"""Entries in a shard, if the settings name no number."""
+"""Default number of entries per shard."""
 
 
 class EntryIndexSettings(IndexSettings):
@@ -42,12 +42,12 @@ class EntryIndexSettings(IndexSettings):
 
     @property
     def encodes_texts(self) -> bool:
-        """Return True if summaries, or captions in their place, are encoded."""
+        """True if summaries or captions are encoded."""
         return self.summaries or bool(self.captions)
 
     @cross_check
     def caption_problems(self) -> Iterator[str]:
-        """Yield the problem of two texts for one field."""
+        """Yield the problem of captions next to summaries."""
         if self.captions and self.summaries:
             yield "`captions` take the place of `summaries`; give one of the two"
 
@@ -68,15 +68,15 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
 
     Args:
         config: The settings.
-        sections: Make a row of each section; see `reflectune.retrieval.indexes.building.build_index`.
+        sections: Index sections instead of images; see `reflectune.retrieval.indexes.building.build_index`.
 
     Returns:
-        The number of images and of entries without a title that are left out.
+        The number of bad images and of entries without a title that are left out.
 
     Raises:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
-    from reflectune.core.launching import launch_processes  # slow to import, as what follows: after the config is right
+    from reflectune.core.launching import launch_processes  # slow to import, like the following
     from reflectune.formats.dataset import Dataset
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
@@ -147,22 +147,25 @@ def _describe(
         print(f"without {len(leave_out.images):,} near-duplicates of test images, listed in {config.leave_out}")
     print(*describe_plan(kb, encoder, plan), f"into {config.output}; nothing was written", sep="\n")
     check_room(Path(config.output), plan)
-    sizes: dict[str, int] = {"batch_size": config.batch_size, "workers": config.workers}
-    parts = try_entries(kb, encoder, **sizes, summaries=config.encodes_texts)
+    parts = try_entries(
+        kb, encoder, batch_size=config.batch_size, workers=config.workers, summaries=config.encodes_texts
+    )
     if time := describe_time(parts, processes):
         print(f"  {time}")
     return len(missing)
 
 
 def _print_contents(config: EntryIndexSettings, name: str, manifest: Mapping[str, Any], *, sections: bool) -> None:
-    """Print the contents of a finished index, and what it leaves out."""
+    """Print the contents of a finished index, and the number of rows left out."""
     from reflectune.retrieval.indexes.entry_index import NEAR_DUPLICATES, recall_of
 
     if sections:
         content = f"sections, {manifest['images']:,} with an image,"
     else:
-        texts = "captions" if config.captions else "summaries"
-        content = f"titles{f', as many {texts}' if config.encodes_texts else ''} and {manifest['images']:,} images"
+        texts = ""
+        if config.encodes_texts:
+            texts = f", as many {'captions' if config.captions else 'summaries'}"
+        content = f"titles{texts} and {manifest['images']:,} images"
     print(f"{config.output}: {manifest['entries']:,} {content} of {name}")
     print(f"  searched by {manifest['store']}{recall_of(manifest)}")
     if config.leave_out:

@@ -1,8 +1,8 @@
-"""Index of a knowledge base: vectors of every image and title in a store, with the entries that they belong to.
+"""Index of entries: vectors of every image and title in a store, with the entries that they belong to.
 
-A row of the store is an image of an entry and the entry's title: the fields `image` and `title`, and `summary` if the
-index was built with summaries. Fields and weights are chosen by the query. An entry without images has one row, with
-the mean of all images in place of an image.
+A row of the store has the vectors of an entry's image and title, in the fields `image` and `title`, and `summary` if
+the index was built with summaries. Fields and weights are chosen by the query. An entry without images has one row,
+with the mean of all images as its image.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from reflectune.retrieval.stores.opening import Choice, open_store
 OWNERS: Final = "owners.npy"
 ENTRIES: Final = "entries.npy"
 WITHOUT_IMAGE: Final = "without_image.npy"
-"""Files of positions: of each row its entry; of each entry its place in the knowledge base; the rows without image."""
+"""Files of positions: each row's entry; each entry's position in the knowledge base; the rows without an image."""
 PRECISION: Final = "encoder_dtype"
-"""The manifest's key for the precision of an encoder's weights; float32 isn't recorded."""
+"""Key of the manifest for the precision of the encoder's weights; missing for float32."""
 NEAR_DUPLICATES: Final = "near_duplicates"
 LEFT_OUT_LIST: Final = "near_duplicates_fingerprint"
-"""In the manifest of an index without near-duplicates of test images: how many were left out, and by which list."""
+"""Keys of the manifest of an index without near-duplicates of test images: their number, and the list's hash."""
 AGAIN: Final = "delete the folder and build the index again"
 
 _FIELDS: Final = ({"image", "title"}, {"image", "title", "summary"})
@@ -52,11 +52,11 @@ class Index:
     """A loaded index.
 
     Attributes:
-        manifest: Record of its build, and of the images left out.
-        entry_ids: Every entry that has a title, in the knowledge base's order.
+        manifest: Record of its build and of the images left out.
+        entry_ids: Ids of the entries with titles, in the knowledge base's order.
         owner: Index in `entry_ids` of each row's entry; never decreasing, shape (rows,).
         store: Vectors of the fields `image` and `title`, and `summary` if it was built with summaries.
-        sections: For an index of sections the section of each row's pair, shape (rows,); None for one of entries.
+        sections: Each row's section in an index of sections, shape (rows,); None in an index of entries.
     """
 
     manifest: dict[str, Any]
@@ -67,7 +67,7 @@ class Index:
 
 
 class EntryIds:
-    """Ids of entries by their positions in a knowledge base, which has them already."""
+    """Ids of entries by their positions in a knowledge base, read on demand."""
 
     def __init__(self, kb: KnowledgeBase, positions: npt.NDArray[np.integer]) -> None:
         self._kb, self._positions = kb, positions
@@ -75,12 +75,12 @@ class EntryIds:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def __getitem__(self, place: int) -> str:
-        return self._kb.id_at(int(self._positions[place]))
+    def __getitem__(self, index: int) -> str:
+        return self._kb.id_at(int(self._positions[index]))
 
 
 def left_out(manifest: Mapping[str, Any]) -> int:
-    """Return the number of images and entries without a title that were left out of the build of an index."""
+    """Return the number of bad images and of entries without a title that an index lacks."""
     return sum(manifest.get("left_out", {}).values())
 
 
@@ -88,26 +88,26 @@ def recall_of(manifest: Mapping[str, Any]) -> str:
     """Describe the measured recall of an approximate search; "" for an exact one."""
     if not (search := manifest.get("search")):
         return ""
-    return f", looking into {search['cells']:,} cells: recall@{search['top']} {search['recall']:.3f} of an exact search"
+    return f", searching {search['cells']:,} cells: recall@{search['top']} {search['recall']:.3f} of an exact search"
 
 
 def load_index(
     folder: str | Path, kb: KnowledgeBase, encoder: ImageTextEncoder, *, verify: bool = False, resend: bool = False
 ) -> Index:
-    """Open an index for searching this knowledge base with this encoder; its files are mapped, not read.
+    """Open an index of a knowledge base. Its files are mapped, not read.
 
-    Files of up to 64 MiB are compared with their checksums whole, larger ones by chunks spread over them.
+    Checksums of files larger than 64 MiB are computed from samples.
 
     Args:
-        folder: The index's.
-        kb: The knowledge base that it must be of.
-        encoder: The encoder that it must be built with.
-        verify: Read large files whole for their checksums too.
-        resend: Send a server the rows that it lacks, instead of refusing it.
+        folder: Folder of the index.
+        kb: The knowledge base that the index must belong to.
+        encoder: The encoder that the index must have been built with.
+        verify: Compute the checksums of large files whole.
+        resend: Send missing rows to a server, instead of refusing it.
 
     Raises:
-        UserError: It was built from another knowledge base or with another encoder; a file of it was swapped, cut or
-            changed; or the server that searches it doesn't answer or lacks rows.
+        UserError: The index belongs to a different knowledge base or encoder; a file was replaced, truncated or
+            changed; or the index's server doesn't answer or lacks rows.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -119,40 +119,40 @@ def load_index(
     owner, entries = (read_positions(folder / name) for name in (OWNERS, ENTRIES))
     search, collection = manifest.get("search"), collection_of(manifest)
     store = open_store(choice, folder, manifest["fields"], collection=collection, creates=resend, search=search)
-    sizes, expected = [len(store), len(owner), len(entries)], [manifest[name] for name in ("rows", "rows", "entries")]
+    sizes, expected = (len(store), len(owner), len(entries)), (manifest["rows"], manifest["rows"], manifest["entries"])
     articles, sections = (
         (read_positions(folder / name) for name in (SECTION_ENTRIES, SECTIONS)) if by_section else (None, None)
     )
     units = len(kb) if articles is None else len(articles)
     if sizes != expected or not _are_below(owner, len(entries)) or not _are_below(entries, units):
-        raise UserError(f"{folder} holds other rows than its manifest says; {AGAIN}")
+        raise UserError(f"{folder} has other rows than its manifest says; {AGAIN}")
     check_server(store, resend=resend)
     if articles is not None and sections is not None:
-        of_rows = entries[owner]
-        entries, owner = np.unique(articles[of_rows], return_inverse=True)
-        sections = sections[of_rows]
+        pairs = entries[owner]  # position of each row's pair
+        entries, owner = np.unique(articles[pairs], return_inverse=True)
+        sections = sections[pairs]
         if not _are_below(entries, len(kb)):
-            raise UserError(f"{folder} holds other sections than its manifest says; {AGAIN}")
-    return Index(
-        {**manifest, "kb": kb.name}, EntryIds(kb, entries), owner, store, sections
-    )  # it may have another name now
+            raise UserError(f"{folder} has other sections than its manifest says; {AGAIN}")
+    manifest["kb"] = kb.name  # the knowledge base may have been renamed
+    return Index(manifest, EntryIds(kb, entries), owner, store, sections)
 
 
 def check_server(store: VectorStore, *, resend: bool) -> None:
-    """Refuse a server that lacks rows of an index, or send them; of another store nothing is to be checked.
+    """Refuse a server that lacks rows of an index, or with `resend` send them; ignore other stores.
 
     Raises:
-        UserError: The server doesn't answer, or lacks rows and none are to be sent, or has rows of something else.
+        UserError: The server doesn't answer, lacks rows and `resend` is off, or has a different collection.
     """
-    if isinstance(store, MilvusStore):
-        if resend:
-            store.finish()
-        else:
-            store.check()
+    if not isinstance(store, MilvusStore):
+        return
+    if resend:
+        store.finish()
+    else:
+        store.check()
 
 
 def check_store(folder: Path, manifest: Mapping[str, Any], store: str) -> None:
-    """Refuse another store than an index was built with, unless it is `auto`."""
+    """Refuse a `store` other than `auto` that differs from the one that an index was built with."""
     choice = choice_of(folder, manifest)
     built = choice.address or choice.kind
     if store != "auto" and full_address(store) != built:
@@ -165,51 +165,46 @@ def check_store(folder: Path, manifest: Mapping[str, Any], store: str) -> None:
 def choice_of(folder: Path, manifest: Mapping[str, Any]) -> Choice:
     """Return the store that the index in `folder` was built with."""
     address = full_address(manifest.get("address", ""), folder)
-    return Choice(manifest["store"], manifest["precision"], "it was built so", address)
+    return Choice(manifest["store"], manifest["precision"], "the index was built with it", address)
 
 
 def files_of(choice: Choice, fields: Sequence[str], by_section: bool = False) -> list[str]:
-    """Return the files of an index that don't change once it is built."""
+    """Return the names of an index's files that don't change once it is built."""
     pairs = [SECTION_ENTRIES, SECTIONS] if by_section else []
-    names = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
-    return [OWNERS, ENTRIES, WITHOUT_IMAGE, *pairs, *names, *([CODES] if choice.kind == "faiss" else [])]
-
-
-def has_summaries(manifest: Mapping[str, Any]) -> bool:
-    """Return True if an index has entries' summaries as a field."""
-    return "summary" in manifest.get("fields", {})
+    vectors = [f"{field}.{SUFFIXES[choice.precision]}" for field in fields]
+    return [OWNERS, ENTRIES, WITHOUT_IMAGE, *pairs, *vectors, *([CODES] if choice.kind == "faiss" else [])]
 
 
 def check_summaries(index: Index) -> None:
-    """Refuse an index without summaries where they are to be weighed."""
+    """Refuse an index without summaries."""
     if "summary" not in index.store.fields:
         raise UserError(
-            f"the index of the knowledge base `{index.manifest['kb']}` has no summaries to weigh; build one with "
+            f"the index of the knowledge base `{index.manifest['kb']}` has no summaries; build one with "
             "`build_index --summaries` in another folder, or set `summary_share: 0`"
         )
 
 
 def check_captions(index: Index) -> None:
-    """Refuse an index without captions where they are to be searched."""
+    """Refuse an index without captions."""
     if CAPTIONS not in index.manifest:
         raise UserError(
-            f"the index of the knowledge base `{index.manifest['kb']}` has no captions to search; write them with "
+            f"the index of the knowledge base `{index.manifest['kb']}` has no captions; write them with "
             "`reflectune caption`, and build an index with `build_index --captions` in another folder"
         )
 
 
 def collection_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of an index's server collection: a hash of its vectors, since a path's image may change."""
-    recorded, endings = manifest[CHECKSUMS], tuple(f".{suffix}" for suffix in SUFFIXES.values())
-    hashes = {name: recorded[name].get("sha256") for name in recorded if name.endswith(endings)}
+    """Return the name of an index's collection on a server, a hash of the vectors."""
+    suffixes = tuple(f".{suffix}" for suffix in SUFFIXES.values())
+    hashes = {name: file.get("sha256") for name, file in manifest[CHECKSUMS].items() if name.endswith(suffixes)}
     return f"reflectune_{fingerprint(sorted(hashes.items()))[:16]}"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index, with integer counts.
+    """Read and validate the manifest of an index of entries.
 
     Raises:
-        UserError: It is missing, is not an index's manifest, or is that of an index of passages.
+        UserError: It is missing or invalid, or belongs to an index of passages.
     """
     manifest = read_json(folder / MANIFEST, "the index's manifest")
     known = manifest if isinstance(manifest, dict) else {}
@@ -230,15 +225,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     texts = [known.get("kb"), known.get("address", ""), known.get(PRECISION, "")]
     if (
         not is_known
-        or not all(type(each) is int and each >= 0 for each in counts)
-        or not all(isinstance(t, str) for t in texts)
+        or not all(type(count) is int and count >= 0 for count in counts)
+        or not all(isinstance(text, str) for text in texts)
     ):
         raise UserError(f"{folder / MANIFEST} is not an index's manifest; {AGAIN}")
     return known
 
 
 def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
-    """Return the record of everything that vectors depend on."""
+    """Return a record of everything that vectors depend on."""
     return {
         "kb": kb.name,
         "kb_fingerprint": kb.fingerprint,
@@ -250,7 +245,7 @@ def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
 
 
 def open_encoder(name: str, index: str | Path, *, device: str) -> ImageTextEncoder:
-    """Load the encoder that an index was built with, in the precision of its manifest.
+    """Load the encoder of an index, in the precision that the manifest records.
 
     Args:
         name: Name of the encoder; `load_index` refuses a different one.
@@ -265,7 +260,7 @@ def open_encoder(name: str, index: str | Path, *, device: str) -> ImageTextEncod
 
 
 def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Refuse vectors of another knowledge base or encoder. Names may differ: content decides."""
+    """Refuse vectors of a different knowledge base or encoder. Fingerprints are compared, not names."""
     for side, name in (("kb", "knowledge base"), ("encoder", "encoder")):
         key = f"{side}_fingerprint"
         if recorded.get(key) != expected[key]:
@@ -277,12 +272,12 @@ def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any
 
 
 def _are_below(numbers: npt.NDArray[np.integer], end: int) -> bool:
-    """Return True if all numbers are from 0 to less than `end`."""
+    """Return True if all numbers are at least 0 and less than `end`."""
     return numbers.min(initial=0) >= 0 and numbers.max(initial=-1) < end
 
 
 def read_positions(path: Path) -> npt.NDArray[np.integer]:
-    """Return a list of positions of an index, mapped.
+    """Map an index's file of positions into memory.
 
     Raises:
         UserError: The file is damaged.
@@ -292,5 +287,5 @@ def read_positions(path: Path) -> npt.NDArray[np.integer]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise UserError(f"{path} is not a list of positions; {AGAIN}")
+        raise UserError(f"{path} is not an array of positions; {AGAIN}")
     return numbers

@@ -1,4 +1,4 @@
-"""Going on with a finished index when its knowledge base has got more entries at its end."""
+"""Extend a finished index when entries were appended to its knowledge base."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from reflectune.retrieval.stores.milvus import MilvusStore
 
 
 def starts_with(kb: KnowledgeBase, encoder: ImageTextEncoder, manifest: Mapping[str, Any]) -> bool:
-    """Return True if a knowledge base begins with all entries of an index by the same encoder, and has more."""
+    """Return True if the knowledge base is that of an index with the same encoder, with more entries appended."""
     entries = manifest.get("kb_entries", len(kb))
     return (
         0 < entries < len(kb)
@@ -48,17 +48,17 @@ def reopen_index(
     paths: Callable[[int], Mapping[str, Path]],
     shard_rows: int,
 ) -> None:
-    """Take a finished index apart into the shards that it was made of; its manifest goes last.
+    """Split a finished index into the shards that it was made of, and delete its manifest last.
 
-    Entries of a last shard that was not full are encoded again. A process that is killed leaves the index as it was.
-    A server's collection of the index is dropped: the grown one gets another.
+    A last shard that was not full is encoded again. If the process is killed, the index is unchanged. The index's
+    collection on a server is dropped, since the extended index gets a new one.
 
     Args:
-        folder: The index's.
+        folder: Folder of the index.
         manifest: Its manifest.
         kb: The knowledge base, which begins with the index's entries.
-        paths: The files of a shard, by its number.
-        shard_rows: Entries of a shard.
+        paths: Returns the files of a shard by its number.
+        shard_rows: Entries per shard.
     """
     choice = choice_of(folder, manifest)
     check_files(folder, manifest.get(CHECKSUMS), files_of(choice, tuple(manifest["fields"])), verify=False)
@@ -87,12 +87,12 @@ def reopen_index(
     if choice.kind == "milvus":
         collection = collection_of(manifest)
         with suppress(UserError), closing(MilvusStore(choice.address, collection, store, creates=False)) as server:
-            server.drop()  # a server that is away keeps it
+            server.drop()  # a server that can't be reached keeps it
     clear_rows(folder)  # rows that are encoded again may be as many as before
 
 
 def _rejected(folder: Path, kb: KnowledgeBase) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows that the index left out, each with its entry's position."""
+    """Return the rows that the build left out, each with its entry's position."""
     if not (folder / REJECTED).is_file():
         return []
     rows = [json.loads(line) for line in (folder / REJECTED).read_bytes().splitlines()]

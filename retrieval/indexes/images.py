@@ -1,4 +1,4 @@
-"""The images of entries as vectors: read and made ready by several threads, ahead of the model that encodes them."""
+"""Encode the images of entries, which threads read and prepare ahead of the model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from PIL import Image
 
 from reflectune.core.images import BadImage, load_image
 from reflectune.core.types import Entry
@@ -33,9 +33,9 @@ class Images:
     """Encoded images.
 
     Attributes:
-        vectors: Vectors of the readable ones, shape (readable, dimensions).
-        owners: Position of each one's entry.
-        bad: The others, with their problems.
+        vectors: Vectors of readable images, shape (readable, dimensions).
+        owners: Position of each readable image's entry.
+        bad: Unreadable images with their problems.
     """
 
     vectors: Vectors
@@ -45,7 +45,7 @@ class Images:
 
 @dataclass(frozen=True)
 class _Opened:
-    """Some images that are ready to be encoded: `inputs` are None if none is good; each is used `repeats` times."""
+    """Prepared images. `inputs` is None if none is readable; each readable one is repeated `repeats` times."""
 
     inputs: Any
     owners: list[int]
@@ -58,15 +58,15 @@ def has_title(entry: Entry) -> bool:
     return bool(entry.title.strip())
 
 
-def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], most: int) -> list[list[ImagePlace]]:
-    """Return the images of entries that have titles, in order, in groups of at most `most`."""
+def places_of(kb: KnowledgeBase, entries: Sequence[tuple[int, Entry]], batch_size: int) -> list[list[ImagePlace]]:
+    """Return the images of entries with titles, in order, in batches of at most `batch_size`."""
     places = [
         ImagePlace(path, position, entry)
         for position, entry in entries
         if has_title(entry)
         for path in kb.image_paths(entry)
     ]
-    return [places[start : start + most] for start in range(0, len(places), most)]
+    return [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
 
 
 def encode_images(
@@ -74,32 +74,30 @@ def encode_images(
 ) -> Generator[Images, None, None]:
     """Encode batches of images in order; vectors don't depend on the number of workers.
 
-    An image that is repeated directly, as those of one entry's sections are, is encoded once.
+    Consecutive repetitions of an image, as in the sections of one entry, are encoded once.
 
     Args:
-        kb: The knowledge base of the images.
-        encoder: The encoder. Work outside its model is done by the workers.
-        batches: Images to encode together, without the bad ones.
-        workers: Threads; 0: none.
+        kb: The images' knowledge base.
+        encoder: The encoder. Workers prepare its inputs.
+        batches: Images to encode together.
+        workers: Number of threads; 0: none.
     """
     roots = (kb.image_root, kb.folder.parent)
 
     def make(places: Sequence[ImagePlace]) -> tuple[Sequence[ImagePlace], Any]:
         try:
-            image: Image.Image = load_image(places[0].path, root=roots)
-            return places, encoder.prepare(image)
+            return places, encoder.prepare(load_image(places[0].path, root=roots))
         except BadImage as error:
             return places, error
 
     def join(made: Sequence[tuple[Sequence[ImagePlace], Any]]) -> _Opened:
-        bad = [(place, one) for places, one in made if isinstance(one, BadImage) for place in places]
-        good = [(places, one) for places, one in made if not isinstance(one, BadImage)]
-        ready = [one for _, one in good]
-        inputs = encoder.join(ready) if ready else None
-        owners = [place.position for places, _ in good for place in places]
-        return _Opened(inputs, owners, bad, [len(places) for places, _ in good])
+        bad = [(place, result) for places, result in made if isinstance(result, BadImage) for place in places]
+        readable = [(places, result) for places, result in made if not isinstance(result, BadImage)]
+        inputs = encoder.join([result for _, result in readable]) if readable else None
+        owners = [place.position for places, _ in readable for place in places]
+        return _Opened(inputs, owners, bad, [len(places) for places, _ in readable])
 
-    grouped = ([list(same) for _, same in groupby(batch, key=_path)] for batch in batches)
+    grouped = ([list(places) for _, places in groupby(batch, key=attrgetter("path"))] for batch in batches)
     with closing(ahead(grouped, make, join, workers=workers)) as ready_batches:
         for opened in ready_batches:
             if opened.inputs is None:
@@ -109,16 +107,12 @@ def encode_images(
             yield Images(vectors, opened.owners, opened.bad)
 
 
-def _path(place: ImagePlace) -> Path:
-    return place.path
-
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 Joined = TypeVar("Joined")
 
 _BATCHES = 3
-"""Batches in work or ready, in addition to the one that was yielded last."""
+"""Batches in work or ready, besides the one yielded last."""
 
 
 def ahead(
@@ -128,34 +122,34 @@ def ahead(
     *,
     workers: int,
 ) -> Generator[Joined, None, None]:
-    """Apply `make` to the items and `join` to the batches in threads, and yield the results in order.
+    """Apply `make` to items and `join` to batches in threads, and yield the results in order.
 
-    Pillow and numpy release Python's lock while they work on pixels, so that several images are decoded at a time.
-    An error is raised in its batch's place. Closing the iterator drops batches that haven't begun.
+    Pillow and numpy release the GIL while they work on pixels, so that several images are decoded at a time. An error
+    is raised when its batch is due. Closing the iterator drops batches that haven't begun.
 
     Args:
         batches: Batches of items.
-        make: Function of an item.
-        join: Function of a batch of `make`'s results.
+        make: Called with each item.
+        join: Called with the list of a batch's results of `make`.
         workers: Number of threads; 0: each batch is made when it is requested.
     """
     if not workers:
         for batch in batches:
             yield join([make(item) for item in batch])
         return
-    left, running = iter(batches), deque[Future[Joined]]()
+    remaining, running = iter(batches), deque[Future[Joined]]()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="ahead")
 
     def begin(batch: Sequence[Item]) -> Future[Joined]:
         made = [pool.submit(make, item) for item in batch]
-        # when a thread gets to this all of `made` have begun, so that it can't wait for a task that waits for a thread
+        # no deadlock: tasks start in order, so all of `made` have started when a thread waits for them
         return pool.submit(lambda: join([future.result() for future in made]))
 
     try:
-        running.extend(begin(batch) for batch in islice(left, _BATCHES))
+        running.extend(begin(batch) for batch in islice(remaining, _BATCHES))
         while running:
             joined = running.popleft().result()
-            running.extend(begin(batch) for batch in islice(left, 1))
+            running.extend(begin(batch) for batch in islice(remaining, 1))
             yield joined
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

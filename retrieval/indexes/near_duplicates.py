@@ -1,6 +1,7 @@
-"""Images of a knowledge base that are test images too, by perceptual hashes: found, listed, left out of an index.
+"""Find images of a knowledge base that are near-duplicates of test images, and leave them out of an index.
 
-As in PMSR (appendix): with a test image itself among the entries' images, retrieval by looks is too easy.
+PMSR does so (appendix): if the test images are in the knowledge base, retrieval by image is too easy. Images are
+compared by perceptual hashes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 from reflectune.retrieval.indexes.settings import MANIFEST, UNFINISHED
 
 BITS: Final = 64
-"""Bits of a hash: signs of an 8 × 8 block of an image's cosine transform."""
+"""Bits of a hash, the signs of an 8 × 8 block of an image's cosine transform."""
 HASHES: Final = "hashes"
 LIST: Final = "near_duplicates.jsonl"
 
@@ -40,7 +41,7 @@ Hashes = npt.NDArray[np.uint8]
 """Shape (images, BITS / 8)."""
 
 _ENTRIES: Final = 256
-"""Entries whose images are hashed between two writes; a crash loses at most these."""
+"""Entries per write; a crash loses at most the hashes of these."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class NearDuplicate:
     """An image of the knowledge base that is nearly a test image.
 
     Attributes:
-        entry: The id of the entry.
-        image: The image's path, as the entry has it.
-        of: The path of the test image that is nearest, as the data set's questions have it.
-        distance: Bits that differ between the two hashes.
+        entry: Id of the entry.
+        image: Path of the image in the entry.
+        of: Path of the nearest test image in the data set's questions.
+        distance: Number of bits by which the two hashes differ.
     """
 
     entry: str
@@ -65,27 +66,27 @@ class Omission:
     """Images to leave out of an index.
 
     Attributes:
-        images: Each as its entry's id and its path in the entry.
-        fingerprint: Of the list.
+        images: Ids of entries and paths of their images.
+        fingerprint: Hash of the list.
     """
 
     images: frozenset[tuple[str, str]] = frozenset()
     fingerprint: str = ""
 
     def without(self, entries: Iterable[Entry]) -> Iterator[Entry]:
-        """Return the entries without these images; one that has lost all is an entry without an image."""
+        """Yield the entries without these images."""
         for entry in entries:
-            kept = tuple(image for image in entry.images if (entry.id, image) not in self.images)
-            yield entry if kept == entry.images else dataclasses.replace(entry, images=kept)
+            images = tuple(image for image in entry.images if (entry.id, image) not in self.images)
+            yield entry if images == entry.images else dataclasses.replace(entry, images=images)
 
 
 NOTHING: Final = Omission()
 
 
 def perceptual_hash(image: Image.Image) -> str:
-    """Return the hash of an image's look (ImageHash's `phash`), 16 hexadecimal digits.
+    """Return an image's perceptual hash (ImageHash's `phash`), 16 hexadecimal digits.
 
-    It hardly changes when an image is scaled or compressed. All images of one colour have the same.
+    It hardly changes when an image is resized or compressed. All images of a single color have the same hash.
     """
     import imagehash  # an extra
 
@@ -97,41 +98,45 @@ def find_near_duplicates(
 ) -> tuple[list[NearDuplicate], dict[str, int]]:
     """Find the images of a knowledge base within `distance` of a test image, in the knowledge base's order.
 
-    Hashes are stored in the folder: a run resumes, and different test images or distances need no second reading.
+    Hashes are stored in the folder, so that an interrupted run resumes, and the knowledge base is read only once for
+    different test images and distances.
 
     Args:
         kb: The knowledge base.
         images: Paths of the test images, as in the data set's questions.
-        image_roots: Folders that these may lie in; relative ones start at the first.
+        image_roots: Folders that test images may lie in; relative paths start at the first.
         folder: Folder of the hashes.
-        distance: Bits of 64 that may differ; 0: equal hashes, PMSR's rule.
+        distance: Maximum number of different bits, of 64; 0: equal hashes, as in PMSR.
 
     Returns:
-        The near-duplicates, and the numbers of `images` in the knowledge base, `unreadable` ones and `test_images`.
+        The near-duplicates, and the numbers of the knowledge base's `images`, of its `unreadable` images, and of
+        `test_images`.
 
     Raises:
-        UserError: A test image is bad, or there is none.
+        UserError: A test image is unreadable, or there is none.
     """
     if not images:
         raise UserError("no question has an image: there is nothing to compare the knowledge base with")
-    with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
-        tested = list(pool.map(lambda path: perceptual_hash(load_image(path, root=image_roots)), images))
+    with ThreadPoolExecutor() as pool:  # images are decoded outside the GIL
+        test_hashes = list(pool.map(lambda path: perceptual_hash(load_image(path, root=image_roots)), images))
         rows = _hashed(kb, folder, pool)
     index = faiss.IndexBinaryFlat(BITS)
-    index.add(_bytes(tested))
+    index.add(_bytes(test_hashes))
     duplicates: list[NearDuplicate] = []
     counts = {"images": 0, "unreadable": 0, "test_images": len(images)}
     for row in rows:
-        hashed = [each for each in row["images"] if each[2] is not None]
+        hashed = [(entry, image, bits) for entry, image, bits in row["images"] if bits is not None]
         counts["images"] += len(row["images"])
         counts["unreadable"] += len(row["images"]) - len(hashed)
         if not hashed:
             continue
-        bits, nearest = index.search(_bytes([each[2] for each in hashed]), 1)
+        distances, nearest = index.search(_bytes([bits for _, _, bits in hashed]), 1)
         duplicates += [
-            NearDuplicate(entry, image, images[int(place)], int(apart))
-            for (entry, image, _), place, apart in zip(hashed, nearest[:, 0], bits[:, 0], strict=True)
-            if apart <= distance
+            NearDuplicate(entry, image, images[int(test_image)], int(different_bits))
+            for (entry, image, _), test_image, different_bits in zip(
+                hashed, nearest[:, 0], distances[:, 0], strict=True
+            )
+            if different_bits <= distance
         ]
     return duplicates, counts
 
@@ -139,10 +144,10 @@ def find_near_duplicates(
 def list_near_duplicates(
     kb: KnowledgeBase, dataset: Dataset, splits: Iterable[str], folder: Path, distance: int
 ) -> None:
-    """Write `LIST` into a folder, the near-duplicates of the images of a data set's splits, and print how many.
+    """Write the near-duplicates of the images of a data set's splits to `LIST` in a folder, and print their number.
 
     Raises:
-        UserError: See `find_near_duplicates`; or the folder has another list, which an index there depends on.
+        UserError: See `find_near_duplicates`; or the folder has an index with a different list.
     """
     images = sorted({question.image for split in splits for question in dataset.stream(split)} - {""})
     duplicates, counts = find_near_duplicates(kb, images, dataset.image_roots, folder, distance=distance)
@@ -154,66 +159,66 @@ def list_near_duplicates(
             "`distance` changed, and the folder's index depends on the list; build the index in another folder"
         )
     write_atomically(path, lines)
-    tested, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
+    test_images, entries = len({found.of for found in duplicates}), len({found.entry for found in duplicates})
     print(
         f"{path}: {len(duplicates):,} of {counts['images']:,} images, of {entries:,} entries, are within "
-        f"{distance} bits of {tested:,} of {counts['test_images']:,} test images"
+        f"{distance} bits of {test_images:,} of {counts['test_images']:,} test images"
     )
     if counts["unreadable"]:
         print(f"  {counts['unreadable']:,} images of the knowledge base can't be read and were not compared")
 
 
 def read_omission(path: str | Path, kb: KnowledgeBase) -> Omission:
-    """Return the images to leave out of an index, from a list of near-duplicates.
+    """Read the images to leave out of an index from a list of near-duplicates.
 
     Raises:
-        UserError: The file is missing, a row of it is none, or names an image that the knowledge base hasn't.
+        UserError: The file is missing, a row is not a near-duplicate, or the knowledge base lacks its image.
     """
     images: set[tuple[str, str]] = set()
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} can't be read: {error}; build_index makes it of `test_images`") from error
+        raise UserError(f"{path} can't be read: {error}; `build_index` writes it if `test_images` is set") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = from_row(NearDuplicate, json.loads(line))
         except ValueError as error:
-            raise UserError(f"{path}:{number} lists no near-duplicate ({error}); make the list again") from error
+            raise UserError(f"{path}:{number} is not a near-duplicate ({error}); write the list again") from error
         if row.entry not in kb or row.image not in kb.get(row.entry).images:
             raise UserError(
                 f"{path}:{number}: the knowledge base {kb.name} has no image {row.image} of entry {row.entry}; the "
-                "list is of a different one, so make it again"
+                "list belongs to a different one, so write it again"
             )
         images.add((row.entry, row.image))
     return Omission(frozenset(images), sha256_of(Path(path))[:16])
 
 
 def _hashed(kb: KnowledgeBase, folder: Path, pool: Executor) -> Iterator[Row]:
-    """Hash the images that the log lacks; yield a row for several entries, of `[entry, image, hash or null]`."""
+    """Hash the images that the log lacks, and yield rows of `[entry, image, hash or null]` of several entries."""
     key = fingerprint([kb.fingerprint, BITS, _ENTRIES])
-    logs = Logs(folder, f"{HASHES}.{key}.jsonl", key)  # a knowledge base that has grown has a log of its own
+    logs = Logs(folder, f"{HASHES}.{key}.jsonl", key)  # an extended knowledge base has another log
     hash_one = partial(_hash_of, root=(kb.image_root, kb.folder.parent))
 
     def make(numbers: Sequence[int]) -> Row:
         entries = [kb.get(kb.id_at(number)) for number in numbers]
         places = [(entry.id, image) for entry in entries for image in entry.images]
         hashes = pool.map(hash_one, (path for entry in entries for path in kb.image_paths(entry)))
-        return {"images": [[*place, each] for place, each in zip(places, hashes, strict=True)]}
+        return {"images": [[*place, bits] for place, bits in zip(places, hashes, strict=True)]}
 
     rows = run_chunks(range(len(kb)), _ENTRIES, make, logs, desc="hashing")
 
     def read_again(row: Row) -> Row:
-        """Hash what could not be read: it may have been replaced since."""
-        found = [(entry, image, bits or hash_one(kb.image_root / image)) for entry, image, bits in row["images"]]
-        return {"images": found}
+        """Hash images that were unreadable: they may have been replaced."""
+        hashes = [(entry, image, bits or hash_one(kb.image_root / image)) for entry, image, bits in row["images"]]
+        return {"images": hashes}
 
     return map(read_again, rows)
 
 
 def _hash_of(path: Path, root: Roots) -> str | None:
-    """Return the hash of an image; None for one that can't be read, which `build_index` reports."""
+    """Return the hash of an image; None if it is unreadable, which `build_index` reports."""
     try:
         return perceptual_hash(load_image(path, root=root))
     except BadImage:

@@ -1,4 +1,4 @@
-"""Build an index of passages by its settings."""
+"""Build an index of passages from its settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from reflectune.retrieval.encoders.settings import Pooling, TextSettings
 from reflectune.retrieval.indexes.settings import IndexSettings
 
 SHARD: Final = 1024
-"""Entries in a shard, if the settings name no number."""
+"""Default number of entries per shard."""
 
 
 class PassageIndexSettings(IndexSettings):
@@ -36,12 +36,12 @@ class PassageIndexSettings(IndexSettings):
 
     @cross_check
     def size_problems(self) -> Iterator[str]:
-        """Yield the problem of a missing size of passages."""
+        """Yield the problem of a `size` that the `cut` doesn't use."""
         if self.size and self.cut not in DEFAULT_SIZES:
             yield f"`size` means nothing for `cut: {self.cut}`; drop it"
 
     def text_settings(self) -> TextSettings:
-        """Return the encoder's settings. Unset values are its model card's."""
+        """Return the encoder's settings, with unset ones filled from its preset."""
         return text_settings(self.encoder, **{name: getattr(self, name) for name in TextSettings.__dataclass_fields__})
 
 
@@ -51,7 +51,7 @@ def build_passages(config: PassageIndexSettings) -> None:
     Raises:
         UserError: See `reflectune.retrieval.indexes.text_index.build_text_index`.
     """
-    from reflectune.core.devices import find_device  # slow to import, as what follows: after the config is right
+    from reflectune.core.devices import find_device  # slow to import, like the following
     from reflectune.core.launching import launch_processes
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.checkpoints import find_checkpoint
@@ -70,7 +70,7 @@ def build_passages(config: PassageIndexSettings) -> None:
             return
         rows = sum(len(cutting.passages(entry)) for entry in kb)
         print(f"would index {rows:,} passages of {len(kb):,} entries with {encoder.name}; nothing was written")
-        print(f"  it reads them with {in_words(encoder.settings)}")
+        print(f"  encoded with {in_words(encoder.settings)}")
         plan = plan_passages(encoder, config.store, rows)
         print(*describe_needs(plan), sep="\n")
         check_room(Path(config.output), plan)
@@ -91,17 +91,17 @@ def build_passages(config: PassageIndexSettings) -> None:
     if processes.index:
         return
     print(f"{config.output}: {index.manifest['rows']:,} passages of {kb.name}")
-    print(f"  read with {in_words(encoder.settings)}")
+    print(f"  encoded with {in_words(encoder.settings)}")
     if cut := index.manifest.get("cut", 0):
-        print(f"  {cut:,} passages have more than the {encoder.longest:,} tokens that are read; their ends are cut off")
+        print(f"  {cut:,} passages are longer than {encoder.longest:,} tokens and were truncated")
     print(f"  searched by {index.manifest['store']}{recall_of(index.manifest)}")
 
 
 def read_questions(path: str) -> list[str]:
-    """Return the lines of a file that aren't empty; none if no file is named.
+    """Return the non-empty lines of a file, or no lines if `path` is empty.
 
     Raises:
-        UserError: The file is empty or not UTF-8.
+        UserError: The file has no such line or is not UTF-8.
     """
     if not path:
         return []

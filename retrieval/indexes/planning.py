@@ -1,4 +1,4 @@
-"""Size and needs of an index, before anything is encoded."""
+"""Estimate the size of an index and the resources it needs, before anything is encoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Plan:
     """A planned index.
 
     Attributes:
-        rows: Number of rows if nothing is left out: one an image, or an entry without any.
+        rows: Number of rows if nothing is left out: one per image, and one per entry without images.
         fields: Dimensions of each field.
         choice: The store.
     """
@@ -31,17 +31,17 @@ class Plan:
 
     @property
     def disk(self) -> int:
-        """Bytes that it takes on the disk."""
+        """Bytes on disk."""
         return self.choice.disk(self.rows, self.fields)
 
     @property
     def building(self) -> int:
-        """Bytes on the disk while it is built: encoded shards and the resulting index."""
+        """Bytes on disk during the build: the index and its encoded shards."""
         return self.disk + self.rows * sum(self.fields.values()) * np.dtype(self.choice.precision).itemsize
 
     @property
     def memory(self) -> int:
-        """Bytes that the searching processes of a machine share."""
+        """Bytes of memory that the searching processes of a machine share."""
         return self.choice.memory(self.rows, self.fields)
 
 
@@ -58,30 +58,30 @@ def plan_index(kb: KnowledgeBase, encoder: ImageTextEncoder, store: str, *, summ
         kb: The knowledge base.
         encoder: The encoder.
         store: `auto`, `exact`, `faiss`, or a Milvus server's address.
-        summaries: Index entries' summaries as a field.
+        summaries: Index entries' summaries as another field.
     """
     rows, fields = sum(max(count, 1) for count in kb.image_counts()), fields_of(encoder, summaries=summaries)
     return Plan(rows, fields, choose(store, rows, fields))
 
 
 def check_room(folder: Path, plan: Plan) -> None:
-    """Refuse a build that the disk has no room for; files of an unfinished build count as room.
+    """Refuse a build that the disk has no room for. The files of an unfinished build count as free space.
 
     Raises:
-        UserError: There is too little.
+        UserError: The disk has too little space.
     """
-    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
-    free = shutil.disk_usage(place).free + written
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    free = shutil.disk_usage(existing).free + written
     if plan.building > free:
         raise UserError(
             f"an index of {plan.rows:,} rows takes {plan.building / 2**30:,.1f} GiB of the disk while it is built, and "
-            f"{place} has {free / 2**30:,.1f} GiB left: make room, or build it elsewhere"
+            f"{existing} has {free / 2**30:,.1f} GiB left: free space, or build it elsewhere"
         )
 
 
 def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> list[str]:
-    """Return lines that say what would be built."""
+    """Describe the planned index in lines."""
     images = f"{sum(kb.image_counts()):,}"
     content = (
         f"sections, {images} with an image," if isinstance(kb, SectionKnowledge) else f"entries with {images} images"
@@ -94,17 +94,17 @@ def describe_plan(kb: KnowledgeBase, encoder: ImageTextEncoder, plan: Plan) -> l
 
 
 def describe_needs(plan: Plan) -> list[str]:
-    """Return lines that describe the store and its needs."""
-    taken = f"{size(plan.disk)} on the disk, {size(plan.building)} while it is built"
+    """Describe the store and its disk space and memory in lines."""
+    space = f"{size(plan.disk)} on the disk, {size(plan.building)} while it is built"
     shared = f"; {size(plan.memory)} of memory shared by all that search" if plan.choice.kind != "milvus" else ""
-    return [f"searched by {plan.choice.kind}: {plan.choice.reason}", f"  {taken}{shared}"]
+    return [f"searched by {plan.choice.kind}: {plan.choice.reason}", f"  {space}{shared}"]
 
 
 def missing_images(kb: KnowledgeBase) -> list[str]:
-    """Return the missing images with their entries."""
+    """Return a description of each missing image."""
     return [f"{path} of entry {entry.id}" for entry in kb for path in kb.image_paths(entry) if not path.is_file()]
 
 
 def size(count: int) -> str:
-    """Return bytes as text."""
+    """Format a number of bytes."""
     return f"{count / (1 << 30):,.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"

@@ -1,6 +1,6 @@
-"""A knowledge base as pairs of an image and a section (MI-RAG, §3.4 and appendix D): one row each of an index.
+"""View a knowledge base as pairs of an image and a section (MI-RAG, §3.4 and appendix D), the rows of an index.
 
-A pair's image is its entry's first one; its text is the section's summary. Gold ids stay those of entries.
+A pair's image is its entry's first one, and its text is the section's summary. Gold ids are still those of entries.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from reflectune.retrieval.indexes.near_duplicates import NOTHING, Omission
 
 SECTION_ENTRIES: Final = "section_entries.npy"
 SECTIONS: Final = "sections.npy"
-"""Files of an index of sections: of each pair the position of its entry in the knowledge base, and its section."""
+"""Files of an index of sections: each pair's position of the entry in the knowledge base, and index of the section."""
 UNIT: Final = "unit"
-"""The manifest's key that says `sections`; an index of entries has none."""
+"""Key of the manifest, with the value `sections`; missing in an index of entries."""
 
 
 class SectionKnowledge(KnowledgeBase):
-    """A knowledge base with an entry for each section with prose of the entries of `kb`.
+    """A knowledge base with an entry for each section with prose in `kb`.
 
-    The title of a section's entry is `pair_text`, its id is the article's. Unlike an index of entries, one of sections
-    doesn't grow: `fingerprint_of` matches nothing.
+    A section's entry has the id of its article and the title `pair_text`. An index of sections is never extended, so
+    `fingerprint_of` matches nothing.
 
     Args:
         kb: The knowledge base.
-        leave_out: Images that no section may have.
+        leave_out: Images to exclude.
 
     Attributes:
         articles: Position of each section's entry in `kb`, shape (sections,).
@@ -44,16 +44,16 @@ class SectionKnowledge(KnowledgeBase):
     def __init__(self, kb: KnowledgeBase, leave_out: Omission = NOTHING) -> None:
         super().__init__(kb.folder)
         self._kb, self._leave_out = kb, leave_out
-        places, sections = array("i"), array("i")
-        for place, entry in enumerate(kb):
-            own = [section.section for section in sections_of(entry)]
-            places.extend(place for _ in own)
-            sections.extend(own)
-        self.articles, self.sections = np.array(places, dtype=np.int32), np.array(sections, dtype=np.int32)
+        articles, sections = array("i"), array("i")
+        for position, entry in enumerate(kb):
+            for section in sections_of(entry):
+                articles.append(position)
+                sections.append(section.section)
+        self.articles, self.sections = np.array(articles, dtype=np.int32), np.array(sections, dtype=np.int32)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the knowledge base, as sections."""
+        """Hash of the knowledge base as sections."""
         return sections_fingerprint(self._kb)
 
     def fingerprint_of(self, entries: int) -> str:
@@ -74,7 +74,7 @@ class SectionKnowledge(KnowledgeBase):
         return (min(counts[article], 1) for article in self.articles)
 
     def place(self, position: int) -> tuple[Path, int]:
-        """Return the shard of a section's entry, and the number of its row (from 1)."""
+        """Return the shard of a section's article, and the number of its row (from 1)."""
         return self._kb.place(int(self.articles[position]))
 
 
@@ -84,7 +84,7 @@ def sections_fingerprint(kb: KnowledgeBase) -> str:
 
 
 def sections_of(entry: Entry) -> list[Passage]:
-    """Return an entry's sections with prose, each as one passage, in order."""
+    """Return an entry's sections with prose in order, each as one passage."""
     return split_passages(entry, cut="sections")
 
 

@@ -1,4 +1,4 @@
-"""An index of passages: the vectors of a text encoder, in a store, tied to the articles that they are cut from."""
+"""Index of passages: vectors of a text encoder in a store, with the articles that the passages were cut from."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ COUNTS: Final = "counts.npy"
 FIELD: Final = "text"
 _QUERIES: Final = 128
 """Number of queries that calibrate an approximate search."""
-_KEPT: Final = 4096
-"""Articles whose passages are kept in memory."""
+_CACHED: Final = 4096
+"""Articles whose passages are cached in memory."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class TextIndex:
         manifest: Record of its build.
         kb: The knowledge base.
         counts: Number of passages of each entry, shape (entries,).
-        store: Vectors of the field `text`, a row a passage.
+        store: Vectors of the field `text`, one row per passage.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TextIndex:
         self.manifest, self.store, self.kb = manifest, store, kb
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._cutting = Cutting(**manifest["cutting"])
-        self._passages = functools.lru_cache(maxsize=_KEPT)(self._cut)
+        self._passages = functools.lru_cache(maxsize=_CACHED)(self._cut)
 
     def passage(self, row: int) -> Passage:
         """Return the passage of a row."""
@@ -105,9 +105,9 @@ def build_text_index(
     progress: bool = False,
     processes: Processes = ALONE,
 ) -> TextIndex:
-    """Build an index, or resume one; a finished one is returned unchanged.
+    """Build or resume an index; open a finished one.
 
-    The processes of a launch share the shards, and end with the bytes of one process.
+    The bytes of the index don't depend on the number of processes.
 
     Args:
         kb: The knowledge base.
@@ -116,19 +116,18 @@ def build_text_index(
         cutting: Rule by which articles are split.
         store: Vector store: `auto`, `exact`, `faiss`, or a Milvus server's address.
         shard_entries: Articles to write together; a crash loses at most these.
-        questions: Samples of queries: an approximate search is tuned to find their exact results. Without any,
-            sentences of the passages are used.
+        questions: Sample queries to calibrate an approximate search; without any, sentences of passages are used.
         progress: Show a progress bar.
         processes: Processes of the launch.
 
     Raises:
         UserError: The folder holds an index of different content or store, there is nothing to index, the disk has too
-            little room, or several processes would open a file of Milvus Lite.
+            little space, or several processes would open a Milvus Lite file.
     """
     folder, is_first = Path(folder), processes.index == 0
     origin = _origin(kb, encoder, cutting)
     check_shareable(store, processes)
-    processes.wait()  # all see the same folder before one of them writes
+    processes.wait()  # all processes see the same folder before one of them writes
     if not (folder / MANIFEST).is_file():
         shards = folder / UNFINISHED
         with processes.main_process_first():
@@ -144,14 +143,14 @@ def build_text_index(
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     processes.wait()
     check_shareable(choice_of(folder, read_text_manifest(folder)).address, processes)
-    with processes.main_process_first():  # which may have to send a server what it lost
+    with processes.main_process_first():  # the first one may have to resend rows to a server
         index = load_text_index(folder, kb, encoder, cutting, resend=is_first)
     check_store(folder, index.manifest, store)
     return index
 
 
 def plan_passages(encoder: TextEncoder, store: str, rows: int) -> Plan:
-    """Plan an index of a number of passages.
+    """Plan an index of passages.
 
     Args:
         encoder: The encoder.
@@ -165,18 +164,18 @@ def plan_passages(encoder: TextEncoder, store: str, rows: int) -> Plan:
 def load_text_index(
     folder: str | Path, kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, *, resend: bool = False
 ) -> TextIndex:
-    """Open an index of this knowledge base, cut so and encoded with this encoder.
+    """Open an index of passages.
 
     Args:
-        folder: The index's.
-        kb: The knowledge base that it must be of.
-        encoder: The encoder that it must be built with.
-        cutting: How its articles must be cut.
-        resend: Send a server the rows that it lacks, instead of refusing it.
+        folder: Folder of the index.
+        kb: The knowledge base that the index must belong to.
+        encoder: The encoder that the index must have been built with.
+        cutting: Rule by which its articles must have been split.
+        resend: Send missing rows to a server, instead of refusing it.
 
     Raises:
-        UserError: It is of something else; a file of it was swapped, cut or changed; or the server that searches it
-            doesn't answer or lacks rows.
+        UserError: The index belongs to a different knowledge base, encoder or cutting; a file was replaced, truncated
+            or changed; or the index's server doesn't answer or lacks rows.
     """
     folder = Path(folder)
     manifest = read_text_manifest(folder)
@@ -187,16 +186,17 @@ def load_text_index(
     fields, search = {FIELD: encoder.dimensions}, manifest.get("search")
     opened = open_store(choice, folder, fields, collection=collection_of(manifest), creates=resend, search=search)
     if len(counts) != len(kb) or counts.min(initial=0) < 0 or not len(opened) == counts.sum() == manifest["rows"]:
-        raise UserError(f"{folder} holds other passages than its manifest says; {AGAIN}")
+        raise UserError(f"{folder} has other passages than its manifest says; {AGAIN}")
     check_server(opened, resend=resend)
-    return TextIndex({**manifest, "kb": kb.name}, kb, counts, opened)  # it may have another name now
+    manifest["kb"] = kb.name  # the knowledge base may have been renamed
+    return TextIndex(manifest, kb, counts, opened)
 
 
 def read_text_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest of an index of passages.
+    """Read and validate the manifest of an index of passages.
 
     Raises:
-        UserError: It is missing, is not such an index's manifest, or is that of an index of entries.
+        UserError: It is missing or invalid, or belongs to an index of entries.
     """
     known = read_json(folder / MANIFEST, "the manifest of the index of passages")
     known = known if isinstance(known, dict) else {}
@@ -205,30 +205,27 @@ def read_text_manifest(folder: Path) -> dict[str, Any]:
             f"{folder} is an index of entries, expected one of passages: name it as `index`, or build this index in "
             "another folder"
         )
-    texts = all(isinstance(known.get(name), str) for name in ("kb", "encoder", "store", "address"))
-    fitting = (
-        texts
+    is_valid = (
+        all(isinstance(known.get(name), str) for name in ("kb", "encoder", "store", "address"))
         and known["store"] in ("exact", "faiss", "milvus")
         and known.get("precision") in SUFFIXES
         and type(known.get("rows")) is int
-        and _fits(known.get("cutting"), Cutting())
-        and _fits(known.get("settings"), TextSettings().completed())
+        and _has_types_of(Cutting(), known.get("cutting"))
+        and _has_types_of(TextSettings().completed(), known.get("settings"))
     )
-    if not fitting:
+    if not is_valid:
         raise UserError(f"{folder / MANIFEST} is not a manifest of an index of passages; {AGAIN}")
     return known
 
 
-def _fits(value: Any, usual: Any) -> bool:
-    """Return True if a JSON object has the fields of a dataclass' object, with their types."""
-    defaults = dataclasses.asdict(usual)
-    return isinstance(value, dict) and {name: type(each) for name, each in value.items()} == {
-        name: type(each) for name, each in defaults.items()
-    }
+def _has_types_of(example: Any, value: Any) -> bool:
+    """Return True if a JSON value is an object with the fields of a dataclass instance, and their types."""
+    types = {name: type(field) for name, field in dataclasses.asdict(example).items()}
+    return isinstance(value, dict) and {name: type(field) for name, field in value.items()} == types
 
 
 def _origin(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting) -> dict[str, Any]:
-    """Return the record of everything that vectors depend on."""
+    """Return a record of everything that vectors depend on."""
     return {
         "kb": kb.name,
         "kb_fingerprint": _cut_fingerprint(kb, cutting),
@@ -245,10 +242,10 @@ def _files(choice: Choice) -> list[str]:
 
 
 def _count_passages(kb: KnowledgeBase, cutting: Cutting, shards: Path) -> int:
-    """Return the number of passages, which the first process of a build counts once and writes down.
+    """Return the number of passages, which the first process of a build counts and stores.
 
     Raises:
-        UserError: There are none.
+        UserError: There is no passage.
     """
     path, key = shards / "count.json", _cut_fingerprint(kb, cutting)
     record = read_record(path, "the unfinished index's number of passages", passages=int) if path.is_file() else {}
@@ -267,7 +264,7 @@ def _cut_fingerprint(kb: KnowledgeBase, cutting: Cutting) -> str:
 
 
 def _shard(shards: Path, number: int) -> tuple[Path, Path, Path]:
-    """Return the files of a shard's vectors, passages per article, and number of truncated ones, shape (1,)."""
+    """Return the files of a shard's vectors, passages per article, and number of truncated passages, shape (1,)."""
     vectors, counts, cut = (shards / f"{part}-{number:05d}.npy" for part in (FIELD, "counts", "cut"))
     return vectors, counts, cut
 
@@ -282,22 +279,25 @@ def _encode(
     progress: bool,
     processes: Processes,
 ) -> None:
-    """Encode every shard that is not on the disk yet, each in one process; all go on when all are there."""
+    """Encode the missing shards, distributed over the processes, and wait until all are on disk."""
     numbers = range(-(-len(kb) // shard_entries))
     missing = [number for number in numbers if not all(path.is_file() for path in _shard(shards, number))]
-    processes.wait()  # all know what is missing before one of them writes
-    mine = set(missing[processes.index :: processes.count])
+    processes.wait()  # all processes list the missing shards before one of them writes
+    own_shards = set(missing[processes.index :: processes.count])
     entries = iter(kb)
     with progress_bar(total=len(kb), unit=" entries", desc="indexing", disable=not progress) as bar:
         for number in numbers:
             vectors, counts, cut = _shard(shards, number)
             shard: Sequence[Entry] = list(islice(entries, shard_entries))
-            if number in mine:
-                before, passages = encoder.cut, [cutting.passages(entry) for entry in shard]
-                encoded = encoder.encode_passages([passage_text(passage) for own in passages for passage in own])
+            if number in own_shards:
+                cut_before = encoder.cut
+                articles = [cutting.passages(entry) for entry in shard]
+                encoded = encoder.encode_passages(
+                    [passage_text(passage) for article in articles for passage in article]
+                )
                 write_array(vectors, encoded.astype(choice.precision))
-                write_array(counts, np.array([len(own) for own in passages], dtype=np.int32))
-                write_array(cut, np.array([encoder.cut - before], dtype=np.int64))
+                write_array(counts, np.array([len(article) for article in articles], dtype=np.int32))
+                write_array(cut, np.array([encoder.cut - cut_before], dtype=np.int64))
             bar.update(len(shard))
     processes.wait()
 
@@ -312,7 +312,7 @@ def _assemble(
     questions: Sequence[str],
     progress: bool,
 ) -> None:
-    """Put the shards into a store; the manifest comes last."""
+    """Write the index from its shards, the manifest last."""
     fields, choice = plan.fields, plan.choice
     vectors = open_rows(folder, fields, choice, plan.rows)
     if not len(vectors):
@@ -337,19 +337,18 @@ def _assemble(
 
 
 def _sample_queries(index: TextIndex) -> list[str]:
-    """Return a sentence of each of some passages.
+    """Return a random sentence of each of some random passages.
 
-    A query is shorter than a passage, and no passage's vector is its own: whole passages would find themselves in the
-    first cell, and far too few cells would seem enough.
+    Whole passages would find themselves in the first cell, so that far too few cells would seem to suffice.
     """
     rows, generator = len(index.store), np.random.default_rng(0)
     drawn = generator.choice(rows, min(_QUERIES, rows), replace=False)
-    spoken = (list(sentences(index.passage(int(row)).text)) for row in np.sort(drawn))
-    return [texts[int(generator.integers(len(texts)))] for texts in spoken if texts] or [""]
+    by_passage = (list(sentences(index.passage(int(row)).text)) for row in np.sort(drawn))
+    return [texts[int(generator.integers(len(texts)))] for texts in by_passage if texts] or [""]
 
 
 def _blocks(shards: Path, part: int) -> Iterator[npt.NDArray[Any]]:
-    """Return the arrays of all shards in order: of part 0 vectors, of part 1 counts, of part 2 how many were cut."""
+    """Yield the arrays of all shards in order: vectors (part 0), counts (1) or numbers of truncated passages (2)."""
     number = 0
     while (path := _shard(shards, number)[part]).is_file():
         yield np.load(path)

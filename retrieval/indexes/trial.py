@@ -1,4 +1,4 @@
-"""Speed of encoding on this machine, by a trial of the first images, titles or passages; nothing is stored."""
+"""Measure the speed of encoding on this machine with the first images, titles or passages; nothing is stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reflectune.retrieval.indexes.images import ImagePlace, encode_images, has_t
 from reflectune.retrieval.indexes.text_index import Cutting
 
 _BATCHES = 3
-"""Batches of images in a trial; the first one warms up and isn't counted."""
+"""Batches of images in a trial; the first one is a warm-up."""
 _PASSAGES = 256
 
 
@@ -30,27 +30,22 @@ class Part:
     """Encoding work of one kind.
 
     Attributes:
-        what: `images`, `titles`, `summaries` or `passages`.
-        count: Number of them.
-        rate: Number that one process encodes a second; 0 without any to try.
+        kind: `images`, `titles`, `summaries` or `passages`.
+        count: Number of items to encode.
+        rate: Items that one process encodes per second; 0 if there were none to try.
     """
 
-    what: str
+    kind: str
     count: int
     rate: float
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of one process; 0 if there is nothing to encode."""
-        return self.count / self.rate if self.rate else 0.0
-
 
 def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
-    """Return a line with the time of encoding by a trial's rates, with the launch's processes; "" without rates."""
+    """Describe the estimated time of encoding with the launch's processes; return "" if nothing was tried."""
     if not (tried := [part for part in parts if part.rate]):
         return ""
-    seconds = sum(part.seconds for part in tried) / processes.count
-    rates = ", ".join(f"{part.rate:,.1f} {part.what}/s" for part in tried)
+    seconds = sum(part.count / part.rate for part in tried) / processes.count
+    rates = ", ".join(f"{part.rate:,.1f} {part.kind}/s" for part in tried)
     launch = f"{processes.count} processes" if processes.count > 1 else "one process"
     each = " each" if processes.count > 1 else ""
     return f"encoding takes {duration(seconds)} on {launch} of this kind: {rates}{each}, by a trial here"
@@ -59,9 +54,9 @@ def describe_time(parts: Sequence[Part], processes: Processes = ALONE) -> str:
 def try_entries(
     kb: KnowledgeBase, encoder: ImageTextEncoder, *, batch_size: int, workers: int, summaries: bool = False
 ) -> list[Part]:
-    """Measure how fast a knowledge base's images, titles and summaries are encoded by `build_index`.
+    """Measure how fast `build_index` encodes a knowledge base's images, titles and summaries.
 
-    Unreadable images are left out. The first batch warms up, while the next images are read.
+    Unreadable images are left out. The first batch is a warm-up.
 
     Args:
         kb: The knowledge base.
@@ -79,13 +74,14 @@ def try_entries(
     if images:
         batches = list(islice(_batches(kb, batch_size), _BATCHES))
         parts.append(Part("images", images, _image_rate(kb, encoder, batches, workers)))
-    for what, some in texts.items() if entries else ():
-        parts.append(Part(what, len(kb), _rate(functools.partial(encoder.encode_entry_texts, some), len(some))))
+    if entries:
+        for kind, sample in texts.items():
+            parts.append(Part(kind, len(kb), _rate(functools.partial(encoder.encode_entry_texts, sample), len(sample))))
     return parts
 
 
 def try_passages(kb: KnowledgeBase, encoder: TextEncoder, cutting: Cutting, rows: int) -> Part:
-    """Measure how fast a knowledge base's passages are encoded, by the first ones.
+    """Measure how fast a knowledge base's passages are encoded.
 
     Args:
         kb: The knowledge base.
@@ -108,17 +104,17 @@ def _batches(kb: KnowledgeBase, batch_size: int) -> Iterator[list[ImagePlace]]:
 def _image_rate(
     kb: KnowledgeBase, encoder: ImageTextEncoder, batches: Sequence[Sequence[ImagePlace]], workers: int
 ) -> float:
-    """Return readable images encoded per second, without the first of several batches; 0 if none is readable."""
-    warm = len(batches) > 1
-    with closing(encode_images(kb, encoder, batches if warm else [*batches, *batches], workers)) as encoded:
+    """Return readable images encoded per second, after a warm-up batch; 0 if none is readable."""
+    batches = batches if len(batches) > 1 else [*batches, *batches]
+    with closing(encode_images(kb, encoder, batches, workers)) as encoded:
         next(encoded)
         start = time.perf_counter()
-        good = sum(len(images.owners) for images in encoded)
-    return good / (time.perf_counter() - start)
+        readable = sum(len(images.owners) for images in encoded)
+    return readable / (time.perf_counter() - start)
 
 
 def _rate(encode: Callable[[], object], count: int) -> float:
-    """Return texts encoded a second; a first pass warms up and isn't counted."""
+    """Return texts encoded per second, after a warm-up pass."""
     encode()
     start = time.perf_counter()
     encode()

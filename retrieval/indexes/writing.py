@@ -1,4 +1,4 @@
-"""Writing of an index: encoded entries become rows of a store, with a file of the entry of each row."""
+"""Write an index: encoded entries become rows of a store, with files that map rows to entries."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from reflectune.retrieval.stores.opening import Choice, open_store
 Positions = npt.NDArray[np.int64]
 
 _QUERIES = 128
-"""Images of the knowledge base that an approximate store is tried with."""
+"""Number of queries that calibrate an approximate store."""
 
 
 class Block(NamedTuple):
     """Encoded entries, in the knowledge base's order.
 
     Attributes:
-        image: Vectors of images, shape (images, dimensions), those of one entry side by side.
-        texts: Vectors of titles, and of summaries if they are a field, by field; shape (entries, dimensions) each.
-        owner: For each image the position of its entry in the knowledge base, shape (images,).
-        titled: For each title the position of its entry, shape (entries,).
+        image: Vectors of images, grouped by entry, shape (images, dimensions).
+        texts: Vectors by text field, `title` and perhaps `summary`, each of shape (entries, dimensions).
+        owner: Position of each image's entry in the knowledge base, shape (images,).
+        titled: Position of each title's entry, shape (entries,).
     """
 
     image: npt.NDArray[np.floating]
@@ -63,15 +63,15 @@ def write_index(
     encoder: ImageTextEncoder,
     progress: bool = False,
 ) -> None:
-    """Write an index, the manifest last; complete files of a killed process are reused.
+    """Write an index, the manifest last. Complete files of a killed process are reused.
 
     Args:
         folder: Folder of the index.
         record: Origin of the vectors and number of rows left out, for the manifest.
-        fields: Dimensions of `image` and `title`, and of `summary` if it is a field.
+        fields: Dimensions of each field.
         choice: The store.
-        blocks: Reads the encoded entries in order; it is called twice.
-        encoder: Maps images to a different space of titles, for the queries that an approximate store is tried with.
+        blocks: Returns an iterator over the encoded entries in order; called twice.
+        encoder: Encoder, which maps images to the space of titles for calibration queries.
         progress: Show a progress bar while an approximate store is filled.
 
     Raises:
@@ -84,11 +84,11 @@ def write_index(
     owners: list[Positions] = []
     entries: list[Positions] = []
     with_images: list[npt.NDArray[np.bool_]] = []
-    first, is_there = 0, len(vectors) == rows
+    first, is_complete = 0, len(vectors) == rows
     for block in blocks():
         image, owner, has_image = _rows(block, neutral)
         with_images.append(has_image)
-        if not is_there:
+        if not is_complete:
             texts = {name: np.asarray(array, dtype=np.float32)[owner] for name, array in block.texts.items()}
             vectors.add({"image": image, **texts})
         owners.append(owner + first)
@@ -116,7 +116,7 @@ def write_index(
 
 
 def open_rows(folder: Path, fields: Mapping[str, int], choice: Choice, rows: int) -> ExactStore:
-    """Open the rows of an index: all of them, if a killed build has written them, else none."""
+    """Open the rows of an index. Delete them if a killed build has not written all."""
     vectors = ExactStore(folder, fields, precision=choice.precision, repair=True)
     if len(vectors) != rows:
         clear_rows(folder)
@@ -134,7 +134,7 @@ def finish_index(
     *,
     progress: bool,
 ) -> None:
-    """Fill the store that searches an index's rows, calibrate an approximate one, and write the manifest."""
+    """Fill the store of an index, calibrate an approximate one, and write the manifest."""
     manifest[CHECKSUMS] = checksums(folder / name for name in names if name != CODES)
     is_quiet = not progress or choice.kind == "exact"
     with progress_bar(total=manifest["rows"], unit=" rows", desc=choice.kind, disable=is_quiet) as bar:
@@ -147,13 +147,13 @@ def finish_index(
 
 
 def claim_shards(shards: Path, origin: dict[str, Any], settings: Mapping[str, Any], *, reopened: bool = False) -> None:
-    """Write the settings that new shards are built with, or refuse shards of other settings.
+    """Write the settings of new shards, or refuse existing shards with other settings.
 
     Args:
         shards: Folder of the shards, in the index's folder.
         origin: Record of everything that vectors depend on.
         settings: Further settings of the shards.
-        reopened: Keep the index's rows, which the shards are made from; else rows that a killed build left are deleted.
+        reopened: Keep the index's rows, from which the shards are made; else delete rows of a killed build.
 
     Raises:
         UserError: The folder's shards were built with other settings.
@@ -175,21 +175,21 @@ def claim_shards(shards: Path, origin: dict[str, Any], settings: Mapping[str, An
 
 
 def clear_rows(folder: Path) -> None:
-    """Delete a store's files of a killed build, which a new build would mistake for its own."""
+    """Delete the vectors of an index and the files made of them, which a new build would take for its own."""
     made_of_rows = (folder / name for name in MADE_OF_ROWS)
     for path in (*(path for suffix in SUFFIXES.values() for path in folder.glob(f"*.{suffix}")), *made_of_rows):
         path.unlink(missing_ok=True)
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array as .npy, whole or not at all."""
+    """Write an array as .npy atomically."""
     buffer = io.BytesIO()
     np.save(buffer, array)
     write_atomically(path, buffer.getvalue())
 
 
 def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, int, int]:
-    """Return the mean of all images, shape (dimensions,); how many there are; and how many rows there will be."""
+    """Return the mean of all images' vectors, shape (dimensions,), the number of images, and the number of rows."""
     total, images, rows = np.zeros(dimensions), 0, 0
     for block in blocks:
         total += np.asarray(block.image, dtype=np.float64).sum(0)
@@ -199,7 +199,7 @@ def _neutral_image(blocks: Iterator[Block], dimensions: int) -> tuple[Vectors, i
 
 
 def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArray[np.bool_]]:
-    """Return the images of a block's rows, (rows, dimensions), their titles' indices, and True for each real image."""
+    """Return each row's image vector, (rows, dimensions), index of its title, and whether it has an image."""
     first, last = (np.searchsorted(block.owner, block.titled, side) for side in ("left", "right"))
     counts = last - first
     owner = np.repeat(np.arange(len(block.titled)), np.maximum(counts, 1))
@@ -210,10 +210,10 @@ def _rows(block: Block, neutral: Vectors) -> tuple[Vectors, Positions, npt.NDArr
 
 
 def _queries(store: FaissStore, with_images: npt.NDArray[np.bool_], encoder: ImageTextEncoder) -> dict[str, Vectors]:
-    """Return queries like those to come: images of the knowledge base, with field weights from 0 to 1.
+    """Return calibration queries: images of the knowledge base, with title weights from 0 to 1.
 
-    An encoder that compares no image with a text takes the images' own titles. If summaries are a field, one query in
-    three gives them half of its title's weight, and one all of it.
+    If the encoder can't compare images with texts, the titles' vectors are those of the images' own entries. If
+    summaries are a field, a third of the queries give them half of the title's weight, and another third all of it.
     """
     rows = np.flatnonzero(with_images if with_images.any() else ~with_images)
     sample = np.sort(np.random.default_rng(0).choice(rows, min(_QUERIES, len(rows)), replace=False))

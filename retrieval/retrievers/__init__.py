@@ -1,1 +1,1 @@
-"""Retrievers of entries and passages for images and texts, in one knowledge base or several."""
+"""Retrievers of entries and passages, by images and texts, in one or several knowledge bases."""

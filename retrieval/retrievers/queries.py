@@ -14,10 +14,11 @@ from reflectune.core.images import ImageKey, Images, first_images, image_key
 from reflectune.core.types import Question
 
 Modality = Literal["I", "IQ", "IC", "Q", "C"]
-"""A query's side in mRAG (arXiv 2505.24073): an image, with the question or a caption, or a text alone."""
+"""Modality of a query in mRAG (arXiv 2505.24073): an image, alone or with the question or a caption, or a text."""
 Target = Literal["I", "IT", "T", "IC", "C"]
-"""A knowledge base's side: an entry's image, its image and its title, or its title; or in the title's place its
-caption, which is the summary of an index that was built with captions."""
+"""Modality of an entry: image, image and title, or title; or with its caption in place of the title.
+
+In an index that was built with captions, these are the summaries."""
 
 Fusion = Literal["scores", "vectors", "features"]
 """Fusion of a query's image and text; see `Weights`."""
@@ -30,13 +31,13 @@ PART_FIELDS: Final[Mapping[str, str]] = {
     "summary": "summary",
     "text_summary": "summary",
 }
-"""The index's field that each part of a score is a similarity to; parts in the order in which they are added up."""
+"""Index field that each part of a score compares with; parts in the order of summation."""
 BY_IMAGE: Final = frozenset(("image", "title", "summary"))
-"""The parts that a query's image is compared in; the others are its text's."""
+"""Parts that compare a query's image; the others compare its text."""
 
 
 class QueryKey(NamedTuple):
-    """Identity of a query: that of the image, "" without one, and the text."""
+    """Identity of a query: the key of its image, or "" without one, and its text."""
 
     image: ImageKey
     text: str
@@ -48,12 +49,12 @@ class Query:
 
     Attributes:
         image: An image, or None.
-        text: A question, a query that was written for it, or a caption; "" for none.
-        inside: Text that selects passages inside the entries found; "" for `text`.
-        question: The data set's question that is searched for; None for any other.
+        text: A question, a generated query, or a caption; "" for none.
+        inside: Text that ranks passages of the retrieved entries; "": `text`.
+        question: The data set's question that the query belongs to, if any.
 
     Raises:
-        ValueError: There is neither.
+        ValueError: There is neither an image nor a text.
     """
 
     image: Image.Image | None = None
@@ -67,7 +68,7 @@ class Query:
 
     @property
     def key(self) -> QueryKey:
-        """Identity of what is searched for; several questions are asked about one image."""
+        """Identity of the query; equal queries are searched once."""
         return QueryKey("" if self.image is None else image_key(self.image), self.text)
 
     @property
@@ -77,17 +78,19 @@ class Query:
 
     @property
     def is_both(self) -> bool:
-        """True if there are an image and a text."""
+        """True if there is both an image and a text."""
         return self.image is not None and self.has_text
 
     @property
     def kind(self) -> str:
         """`image`, `text` or `image and text`."""
-        return " and ".join(name for name, is_there in (("image", self.image), ("text", self.has_text)) if is_there)
+        if self.is_both:
+            return "image and text"
+        return "text" if self.image is None else "image"
 
 
 def image_queries(questions: Sequence[Question], images: Sequence[Images]) -> list[Query]:
-    """Return a query of each question's first image."""
+    """Return a query for each question's first image."""
     return [Query(image, question=question) for question, image in zip(questions, first_images(images), strict=True)]
 
 
@@ -97,11 +100,11 @@ class Weights:
 
     S = image · sim(I, I_k) + title · sim(I, T_k) + text_image · sim(q, I_k) + text_title · sim(q, T_k), with a query's
     image I and text q, and an entry's image I_k and title T_k; and summary · sim(I, S_k) + text_summary · sim(q, S_k)
-    for an index that has the entries' summaries S_k. The names are those of `Hit.parts`. All weights are on the query's
-    side: any weights work on one index.
+    for an index that has the entries' summaries S_k. The names are those of `Hit.parts`. Weights are multiplied into
+    the query's vectors, so that one index serves all weights.
 
-    A query that has both may be fused into one vector v instead, with S = Σ_f w_f · sim(v, f) over an entry's fields f,
-    each weighted by the sum of its two parts. A query that has only one of them is searched as usual.
+    A query with an image and a text may be fused into one vector v instead, with S = Σ_f w_f · sim(v, f) over an
+    entry's fields f, where w_f is the sum of the field's two parts. Other queries are not affected by `fusion`.
 
     Attributes:
         image: Query's image and entry's image.
@@ -110,10 +113,10 @@ class Weights:
         text_title: Query's text and entry's title.
         summary: Query's image and entry's summary.
         text_summary: Query's text and entry's summary.
-        fusion: `scores`: add the similarities, as above. `vectors`: v is the sum of the image's vector and the text's,
-            each weighted as its parts, scaled to length 1; needs a common space. Where weights are products of a side's
-            and a field's, as in `modality_weights`, entries come in the order of `scores`. `features`: v is the
-            encoder's vector of both, read together; weights apply to fields only.
+        fusion: `scores`: add the similarities, as above. `vectors`: v is the weighted sum of the image's and the text's
+            vectors, scaled to length 1; needs a common space. If the weights are products of a modality's and a field's
+            weight, as in `modality_weights`, it ranks entries as `scores` does. `features`: v is the encoder's
+            vector of image and text read together; only the weights of fields matter.
 
     Raises:
         ValueError: A weight is negative or NaN, or they don't sum to 1.
@@ -133,13 +136,13 @@ class Weights:
             raise ValueError(f"weights must be from 0 to 1 and sum to 1, found {self}")
 
     def of(self, query: Query) -> dict[str, float]:
-        """Return the weights of the parts that a query has, scaled to the sum of all.
+        """Return the weights of the parts that a query has, rescaled so that missing parts don't lower scores.
 
-        A query without text has no part of a text, one without image none of an image: a missing part doesn't lower
-        scores. Parts of weight 0 are included, except those of summaries, which not every index has.
+        A query without a text lacks the parts of the text, one without an image those of the image. Parts of weight 0
+        are included, except for summaries, which not every index has.
 
         Raises:
-            ValueError: All weight is on parts that the query lacks.
+            ValueError: The query has no part with a weight above 0.
         """
         values = {part: float(getattr(self, part)) for part in PART_FIELDS}
         values = {part: value for part, value in values.items() if value or PART_FIELDS[part] != "summary"}
@@ -149,21 +152,21 @@ class Weights:
             if (query.image is not None if part in BY_IMAGE else query.has_text)
         }
         if not any(own.values()):
-            raise ValueError(f"a query that has only {query.kind} can't be searched for with {self}")
+            raise ValueError(f"a query that has only {query.kind} can't be searched with {self}")
         if sum(own.values()) == sum(values.values()):
             return own
         scale = sum(values.values()) / sum(own.values())
         return {part: value * scale for part, value in own.items()}
 
     def fused(self, fusion: Fusion) -> Weights:
-        """Return the same with another rule for queries of an image and a text."""
+        """Return the same weights with another `fusion`."""
         return dataclasses.replace(self, fusion=fusion)
 
     def with_summaries(self, share: float) -> Weights:
         """Move a share of the titles' weight to summaries.
 
         Args:
-            share: From 0, which changes nothing, to 1, with which titles weigh nothing.
+            share: From 0 (no change) to 1 (titles have no weight).
         """
         return dataclasses.replace(
             self,
@@ -193,10 +196,10 @@ def equation_7(text_weight: float = 0.5) -> Weights:
 
 
 def modality_weights(query: Modality, target: Target) -> Weights:
-    """Return mRAG's modality configurations by score fusion (its CLIP_SF): equal sums of embeddings in one space.
+    """Return the weights of mRAG's modality configurations with score fusion (CLIP_SF), which adds up embeddings.
 
-    The inner product of a query's sum and an entry's sum is the sum of all similarities between their parts: for `IQ`
-    and `IT` four of a quarter each. A caption is the query's text, as a question is (`IC`, `C`).
+    The inner product of a query's sum and an entry's sum is the sum of all similarities between their parts: four with
+    a weight of 1/4 for `IQ` and `IT`. A caption is the query's text, as a question is (`IC`, `C`).
 
     Args:
         query: Modality of the query.
@@ -218,7 +221,7 @@ def modality_weights(query: Modality, target: Target) -> Weights:
 def usual_weights(query: Query, title_weight: float = 0.5, summary_share: float = 0.0) -> Weights:
     """Return a query's default weights: equation 3 for an image, equation 7 with a text, titles for a text alone.
 
-    Of the weight on titles, `summary_share` goes to summaries.
+    `summary_share` of the titles' weight is moved to summaries.
     """
     if query.image is None:
         weights = Weights(text_title=1.0)

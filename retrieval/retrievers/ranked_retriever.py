@@ -1,4 +1,4 @@
-"""Retrieval by rankings that somebody else made, Google Lens for example: a file says which entries an image shows."""
+"""Retrieve entries from a file of rankings by image, made by Google Lens for example."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from reflectune.retrieval.config import RankScore
 from reflectune.retrieval.retrievers.queries import Query, Weights
 
 _ASCII_IN_ADDRESSES = ("/:", "/:()", "/:(),'!*;@$&+=~")
-"""Characters that writers of addresses leave as they are, from the strictest to Wikipedia."""
+"""Characters that URL writers don't escape, from the strictest to Wikipedia."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Row of the file: the entities found for an image.
+    """Row of the file: the ranked entities of an image.
 
     Attributes:
         image: Path of the image, as in the data set's questions.
         entities: Ids of entries, best first; empty if nothing was found.
-        scores: One an entity, never rising; empty: by `ranked_scores`.
+        scores: A score for each entity, not increasing; None: the scores are set by `ranked_scores`.
     """
 
     image: str
@@ -42,14 +42,14 @@ class Ranking:
 
 
 class RankedRetriever:
-    """Return for an image the entries that a file lists for it.
+    """Return the entries that a file lists for an image.
 
-    An image that was loaded from a file is listed by its path. Any other one, a served one for example, is compared
-    with the pixels of all listed files, which are read once for that.
+    An image that was loaded from a file is looked up by its path. Any other image, such as an upload, is compared with
+    the pixels of all listed files, which are read once.
 
     Args:
-        rankings: Entries, best first, and their scores or None, by the absolute path of an image, links resolved.
-        kb: Name of the knowledge base of the entries.
+        rankings: Entries, best first, with their scores or None, by an image's absolute path without links.
+        kb: Name of the entries' knowledge base.
         rule: Score of an entry without one.
     """
 
@@ -62,11 +62,11 @@ class RankedRetriever:
         self._rankings, self._kb, self._rule = rankings, kb, rule
 
     def scored(self, rule: RankScore) -> RankedRetriever:
-        """Return a retriever of the same rankings with another score of entries without one."""
+        """Return a retriever of the same rankings with another rule for missing scores."""
         return RankedRetriever(self._rankings, self._kb, rule)
 
     def search(self, queries: Sequence[Query], top_n: int, *, weights: Weights | None = None) -> list[list[Hit]]:
-        """Return for each query the `top_n` first entries of its image, if it has a ranking; texts don't count.
+        """Return for each query the first `top_n` entries of its image, none if it isn't listed. Texts are ignored.
 
         Raises:
             ValueError: `top_n` is less than 1, or a query has no image.
@@ -76,22 +76,22 @@ class RankedRetriever:
         found = []
         for query in queries:
             if query.image is None:
-                raise ValueError("ranked entities are listed by image, and a query has none")
+                raise ValueError("ranked entities are looked up by image, and a query has none")
             key = image_key(query.image)
             ranking = self._rankings.get(key if isinstance(key, str) else self._files.get(key, ""), ())
             by_rank = rank_scores(self._rule, len(ranking))
             rows = enumerate(zip(ranking[:top_n], by_rank[:top_n], strict=True), start=1)
             found.append(
                 [
-                    Hit(entry_id, other if score is None else score, rank, query="ranked", kb=self._kb)
-                    for rank, ((entry_id, score), other) in rows
+                    Hit(entry_id, rank_score if score is None else score, rank, query="ranked", kb=self._kb)
+                    for rank, ((entry_id, score), rank_score) in rows
                 ]
             )
         return found
 
     @functools.cached_property
     def _files(self) -> dict[bytes, str]:
-        """The first file of each hash of pixels."""
+        """First file of each pixel hash."""
         with ThreadPoolExecutor() as pool:  # images are decoded outside Python's lock
             hashes = list(pool.map(_hash_of, self._rankings))
         files: dict[bytes, str] = {}
@@ -102,7 +102,7 @@ class RankedRetriever:
 
 
 def rank_scores(rule: RankScore, count: int) -> list[float]:
-    """Return the scores of the ranks 1 to `count`: all 1, 1 / rank, or the softmax of -rank."""
+    """Return the scores of ranks 1 to `count`: 1, 1 / rank, or the softmax of -rank."""
     if rule == "softmax_rank":
         total = sum(math.exp(-rank) for rank in range(count))
         return [math.exp(-rank) / total for rank in range(count)]
@@ -112,47 +112,46 @@ def rank_scores(rule: RankScore, count: int) -> list[float]:
 def open_ranked(
     path: str | Path, knowledge: KnowledgeBase, image_roots: Roots, rule: RankScore = "reciprocal_rank"
 ) -> RankedRetriever:
-    """Open the retriever of a file of rankings; reports on stderr the rows left out.
+    """Open the retriever of a file of rankings, and print to stderr how many rows are left out.
 
-    Entities that the knowledge base lacks are left out, the others move up; without scores an entity has one of its
-    new rank. Addresses with differently escaped characters (`%C3%A9` for `é`) are the same entity. Of two rows with one
-    image the first counts.
+    Entities that the knowledge base lacks are left out, and the others are ranked without them. URLs that differ only
+    in escaping (`%C3%A9` for `é`) are the same entity. If an image is listed twice, the first row counts.
 
     Args:
         path: JSONL of `Ranking`s.
-        knowledge: The knowledge base of the entities.
-        image_roots: Folders that its image paths may lie in and start at.
-        rule: Score of a rank.
+        knowledge: The entities' knowledge base.
+        image_roots: Folders that image paths are relative to and must lie in.
+        rule: Rule for missing scores.
 
     Raises:
         UserError: The file is missing, a row of it is not a ranking, or none of its images exists.
     """
     rankings = list(read_rankings(path))
-    kept: dict[str, list[tuple[str, float | None]]] = {}
-    absent: list[str] = []
+    ranking_of: dict[str, list[tuple[str, float | None]]] = {}
+    missing: list[str] = []
     unknown = entities = 0
     for ranking in rankings:
         ids = [_entry_id(entity, knowledge) for entity in ranking.entities]
         entities += len(ids)
         unknown += ids.count(None)
         if (file := _file_of(ranking.image, image_roots)) is None:
-            absent.append(ranking.image)
+            missing.append(ranking.image)
         else:
-            kept.setdefault(file, _scored(ids, ranking.scores))
-    if not kept:
-        message = f"the image {absent[0]} isn't there, nor are the others" if absent else "it is empty"
+            ranking_of.setdefault(file, _scored(ids, ranking.scores))
+    if not ranking_of:
+        message = f"the image {missing[0]} doesn't exist, nor do the others" if missing else "it is empty"
         raise UserError(f"{path}: {message}; its `image`s are paths as in the data set's questions")
     message = f"{path}: rankings of {len(rankings):,} images; left out: {unknown:,} of {entities:,} entities, which "
-    message += f"the knowledge base {knowledge.name} hasn't, and {len(absent):,} images that aren't there"
-    print(message + (f", e.g. {absent[0]}" if absent else ""), file=sys.stderr, flush=True)
-    return RankedRetriever(kept, knowledge.name, rule)
+    message += f"the knowledge base {knowledge.name} lacks, and {len(missing):,} images that don't exist"
+    print(message + (f", e.g. {missing[0]}" if missing else ""), file=sys.stderr, flush=True)
+    return RankedRetriever(ranking_of, knowledge.name, rule)
 
 
 def read_rankings(path: str | Path) -> Iterator[Ranking]:
-    """Yield the rows of a file of rankings; empty lines are skipped.
+    """Yield the rows of a file of rankings. Empty lines are skipped.
 
     Raises:
-        UserError: The file is missing, or a row of it is not a ranking; the error names the line.
+        UserError: The file is missing, or a line is not a ranking.
     """
     try:
         with Path(path).open("rb") as file:
@@ -178,12 +177,12 @@ def _ranking(line: bytes, where: str) -> Ranking:
     if scores is not None and not all(map(math.isfinite, scores)):
         raise UserError(f"{where}: `scores` has a value that isn't finite; fix it, or leave `scores` out")
     if scores is not None and list(scores) != sorted(scores, reverse=True):
-        raise UserError(f"{where}: `scores` rise; entities stand best first, so sort both")
+        raise UserError(f"{where}: `scores` increase; entities must be listed best first, so sort both")
     return ranking
 
 
 def _file_of(image: str, roots: Roots) -> str | None:
-    """Return the path of an image, links resolved, below the first root that has it; None if none has."""
+    """Return the path of an image, links resolved, below the first root that has it; None if no root has it."""
     for root in [roots] if isinstance(roots, str | Path) else roots:
         try:
             file = resolve_below(Path(root).absolute() / image, roots)
@@ -195,14 +194,14 @@ def _file_of(image: str, roots: Roots) -> str | None:
 
 
 def _hash_of(file: str) -> bytes | None:
-    """Return the hash of an image's pixels; None if it is damaged, and so equal to no image."""
+    """Return the hash of an image's pixels; None if the file is damaged."""
     with suppress(BadImage):
         return pixel_hash(load_image(file))
     return None
 
 
 def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
-    """Return the id of an entity in the knowledge base, None if it is missing there."""
+    """Return the id of an entity in the knowledge base; None if the knowledge base lacks it."""
     spellings = [entity]
     if "://" in entity:
         plain = unquote(entity)
@@ -211,7 +210,7 @@ def _entry_id(entity: str, knowledge: KnowledgeBase) -> str | None:
 
 
 def _scored(ids: Sequence[str | None], scores: Sequence[float] | None) -> list[tuple[str, float | None]]:
-    """Return each known entry once, with its first score, or None without scores."""
+    """Return the distinct known entries, each with its first score, or None without scores."""
     first: dict[str, float | None] = {}
     for entry_id, score in zip(ids, [None] * len(ids) if scores is None else scores, strict=True):
         if entry_id is not None:

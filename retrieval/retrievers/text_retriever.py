@@ -1,16 +1,14 @@
-"""Retrieval of passages by a text: a question, a query that was written for it, or a caption."""
+"""Retrieve passages by a text: a question, a generated query, or a caption."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from reflectune.core.devices import find_device
 from reflectune.formats.hits import PassageHit
 from reflectune.formats.knowledge_base import KnowledgeBase
-from reflectune.retrieval.encoders.base import Vectors
+from reflectune.retrieval.encoders.base import Vectors, scaled
 from reflectune.retrieval.encoders.checkpoints import find_checkpoint
 from reflectune.retrieval.encoders.settings import TextSettings
 from reflectune.retrieval.encoders.text_encoder import TextEncoder
@@ -36,18 +34,15 @@ class TextRetriever:
         self.knowledge = index.kb
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return unit vectors of texts, as queries are encoded; float32 of shape (texts, dimensions).
+        """Return unit vectors of texts, encoded as queries; float32 of shape (texts, dimensions).
 
-        Their inner product is the cosine whichever similarity the index is searched by; a vector of zeros stays so.
+        Their inner product is the cosine, whatever the index's similarity. Zero vectors stay zero.
         """
         vectors = self._encoder.encode_queries(texts)
-        if self._encoder.settings.similarity == "cosine":
-            return vectors
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        return vectors if self._encoder.settings.similarity == "cosine" else scaled(vectors)
 
     def too_long(self, texts: Sequence[str]) -> list[bool]:
-        """Return True for each query that is longer than the encoder reads."""
+        """Return True for each query that the encoder truncates."""
         return self._encoder.too_long(texts)
 
     def search(self, queries: Sequence[str], top: int) -> list[list[PassageHit]]:
@@ -70,7 +65,7 @@ class TextRetriever:
         ]
 
     def exactly(self) -> TextRetriever:
-        """Return the retriever with an exact search of an approximate store's rows; itself if its store is exact."""
+        """Return a retriever that searches the same rows exactly; itself if its store is exact."""
         if exact_store(self._store) is self._store:
             return self
         return TextRetriever(self._index, self._encoder, exact_store(self._store))

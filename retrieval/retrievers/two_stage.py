@@ -1,4 +1,4 @@
-"""Two stages: first the entries, then passages inside the entries found, or their summaries."""
+"""Two-stage retrieval: entries first, then passages of these entries, or their summaries."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ if TYPE_CHECKING:  # slow to import
     from reflectune.retrieval.retrievers.entry_retriever import Retriever, SectionRetriever
 
 SUMMARY: Final = -1
-"""The section of a passage that is its entry's summary: no section of the article."""
-
+"""Section of a passage that is its entry's summary."""
 ARTICLE: Final = -2
-"""The section of a passage that is its entry's whole article."""
-
+"""Section of a passage that is its entry's whole article."""
 WHOLE: Final = -2
-"""The index of a passage that is its whole section; `SUMMARY` is that of a section's summary."""
+"""Index of a passage that is its whole section; a section's summary has the index `SUMMARY`."""
 
 PassagesOf = Callable[[str], Sequence[Passage]]
-"""The passages of an entry, by its id."""
+"""Returns the passages of an entry by its id."""
 
 
 @dataclass
 class PassagesInside:
-    """Multimodal knowledge base searched in two stages: entries by the whole query, then passages inside them.
+    """Multimodal knowledge base searched in two stages: entries by the whole query, then their passages by BM25.
 
-    A hit's score is BM25 with the query's text; its parts are `passage`, `entry` and those of the entry's score.
+    A hit's score is its passage's BM25; its parts are `passage`, `entry` and those of the entry's score.
 
     Attributes:
         name: Name in results and errors.
         retriever: Finds entries.
         passages_of: Returns the passages of an entry, by its id.
-        entries: Number of entries a query to look into.
+        entries: Number of entries per query whose passages are ranked.
         weights: Weights of the parts of an entry's score; None for the defaults.
     """
 
@@ -60,10 +58,10 @@ class PassagesInside:
 
 @dataclass
 class BestPassages:
-    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): one passage of each entry found.
+    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4): the best passage of each entry.
 
-    Pairs are ranked by their entries; BM25 only chooses inside an entry, so that none crowds out another. A hit's
-    score is its entry's; its parts are `passage` (BM25), `entry` and those of the entry's score.
+    Entries keep their ranking; BM25 only chooses one passage per entry. A hit's score is its entry's; its parts are
+    `passage` (BM25), `entry` and those of the entry's score.
 
     Attributes:
         name: Name in results and errors.
@@ -78,11 +76,11 @@ class BestPassages:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """Return for each query a passage of each of the `top` best entries that have text, best entry first."""
+        """Return for each query a passage of each of the `top` best entries, best entry first; none without text."""
         hits = self.retriever.search(queries, top, weights=self.weights)
-        asked = [query for query, row in zip(queries, hits, strict=True) for _ in row]
-        alone = [[hit] for row in hits for hit in row]
-        best = iter(passages_inside(asked, alone, functools.cache(self.passages_of), 1))
+        query_of_hit = [query for query, row in zip(queries, hits, strict=True) for _ in row]
+        single_hits = [[hit] for row in hits for hit in row]
+        best = iter(passages_inside(query_of_hit, single_hits, functools.cache(self.passages_of), 1))
         return [
             [dataclasses.replace(pair, score=hit.score, rank=hit.rank) for hit in row for pair in next(best)]
             for row in hits
@@ -91,7 +89,7 @@ class BestPassages:
 
 @dataclass
 class Summaries:
-    """Multimodal knowledge base of pairs of an image and a summary (PMSR): the summaries of the entries found.
+    """Multimodal knowledge base of pairs of an image and a summary (PMSR): the summaries of retrieved entries.
 
     A hit's score is its entry's; its parts are those of the entry's score.
 
@@ -99,7 +97,7 @@ class Summaries:
         name: Name in results and errors.
         retriever: Finds entries.
         knowledge: The entries.
-        weights: Weights of the parts of an entry's score; None for PMSR's, for an image and a text.
+        weights: Weights of the parts of an entry's score; None for the defaults.
     """
 
     name: str
@@ -108,7 +106,7 @@ class Summaries:
     weights: Weights | None = None
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """Return for each query the summaries of the `top` best entries that have text, best first."""
+        """Return for each query the summaries of the `top` best entries, best first; none without text."""
         return [
             [
                 PassageHit(summary, hit.score, hit.rank, hit.kb, hit.parts)
@@ -121,17 +119,17 @@ class Summaries:
 
 @dataclass
 class SectionPairs:
-    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4), found in an index of sections.
+    """Multimodal knowledge base of pairs of an image and a section (MI-RAG, §3.4), searched in an index of sections.
 
-    Several pairs may be of one entry. A hit's score and parts are its row's.
+    Several hits may be of one entry.
 
     Attributes:
         name: Name in results and errors.
         retriever: Finds sections.
         knowledge: The entries.
-        is_summary: True to read the section's summary, by which it is found (PMSR); False to read all of it (MI-RAG).
+        is_summary: True: return the section's summary (PMSR); False: the whole section (MI-RAG).
         weights: Weights of the parts of a score; None for the defaults.
-        lead: Text before a section that is read whole.
+        lead: Text before a whole section.
     """
 
     name: str
@@ -165,21 +163,21 @@ def passages_inside(
 ) -> list[list[PassageHit]]:
     """Return the best passages of retrieved entries by BM25, at most `top` for each query, best first.
 
-    A query without a text takes the first passages, with score 0, in the order of entries.
+    A query without a text gets the first passages in the order of entries, with score 0.
 
     Args:
         queries: The queries.
-        hits: Entries of each query, best first; of a repeated entry the first counts.
+        hits: Entries of each query, best first; the first hit of an entry counts.
         passages_of: Returns the passages of an entry, by its id.
-        top: At least 1.
+        top: Maximum passages per query, at least 1.
     """
     found = []
     for query, row in zip(queries, hits, strict=True):
         by_id = {hit.entry_id: hit for hit in reversed(row)}
-        choice = [p for entry_id in dict.fromkeys(hit.entry_id for hit in row) for p in passages_of(entry_id)]
+        candidates = [p for entry_id in dict.fromkeys(hit.entry_id for hit in row) for p in passages_of(entry_id)]
         text = query.inside or query.text
-        scores = bm25_scores(text, choice) if text.strip() else [0.0] * len(choice)
-        best = enumerate(best_first(choice, scores, top), start=1)
+        scores = bm25_scores(text, candidates) if text.strip() else [0.0] * len(candidates)
+        best = enumerate(best_first(candidates, scores, top), start=1)
         found.append([_inside(by_id[scored.passage.entry_id], scored, rank) for rank, scored in best])
     return found
 
@@ -190,14 +188,14 @@ def _inside(hit: Hit, scored: ScoredPassage, rank: int) -> PassageHit:
 
 
 def summary_of(entry: Entry) -> Passage | None:
-    """Return an entry's summary as a passage, `entry_id#-1.0`, else its first passage; None without text."""
+    """Return an entry's summary as the passage `entry_id#-1.0`, or else its first passage; None without text."""
     if text := " ".join(entry.summary.split()):
         return Passage(entry.id, SUMMARY, 0, entry.title, "", "", text)
     return next(iter(split_passages(entry)), None)
 
 
 def article_of(entry: Entry, *, lead: Lead = "none") -> Passage | None:
-    """Return an entry's whole article as a passage, `entry_id#-2.0`, a paragraph a line; None without text.
+    """Return an entry's whole article as the passage `entry_id#-2.0`, one paragraph per line; None without text.
 
     Args:
         entry: The article.

@@ -1,4 +1,4 @@
-"""A web search tool: queries in, pages out, by default from a local knowledge base without a network."""
+"""Search the web through a search server, or by default a local knowledge base without a network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -27,19 +27,37 @@ from reflectune.models.remote.transport import Refused, Transport
 from reflectune.retrieval.retrievers.queries import Query
 from reflectune.retrieval.retrievers.two_stage import article_of
 
+if TYPE_CHECKING:  # slow to import
+    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
+
+WEB: Final = "web"
+"""Name of the search tool among the knowledge bases that a step searches."""
+MAX_CHARACTERS: Final = 20_000
+"""Characters after which a page's text is truncated."""
+_PASSAGES: Final = 4
+"""Passages that the local tool retrieves per page, since several may be of one article."""
+
 
 def search_address(url: str) -> str:
-    """Return a problem if this can't be a search server's address.
+    """Return the problem of a search server's address, as a predicate of the config key; "" if there is none.
 
-    Plain http is for this machine and private networks only: a query holds a user's image and question.
+    Plain http is allowed to this machine and private networks only, since queries contain users' questions.
     """
     if not url:
         return ""
     if not is_url(url):
         return "must look like https://HOST/api/web_search, found another form (not shown: it may be a secret)"
-    if urlsplit(url).scheme == "http" and not _is_near(urlsplit(url).hostname or ""):
+    if urlsplit(url).scheme == "http" and not _is_private(urlsplit(url).hostname or ""):
         return f"is plain http to another machine (`{shown_url(url)}`); use https"
     return ""
+
+
+def _is_private(host: str) -> bool:
+    """Return True if a host is this machine or on a private network."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return address.is_loopback or address.is_private
+    return host == "localhost"
 
 
 SearchAddress = Annotated[str, checked_by(search_address)]
@@ -62,16 +80,16 @@ class WebConfig(Settings):
 
     @property
     def web_place(self) -> str:
-        """The server's address without its secrets, for fingerprints; "" for the text index."""
+        """The server's address without secrets, for fingerprints; "" for the text index."""
         return shown_url(self.web_url) if self.web_url else ""
 
     @cross_check
     def web_problems(self) -> list[str]:
-        """Return the problem of a search server's key, if there is one."""
+        """Return the problems of the search server's key."""
         return key_problems("web_key_variable", self.web_key_variable)
 
     def web_endpoint(self) -> Endpoint:
-        """Return the server, with the key from the environment."""
+        """Return the server, with the API key from the environment."""
         return Endpoint(
             url=self.web_url,
             model="",
@@ -83,31 +101,12 @@ class WebConfig(Settings):
         )
 
 
-def _is_near(host: str) -> bool:
-    """Return True if a host is this machine or on a private network."""
-    with suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        return address.is_loopback or address.is_private
-    return host == "localhost"
-
-
-if TYPE_CHECKING:  # slow to import
-    from reflectune.retrieval.retrievers.text_retriever import TextRetriever
-
-WEB: Final = "web"
-"""The name of a search tool among the knowledge bases that a step searches."""
-MAX_CHARACTERS: Final = 20_000
-"""Longest text of a page, in characters; the rest is cut off."""
-_PASSAGES: Final = 4
-"""Passages that the local tool looks at for a page: an article may be found by several of its own."""
-
-
 @dataclass(frozen=True)
 class Page:
-    """Page that a search found. It is untrusted text and is tokenized as plain text.
+    """Page that a search found. Its text is untrusted: special tokens in it are tokenized as plain text.
 
     Attributes:
-        id: Address, or the id of a knowledge base's entry.
+        id: URL, or the id of a knowledge base's entry.
         title: Title.
         text: Text without markup, at most `MAX_CHARACTERS`.
     """
@@ -126,10 +125,10 @@ class SearchTool(Protocol):
 
 
 class KnowledgePages:
-    """The local tool: the articles of a knowledge base, each by its passage that is nearest to the query.
+    """The local tool, which finds articles of a knowledge base by their most similar passages.
 
     Args:
-        retriever: Over the knowledge base's passages.
+        retriever: Retriever of the knowledge base's passages.
         knowledge: The knowledge base.
     """
 
@@ -149,7 +148,7 @@ class KnowledgePages:
 
 
 class Pages:
-    """A search tool as one of several knowledge bases; a query without text finds nothing.
+    """A search tool as a `Searcher` for joint search; a query without text has no hits.
 
     Args:
         tool: Finds pages.
@@ -161,7 +160,7 @@ class Pages:
         self._tool = tool
 
     def search(self, queries: Sequence[Query], top: int) -> list[list[PassageHit]]:
-        """Return for each query its pages, each as one passage without a heading; the best has the highest score."""
+        """Return each query's pages as passages without headings, with the score 1 / rank."""
         answers = iter(self._tool.pages([query.text for query in queries if query.has_text], top))
         pages = [next(answers) if query.has_text else [] for query in queries]
         return [
@@ -177,15 +176,14 @@ class ServedPages(Closing):
     """Client of a search server: posts `{"query": …, "max_results": k}`, reads `{"results": [{"title", "url",
     "content"}]}`.
 
-    That is the protocol of Ollama's web search; others are easily adapted. A page's own address is shown and never
-    fetched: its content comes with the search. Certificates are checked, redirects are errors, a reply is bounded in
-    size and time. Transient failures are retried with backoff. A query that the server refuses finds nothing; the first
-    refusal is printed. Each reply is on the disk, under a hash of address and request, before the next request, and is
-    asked for once.
+    This is the protocol of Ollama's web search. Pages are never fetched: their content comes with the reply.
+    Certificates are checked, redirects are errors, and replies are limited in size and time. Transient failures are
+    retried with backoff. A query that the server refuses has no pages; the first refusal is printed. Each reply is
+    cached on disk at once, under a hash of address and request.
 
     Args:
         endpoint: The server.
-        cache: File of replies.
+        cache: Cache file of replies.
 
     Example:
         >>> with ServedPages(Endpoint("https://search.example/api/web_search", ""), "pages.jsonl") as tool:
@@ -198,10 +196,10 @@ class ServedPages(Closing):
         self._has_warned = False
 
     def pages(self, queries: Sequence[str], top: int) -> list[list[Page]]:
-        """Return at most `top` pages for each query, in the server's order, each address once.
+        """Return at most `top` pages for each query, in the server's order, without repeated URLs.
 
         Raises:
-            UserError: The server can't be used, kept failing, or refuses every query. Finished replies are stored.
+            UserError: The server can't be used, keeps failing, or refuses every query. Finished replies stay cached.
         """
         bodies = [{"query": query, "max_results": top} for query in queries]
         keys = [fingerprint([self.endpoint.shown_url, body]) for body in bodies]
@@ -212,22 +210,22 @@ class ServedPages(Closing):
         return [[] if key in refused else [Page(**page) for page in self._replies.get(key)["pages"]] for key in keys]
 
     def close(self) -> None:
-        """Close the file of replies."""
+        """Close the cache file."""
         self._replies.close()
 
     def _report(self, reason: str) -> None:
-        """Print the first refusal; raise UserError if the server has answered nothing."""
+        """Print the first refusal, or raise UserError if no reply is cached."""
         if not self._replies:
             raise UserError(
                 f"{self.endpoint.shown_url} refuses every query: {reason}; expected a server that takes "
-                '`{"query": TEXT, "max_results": NUMBER}`: check `web_url`, or put an adapter in front of it'
+                '`{"query": TEXT, "max_results": NUMBER}`: check `web_url`, or use an adapter'
             )
         if not self._has_warned:
             self._has_warned = True
-            print(f"{self.endpoint.shown_url} refuses a query, which finds nothing: {reason}", file=sys.stderr)
+            print(f"{self.endpoint.shown_url} refuses a query, which has no pages: {reason}", file=sys.stderr)
 
     def _send(self, bodies: Mapping[str, dict[str, Any]]) -> dict[str, str]:
-        """Send the missing queries; return the reasons why the server refuses some, by key."""
+        """Send queries, and return the reasons of those that the server refuses, by key."""
         if not bodies:
             return {}
         pool = ThreadPoolExecutor(min(self.endpoint.concurrency, len(bodies)), thread_name_prefix="web-search")
@@ -240,21 +238,20 @@ class ServedPages(Closing):
                 raise
 
     def _ask(self, transport: Transport, key: str, body: dict[str, Any]) -> str:
-        """Send one query and store its reply; return the reason if it was refused, else ""."""
+        """Send one query and cache its reply. Return the reason if it was refused, else ""."""
         try:
             pages = transport.post(body, lambda value: read_pages(value, body["max_results"]))
         except Refused as error:
             return str(error)
-        rows = [{"id": page.id, "title": page.title, "text": page.text} for page in pages]
-        self._replies.put(key, {"pages": rows, "prompt_tokens": 0, "completion_tokens": 0})
+        self._replies.put(key, {"pages": [asdict(page) for page in pages], "prompt_tokens": 0, "completion_tokens": 0})
         return ""
 
 
 def read_pages(value: Any, top: int) -> list[Page]:
-    """Return the first `top` results of a reply that have an address, each once.
+    """Return the first `top` distinct results of a reply that have a URL.
 
     Raises:
-        KeyError, TypeError: The reply is not a list of results, or a result lacks texts; it is asked for again.
+        KeyError, TypeError: The reply is not a list of results, or a field is not a string; the query is sent again.
     """
     pages: dict[str, Page] = {}
     for result in value["results"]:
@@ -270,7 +267,7 @@ def read_pages(value: Any, top: int) -> list[Page]:
 
 
 def _plain(text: str) -> str:
-    """Return a text that JSON and UTF-8 can hold, in lines without control characters, with plain spaces alone."""
-    storable = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
-    shown = (c if c in "\n\t" or c.isprintable() else " " if c.isspace() else "" for c in storable)
-    return "".join(shown).strip()
+    """Return a text that UTF-8 can encode, with plain spaces and line breaks, without control characters but tabs."""
+    lines = "\n".join(text.encode("utf-8", errors="replace").decode().splitlines())
+    plain = (c if c in "\n\t" or c.isprintable() else " " if c.isspace() else "" for c in lines)
+    return "".join(plain).strip()

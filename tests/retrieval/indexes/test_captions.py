@@ -68,7 +68,7 @@ def test_an_index_of_other_captions_is_refused(built, captions: Write, kb, encod
         built(captions=str(captions(e0="Another owl")))
     built("summaries", summaries=True)
     index = load_index(tmp_path / "summaries", kb, encoder)
-    with pytest.raises(UserError, match="has no captions to search"):
+    with pytest.raises(UserError, match="has no captions; write them"):
         EntryRetriever(index, encoder).check(modality_weights("I", "C"), captions=True)
     with pytest.raises(UserError, match=r"`captions` \(none\), now it is"):
         built("summaries", captions=str(captions()))

@@ -399,7 +399,7 @@ def change_byte(path: Path, place: int) -> None:
 )
 def test_a_changed_file_is_refused_by_its_name(copied, kb, encoder, name, place, verify) -> None:
     change_byte(copied / name, place)
-    with pytest.raises(UserError, match=rf"index/{name} was changed or swapped .* build the index again"):
+    with pytest.raises(UserError, match=rf"index/{name} was changed or replaced .* build the index again"):
         load_index(copied, kb, encoder, verify=verify)
 
 

@@ -174,7 +174,7 @@ def test_a_build_that_was_cut_off_goes_on_with_the_same_list_alone(kb, encoder, 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"entry": "e1"}', "1 lists no near-duplicate"),
+        ('{"entry": "e1"}', "1 is not a near-duplicate"),
         (as_lines([NearDuplicate("e1", "x.png", "t", 0)]), "has no image x.png of entry e1"),
         (as_lines([NearDuplicate("z", "x.png", "t", 0)]), "has no image x.png of entry z"),
     ],

@@ -102,7 +102,7 @@ def test_queries_find_sections_and_entries_alike_by_comparing_everything(
         assert [hit.score for hit, _ in hits] == pytest.approx(list(scores[order[:7]]), abs=1e-6)
         names = list(dict.fromkeys(expected[row][0].id for row in order))
         assert [hit.entry_id for hit in best] == names[:3]
-    with pytest.raises(ValueError, match="no rows of sections"):
+    with pytest.raises(ValueError, match="entries, not sections"):
         EntryRetriever(build_index(sectioned, encoder, tmp_path / "plain"), encoder).search_sections(queries, 2)
 
 

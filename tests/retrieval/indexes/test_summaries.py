@@ -65,7 +65,7 @@ def test_what_it_takes_is_told_before(told_kb, encoder) -> None:
     plan, plain = (plan_index(told_kb, encoder, "auto", summaries=on) for on in (True, False))
     assert plan.disk * 2 == plain.disk * 3
     parts = try_entries(told_kb, encoder, batch_size=4, workers=0, summaries=True)
-    assert [(part.what, part.count) for part in parts] == [("images", 10), ("titles", 10), ("summaries", 10)]
+    assert [(part.kind, part.count) for part in parts] == [("images", 10), ("titles", 10), ("summaries", 10)]
 
 
 def test_a_summary_that_is_cut_is_counted(tmp_path, told, encoder) -> None:
@@ -142,7 +142,7 @@ def test_an_index_without_summaries_is_refused_where_they_weigh(
     told_kb, encoder, clip_folder, tmp_path, draw_image
 ) -> None:
     index = build_index(told_kb, encoder, tmp_path / "index")
-    told = "has no summaries to weigh; build one with `build_index --summaries`"
+    told = "has no summaries; build one with `build_index --summaries`"
     with pytest.raises(UserError, match=told):
         EntryRetriever(index, encoder, summary_share=0.1).search([Query(draw_image(0))], 2)
     with pytest.raises(UserError, match=told):
@@ -175,5 +175,5 @@ def test_shares_move_weight_from_titles_to_summaries() -> None:
     assert equation_3(0.5).with_summaries(0.5) == Weights(image=0.5, title=0.25, summary=0.25)
     assert equation_7(0.5).with_summaries(1) == Weights(image=0.5, text_summary=0.5)
     assert Weights(summary=1).with_summaries(1) == Weights(summary=1)
-    with pytest.raises(ValueError, match="can't be searched for"):
+    with pytest.raises(ValueError, match="can't be searched with"):
         Weights(text_summary=1).of(Query(Image.new("RGB", (1, 1))))

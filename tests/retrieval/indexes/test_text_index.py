@@ -160,7 +160,7 @@ def test_a_changed_file_is_refused_by_its_name(kb, encoder, tmp_path, name) -> N
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match=f"{name} was changed or swapped"):
+    with pytest.raises(UserError, match=f"{name} was changed or replaced"):
         load_text_index(tmp_path / "index", kb, encoder, Cutting())
 
 
@@ -190,11 +190,11 @@ def test_a_full_disk_is_refused_before_anything_is_encoded(kb, encoder, tmp_path
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type(usage)(usage.total, usage.used, 100))
     counted = Counting(encoder)
-    with pytest.raises(UserError, match=r"make room, or build it elsewhere"):
+    with pytest.raises(UserError, match=r"free space, or build it elsewhere"):
         build_text_index(kb, counted, tmp_path / "index", Cutting())
     assert counted.batches == 0
     flags = ["--knowledge", str(kb.folder), "--output", str(tmp_path / "index"), "--device", "cpu", "--dry_run"]
-    with pytest.raises(UserError, match=r"make room, or build it elsewhere"):
+    with pytest.raises(UserError, match=r"free space, or build it elsewhere"):
         command.build_index(parse_config(command.IndexConfig, argv=["--rows", "passages", *flags]))
 
 

@@ -28,15 +28,15 @@ def test_hours_are_counts_over_rates_and_processes(count: int, expected: str) ->
 @pytest.mark.parametrize("workers", [0, 2], ids=["alone", "ahead"])
 def test_images_and_titles_of_a_knowledge_base_are_tried(kb, encoder, batch_size: int, workers: int) -> None:
     images, titles = try_entries(kb, encoder, batch_size=batch_size, workers=workers)
-    assert (images.what, images.count, titles.what, titles.count) == ("images", 10, "titles", 10)
+    assert (images.kind, images.count, titles.kind, titles.count) == ("images", 10, "titles", 10)
     assert images.rate > 0
-    assert titles.seconds > 0
+    assert titles.rate > 0
 
 
 def test_entries_without_images_have_their_titles_tried(encoder, tmp_path) -> None:
     kb = write_knowledge_base(tmp_path / "kb", [Entry("a", "Owl"), Entry("b", "Wren")], name="birds")
     (titles,) = try_entries(kb, encoder, batch_size=8, workers=0)
-    assert (titles.what, titles.count) == ("titles", 2)
+    assert (titles.kind, titles.count) == ("titles", 2)
 
 
 def test_bad_images_do_not_end_a_trial(kb, encoder, tmp_path) -> None:
@@ -50,7 +50,7 @@ def test_bad_images_do_not_end_a_trial(kb, encoder, tmp_path) -> None:
 def test_passages_are_tried_and_a_dry_run_says_what_they_take(kb, tmp_path, capsys) -> None:
     encoder = TextEncoder(find_checkpoint("miniature/text"), TextSettings(), torch.device("cpu"), "")
     part = try_passages(kb, encoder, Cutting(), 7)
-    assert (part.what, part.count) == ("passages", 7)
+    assert (part.kind, part.count) == ("passages", 7)
     assert part.rate > 0
     output = tmp_path / "texts"
     flags = ["--knowledge", str(kb.folder), "--output", str(output), "--device", "cpu", "--dry_run"]

@@ -93,7 +93,7 @@ def test_only_a_batch_of_the_same_images_is_taken_from_what_was_encoded(retrieve
 
 
 def test_weighted_retrievers_share_the_bound_of_what_was_encoded(retriever, encoded, draw_image) -> None:
-    retriever.max_kept = 2
+    retriever.max_cached = 2
     for seed in range(5):
         retriever.weighted(title_weight=0.25).search([Query(draw_image(seed))], 1)
     retriever.search([Query(draw_image(4))], 1)

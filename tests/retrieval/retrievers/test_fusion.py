@@ -140,8 +140,8 @@ def test_a_batch_finds_what_its_queries_find_alone(index: Index, rule) -> None:
 @pytest.mark.parametrize(
     ("encoder", "rule", "told"),
     [
-        (TwoSpaces, "vectors", r"has a space of its own for texts.*set `fusion: scores`"),
-        (TwoSpaces, "features", r"has a space of its own for texts.*set `fusion: scores`"),
+        (TwoSpaces, "vectors", r"has a separate space for texts.*set `fusion: scores`"),
+        (TwoSpaces, "features", r"has a separate space for texts.*set `fusion: scores`"),
         (OneSpace, "features", r"doesn't read an image and a text together; set `fusion: vectors`"),
     ],
     ids=["two spaces", "two spaces read together", "apart"],

@@ -39,7 +39,7 @@ def test_what_a_query_lacks_takes_no_weight_and_the_rest_keeps_its_proportions(c
     has = {part for part in PART_FIELDS if name == "both" or part.startswith("text_") == (name == "text")}
     own_total = sum(count for part, count in zip(PART_FIELDS, counts, strict=True) if part in has)
     if not own_total:
-        with pytest.raises(ValueError, match="can't be searched for"):
+        with pytest.raises(ValueError, match="can't be searched with"):
             weights.of(QUERIES[name])
         return
     found = weights.of(QUERIES[name])

@@ -92,7 +92,7 @@ def test_any_weights_rank_as_comparing_every_row_does(index: Index, query: Query
     try:
         weights.of(query)
     except ValueError:
-        with pytest.raises(ValueError, match="can't be searched for"):
+        with pytest.raises(ValueError, match="can't be searched with"):
             EntryRetriever(index, Exact()).search([query], top, weights=weights)
         return
     expected = by_hand(query, weights)
@@ -141,7 +141,7 @@ def test_an_encoder_of_two_spaces_compares_texts_with_titles_alone(index: Index)
     retriever = EntryRetriever(index, TwoSpaces())
     (hits,) = retriever.search([Query(draw_image(1), "an owl")], 7, weights=equation_7(0.25))
     assert hits[0].parts.keys() == {"image", "title", "text_title"}
-    with pytest.raises(UserError, match="`text_image` the weight 0"):
+    with pytest.raises(UserError, match="the weight of `text_image` to 0"):
         retriever.search([Query(draw_image(1), "an owl")], 7, weights=modality_weights("IQ", "IT"))
 
 

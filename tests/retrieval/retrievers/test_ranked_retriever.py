@@ -102,7 +102,7 @@ def test_what_the_knowledge_base_has_not_is_counted_and_the_others_move_up(folde
     assert [(hit.entry_id, hit.score) for hit in others] == [("b", 1.0)]
     assert capsys.readouterr().err == (
         f"{folder}/ranked.jsonl: rankings of 3 images; left out: 2 of 7 entities, which the knowledge base kb "
-        "hasn't, and 1 images that aren't there, e.g. images/gone.png\n"
+        "lacks, and 1 images that don't exist, e.g. images/gone.png\n"
     )
 
 
@@ -125,7 +125,7 @@ def test_an_address_is_known_however_it_is_escaped(folder, opened, address) -> N
         ('{"image": "i", "entities": "a"}', "`entities`"),
         ('{"image": "i", "entities": ["a"], "scores": []}', "0 scores for 1 entities"),
         ('{"image": "i", "entities": ["a"], "scores": [NaN]}', "a value that isn't finite"),
-        ('{"image": "i", "entities": ["a", "b"], "scores": [0, 1]}', "`scores` rise"),
+        ('{"image": "i", "entities": ["a", "b"], "scores": [0, 1]}', "`scores` increase"),
     ],
 )
 def test_a_row_that_is_no_ranking_is_an_error_that_names_it(folder: Path, row: str, problem: str) -> None:
@@ -137,7 +137,7 @@ def test_a_row_that_is_no_ranking_is_an_error_that_names_it(folder: Path, row: s
 
 
 def test_a_file_that_leads_nowhere_is_refused(folder: Path, opened: Callable[..., RankedRetriever]) -> None:
-    with pytest.raises(UserError, match=r"images/gone\.png isn't there"):
+    with pytest.raises(UserError, match=r"images/gone\.png doesn't exist"):
         opened({"image": "images/gone.png", "entities": ["a"]})
     with pytest.raises(UserError, match="it is empty"):
         opened("")
@@ -161,6 +161,6 @@ def test_a_config_opens_it_in_place_of_an_index(folder: Path, opened: Callable[.
     assert config.problems() == []
     (folder / "manifest.json").write_text("{}")
     both = RetrieverConfig(index=str(folder), ranked_entities=config.ranked_entities)
-    assert "found by one of them" in " ".join(both.problems())
+    assert "are both given; drop one of them" in " ".join(both.problems())
     (problem,) = find_problems(RetrieverConfig, {"ranked_entities": str(folder / "nothing.jsonl")})
     assert "must be an existing file" in problem

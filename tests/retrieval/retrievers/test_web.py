@@ -171,7 +171,7 @@ def test_a_query_that_is_refused_finds_nothing_and_is_not_kept(serve: Any, tool:
         assert asking.pages(["elm"], 2) == [[]]
     assert (len(oak), elm) == (2, [])
     assert server.asked.count("elm") == 2
-    assert capsys.readouterr().err.count("refuses a query, which finds nothing: status 400") == 1
+    assert capsys.readouterr().err.count("refuses a query, which has no pages: status 400") == 1
 
 
 def test_a_server_that_refuses_every_query_is_an_error(serve: Any, tool: Any) -> None:
