@@ -222,6 +222,6 @@ def _download(name: str, repository: str, revision: str, patterns: tuple[str, ..
 def _advice(repository: str, commit: str) -> str:
     commit = PICKLED.get(repository) or commit or "COMMIT"
     return (
-        f"{repository} has no weights in safetensors format; to load its pytorch_model.bin, of which only tensors are "
-        f"read, name the commit that you trust: `{repository}@{commit}`"
+        f"{repository} has no weights in safetensors format; to load only the tensors of its pytorch_model.bin, name "
+        f"the commit that you trust: `{repository}@{commit}`"
     )

@@ -192,7 +192,7 @@ def declared_pooling(checkpoint: Checkpoint, remedy: str) -> PoolingMode:
         remedy: Advice in an error, e.g. "set `reranker_pooling` to mean, last or cls".
 
     Raises:
-        UserError: It declares no pooling, or another one than mean, last and cls.
+        UserError: It declares no pooling, or one that is not mean, last or cls.
     """
     path = Modules.of(checkpoint).pooling
     if not path.is_file():
