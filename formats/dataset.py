@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
+from pydantic import model_validator
 
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.durable import read_record
@@ -63,16 +64,20 @@ class SplitKey(DatasetKey):
 class SplitsKeys(DatasetKey):
     """Several splits of a data set, and the questions drawn from each."""
 
-    splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits to answer", hashed=False)
+    splits: list[SplitName] = setting([], "splits to answer; if unset, all but train", hashed=False)
     limit: int | None = setting(None, "questions per split, drawn by seed; all if unset", ge=1, hashed=False)
     seed: Seed = setting(0, "seed of sampling and of bootstrap intervals", hashed=False)
+
+    @model_validator(mode="after")
+    def _choose_splits(self) -> Self:
+        """Set the splits, if none is named."""
+        self.splits = self.splits or held_out_splits(self.dataset)
+        return self
 
     @cross_check
     def split_problems(self) -> Iterator[str]:
         """Yield the problems of splits that the data set lacks."""
         yield from split_issues("splits", self.dataset, self.splits)
-        if not self.splits:
-            yield "`splits` is empty; name at least one split, e.g. val_unseen_entity"
 
 
 @dataclass(frozen=True)
@@ -228,6 +233,12 @@ def splits(folder: str | Path) -> Sequence[str]:
     """Return the splits of a data set folder."""
     questions = Path(folder, "questions")
     return sorted({path.stem for path in questions.glob("*.parquet")} | {p.parent.name for p in questions.glob(_PARTS)})
+
+
+def held_out_splits(folder: str | Path) -> list[str]:
+    """Return the splits of a data set folder without `train`; `train` if there is no other."""
+    names = splits(folder)
+    return [name for name in names if name != "train"] or [*names]
 
 
 def split_issues(key: str, folder: str | Path, names: Iterable[str]) -> list[str]:

@@ -23,11 +23,10 @@ def score(config: ScoreConfig) -> None:
         print(f"would {purpose}: {config.predictions} on {config.dataset}")
         return
     # slow to import, so only once the config is known to be right
-    from reflectune.formats.dataset import Dataset, splits
+    from reflectune.formats.dataset import Dataset, held_out_splits
 
-    dataset = Dataset(Path(config.dataset))
-    held_out = [split for split in splits(dataset.root) if split != "train"]
-    questions = [question for split in config.splits or held_out or ["train"] for question in dataset.questions(split)]
+    dataset, chosen = Dataset(Path(config.dataset)), config.splits or held_out_splits(config.dataset)
+    questions = [question for split in chosen for question in dataset.questions(split)]
     if config.submission:
         from reflectune.metrics.scoring.submission import layout_for, write_submission
 

@@ -104,7 +104,9 @@ def select(
             f"`leave_out`: {leave_out} has no question of {', '.join(splits)}; was it built from another data set?"
         )
     if not chosen:
-        raise UserError(f"{dataset.root}: no questions in {', '.join(splits)}; name splits that the data set has")
+        raise UserError(
+            f"{dataset.root}: no questions in {', '.join(splits) or 'any split'}; name splits that the data set has"
+        )
     return chosen
 
 

@@ -33,7 +33,7 @@ class EntryIndexSettings(IndexSettings):
     )
     leave_out: InputFile = setting("", "images to leave out: a near_duplicates.jsonl that `test_images` wrote")
     test_images: str = setting("", "data set whose images' near-duplicates are left out, and listed in `output`")
-    test_splits: list[SplitName] = setting(["val_unseen_question", "val_unseen_entity"], "splits of `test_images`")
+    test_splits: list[SplitName] = setting([], "splits of `test_images`; if unset, all but train")
     distance: int = setting(0, "bits of 64 in which near-duplicates' hashes may differ; PMSR: 0", ge=0, le=64)
     batch_size: int = setting(64, "entries encoded together", ge=1)
     workers: int = setting(4, "threads in each process that read images ahead of the model; 0: none", ge=0, le=256)
@@ -77,7 +77,7 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
         UserError: See `reflectune.retrieval.indexes.building.build_index`.
     """
     from reflectune.core.launching import launch_processes  # slow to import, like the following
-    from reflectune.formats.dataset import Dataset
+    from reflectune.formats.dataset import Dataset, held_out_splits
     from reflectune.formats.knowledge_base import KnowledgeBase
     from reflectune.retrieval.encoders.encoder import load_encoder
     from reflectune.retrieval.indexes.building import build_index
@@ -91,7 +91,8 @@ def build_entries(config: EntryIndexSettings, *, sections: bool = False) -> int:
         with processes.main_process_first():
             if not processes.index:
                 dataset = Dataset(Path(config.test_images))
-                list_near_duplicates(kb, dataset, config.test_splits, Path(config.output), config.distance)
+                splits = config.test_splits or held_out_splits(dataset.root)
+                list_near_duplicates(kb, dataset, splits, Path(config.output), config.distance)
         config = config.model_copy(update={"leave_out": str(Path(config.output, LIST))})
     leave_out = read_omission(config.leave_out, kb) if config.leave_out else NOTHING
     encoder = load_encoder(config.encoder, device=config.device, dtype=config.dtype)

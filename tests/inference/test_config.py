@@ -8,7 +8,9 @@ import pytest
 from reflectune.core.config import find_problems, parse_config
 from reflectune.core.durable import write_json
 from reflectune.core.errors import UserError
+from reflectune.core.types import Question
 from reflectune.data_builders.probing.config import ProbeConfig
+from reflectune.formats.dataset import write_questions
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.evaluate import evaluate
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipeline_settings
@@ -57,12 +59,21 @@ def test_tuned_baselines_are_those_that_have_a_reader(folders, tmp_path) -> None
     assert parse_config(EvaluateConfig, [*flags, "--plain_model", a, *readers[2:], "--pipelines", "closed_book_tuned"])
 
 
+def test_without_splits_all_but_train_are_answered(tmp_path: Path) -> None:
+    for split in ("train", "val", "test"):
+        write_questions(tmp_path, split, [Question(split, "a.png", "Who?", ("Ann",), split=split)])
+    assert EvaluateConfig(dataset=str(tmp_path)).splits == ["test", "val"]
+    assert EvaluateConfig(dataset=str(tmp_path), splits=["train"]).splits == ["train"]
+    for split in ("val", "test"):
+        (tmp_path / "questions" / f"{split}.parquet").unlink()
+    assert EvaluateConfig(dataset=str(tmp_path)).splits == ["train"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"pipelines": ["mr3ag"]}, "unknown pipeline `mr3ag`"),
         ({"pipelines": []}, "`pipelines` is empty"),
-        ({"splits": []}, "`splits` is empty"),
         ({"model": ""}, "`model` is needed"),
         ({"base_model": ""}, "`base_model` is needed"),
         ({"index": ""}, "`index` is needed"),

@@ -164,7 +164,7 @@ def test_a_calibration_is_fitted_to_a_runs_gates(checkpoints, scaled_run, tmp_pa
     tokens = {"yes": "[Relevant]", "no": "[Irrelevant]"}
     scaling = {key: gate[key] for key in ("scale_no", "scale_yes", "bias")}
     assert saved["gates"] == {"relevance": {**tokens, **scaling}}
-    assert saved["splits"] == list(SPLITS)
+    assert saved["splits"] == sorted(SPLITS)
     temperatures = json.loads((folder / "decision.json").read_text())["temperature"]
     assert temperatures == {"noul": 1.0, "choice": gate["temperature"]}
     loaded = load_calibration(folder, saved_weights(folder))
