@@ -7,9 +7,11 @@ it sends them to an OpenTelemetry collector.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import chain
 
 from reflectune.core.command import command
+from reflectune.core.types import Question
 from reflectune.inference.running.config import AnswerConfig
 
 
@@ -44,16 +46,28 @@ def show_evaluation(config: AnswerConfig) -> None:
         for trace in chain.from_iterable(map(read_traces, config.trace_files().values())):
             print(json.dumps(to_row(trace), ensure_ascii=False))
         return
-    for name, trace in find_traces(config.trace_files(), config.question_id).items():
-        if config.as_json:
+    found = find_traces(config.trace_files(), config.question_id)
+    if config.as_json:
+        for trace in found.values():
             print(json.dumps(to_row(trace), indent=2, ensure_ascii=False))
-        else:
-            print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")
+        return
+    for question in questions_of(config):
+        if question.id == config.question_id:
+            print(f"{question.text}\nimage: {question.image or 'none'}\naccepted: {', '.join(question.answers)}\n")
+    for name, trace in found.items():
+        print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")
+
+
+def questions_of(config: AnswerConfig) -> Iterator[Question]:
+    """Yield all questions of `dataset`; none if it is not set."""
+    from reflectune.formats.dataset import splits, stream_questions
+
+    for split in splits(config.dataset) if config.dataset else ():
+        yield from stream_questions(config.dataset, split)
 
 
 def export_traces(config: AnswerConfig) -> None:
     """Send the traces of one question, or all traces, to an OpenTelemetry collector."""
-    from reflectune.formats.dataset import splits, stream_questions
     from reflectune.inference.trace_files.reading import read_traces
     from reflectune.inference.trace_files.spans import send_traces
 
@@ -62,6 +76,5 @@ def export_traces(config: AnswerConfig) -> None:
     if config.dry_run:
         print(f"would send {sum(1 for _ in chosen):,} traces to {config.otlp}")
         return
-    names = splits(config.dataset) if config.dataset else []
-    texts = {question.id: question.text for name in names for question in stream_questions(config.dataset, name)}
+    texts = {question.id: question.text for question in questions_of(config)}
     print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reflectune.core.launching import ALONE
+from reflectune.formats.dataset import write_questions
 from reflectune.inference import answer
 from reflectune.inference.trace import Trace, from_row, to_row
 from reflectune.inference.trace_files.keeping import TraceStore
@@ -46,6 +47,15 @@ def test_a_question_is_explained_in_words_for_every_pipeline(evaluation, monkeyp
     decision = "decision: retrieve (gate 0.900)"
     for part in ("answer: elm", decision, "Title e2 – H0: It is made of oak.", "no image"):
         assert part in text
+
+
+def test_with_the_data_set_a_question_is_shown_with_answers(evaluation, make, monkeypatch, capsys, tmp_path) -> None:
+    question = make.question(0)
+    write_questions(tmp_path, question.split, [make.question(1), question])
+    text = shown(evaluation, monkeypatch, capsys, "--question_id", "q000", "--dataset", str(tmp_path))
+    head = f"{question.text}\nimage: {question.image}\naccepted: {', '.join(question.answers)}\n\nclosed_book, question"
+    assert text.startswith(head)
+    assert question.answers
 
 
 def test_a_trace_is_shown_as_json(evaluation, monkeypatch, capsys) -> None:
