@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from reflectune.core.durable import read_record, write_json
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.hashing import file_fingerprint
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.names import shipped_folder
@@ -82,7 +82,7 @@ def shapes_file(model: str) -> Path:
     try:
         return Path(str(cached_file(source, "config.json")))
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:400]
+        reason = one_line(error, 400)
         raise UserError(f"{model} is neither a folder nor a model on the Hub: {reason}") from error
 
 

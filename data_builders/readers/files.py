@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.parquet import UNREADABLE, open_checked, stream_rows
 from reflectune.core.paths import resolve_below
 from reflectune.core.rejected import BadRow, Reject, stop
@@ -362,5 +362,5 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 def damaged(path: Path, good: int, error: Exception) -> UserError:
     """Return the error of a file that can't be read after `good` records."""
-    reason = " ".join(str(error).split())[:200]
+    reason = one_line(error, 200)
     return UserError(f"{path} is damaged after record {good:,}: {reason}; download it again: the rest can't be read")

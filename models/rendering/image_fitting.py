@@ -9,7 +9,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 
 from reflectune.core.devices import is_out_of_memory
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.images import BadImage, origin_of
 from reflectune.core.weights import UNLOADABLE
 from reflectune.models.rendering.image_config import ImageFit, ImageSettings
@@ -48,7 +48,7 @@ def call_processor(processor: Any, image: Image.Image, fitted: Image.Image | Non
     except Exception as error:  # of any model's processor
         if is_out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:300] or type(error).__name__
+        said = one_line(error) or type(error).__name__
         raise BadImage(f"image refused by the model's processor: {name}: {said}", "replace it") from error
 
 
@@ -107,7 +107,7 @@ def _fit_llava(processor: Any, fit: ImageFit) -> None:
         try:
             processor.image_processor = LlavaImageProcessorPil.from_dict(processor.image_processor.to_dict())
         except UNLOADABLE as error:
-            said = " ".join(str(error).split())[:300]
+            said = one_line(error)
             raise UserError(
                 f"`image_fit: pad`: cannot use the settings of the model's image processor: {said}; copy or download "
                 "its preprocessor_config.json or processor_config.json again"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 
 PROJECTOR: Final[Mapping[str, str]] = {
     "model.mm_projector.0.weight": "linear_1.weight",
@@ -59,7 +59,7 @@ def _read(path: Path) -> Any:
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise UserError(
             f"{path} is not a file of weights only, and nothing else is unpickled: {reason}; download it again"
         ) from error

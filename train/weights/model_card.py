@@ -13,7 +13,7 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from reflectune.core.durable import write_atomically
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.models.loading import Loaded
 from reflectune.models.records import resolve
 from reflectune.models.schemes.base import Scheme
@@ -197,7 +197,7 @@ def upload(folder: str | Path, repository: str) -> str:
             commit_message="Upload a checkpoint of reflectune",
         )
     except Exception as error:  # whatever it is, the checkpoint is finished, and the upload can be repeated
-        reason = " ".join(str(error).split())[:300]
+        reason = one_line(error)
         raise UserError(
             f"the checkpoint is finished, in {folder}, but it could not be uploaded to {repository}: {reason}\n"
             f"give the same command again, or upload it by hand:\n  hf upload {repository} {folder} "

