@@ -66,8 +66,10 @@ def _reader(metrics: Mapping[str, Any], name: str) -> str:
     """Return the contexts that a tuned baseline was trained on, and a note if it reads others."""
     if not (reader := metrics["readers"].get(name)):
         return ""
-    tuned_on = ", ".join(reader["tuned_on"]) or "unknown contexts"
-    return f"reader tuned on {tuned_on}" + (f", not on {reader['reads']}" if reader["as_tuned"] is False else "")
+    words = {"none": "no context"}
+    tuned_on = ", ".join(words.get(form, form) for form in reader["tuned_on"]) or "unknown contexts"
+    reads = words.get(reader["reads"], reader["reads"])
+    return f"reader tuned on {tuned_on}" + (f"; here it reads {reads}" if reader["as_tuned"] is False else "")
 
 
 def parts(metrics: Mapping[str, Any]) -> Markup:

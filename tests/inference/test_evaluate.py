@@ -89,7 +89,7 @@ def test_each_context_is_read_by_the_reader_that_was_tuned_on_it(config, checkpo
         "oracle_article_tuned": (other, False),
     }
     page = (tmp_path / "several" / "report.html").read_text()
-    assert "reader tuned on passages, gold, not on article" in page
+    assert "reader tuned on passages, gold; here it reads article" in page
     assert "reader tuned on unknown contexts" in page
     several = kept(tmp_path / "several")
     for name in (checkpoints.plain, other):
