@@ -77,3 +77,7 @@ def _kinds(counts: dict[str, int]) -> str:
     if unknown := counts.get("unknown", 0):
         shown += f", {unknown:,} unknown (without `requires_retrieval` and without entities)"
     return shown
+
+
+if __name__ == "__main__":
+    convert.main()

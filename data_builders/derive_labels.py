@@ -12,3 +12,7 @@ def derive_labels(config: DeriveConfig) -> None:
     from reflectune.data_builders.mmkb.run import run  # slow to import: after the config is right
 
     print(run(config))
+
+
+if __name__ == "__main__":
+    derive_labels.main()

@@ -26,3 +26,7 @@ def agreement(config: AgreementConfig) -> None:
     print(table(figures))
     if not figures["agrees"]:
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    agreement.main()

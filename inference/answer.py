@@ -78,3 +78,7 @@ def export_traces(config: AnswerConfig) -> None:
         return
     texts = {question.id: question.text for question in questions_of(config)}
     print(f"{send_traces(chosen, texts, config.otlp):,} traces sent to {config.otlp}")
+
+
+if __name__ == "__main__":
+    answer.main()

@@ -81,3 +81,7 @@ def compare(config: CompareConfig) -> None:
     text = page(record)
     write_atomically(Path(config.output, "compare.md"), text)
     print(text)
+
+
+if __name__ == "__main__":
+    compare.main()

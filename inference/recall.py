@@ -20,3 +20,7 @@ def recall(config: RecallConfig) -> None:
     figures = run(config)
     if config.output:
         write_json(config.output, figures)
+
+
+if __name__ == "__main__":
+    recall.main()

@@ -15,3 +15,7 @@ def serve(config: ServeConfig) -> None:
     from reflectune.inference.serving import server  # slow to import, and of an extra
 
     server.serve(config)
+
+
+if __name__ == "__main__":
+    serve.main()

@@ -60,3 +60,7 @@ def score(config: ScoreConfig) -> None:
     if config.output:
         write_json(config.output, report)
     print("\n".join(lines(report)))
+
+
+if __name__ == "__main__":
+    score.main()

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,14 @@ def test_a_command_is_listed_with_its_first_line(module: str) -> None:
     found = getattr(importlib.import_module(f"reflectune.{module}"), module.partition(".")[2])
     assert isinstance(found, Command)
     assert inspect.cleandoc(str(found.__doc__)).splitlines()[0] == MODULES[module]
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+@pytest.mark.parametrize("module", MODULES)
+def test_a_commands_file_runs_as_a_program(module: str, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{module}.py", "--help"])
+    runpy.run_module(f"reflectune.{module}", run_name="__main__")
+    assert capsys.readouterr().out.startswith(f"usage: {module}.py")
 
 
 def test_the_help_lists_the_commands_without_a_slow_import() -> None:

@@ -40,3 +40,7 @@ def shapes_file(config: EstimateConfig) -> Path:
     from reflectune.models import records  # slow to import
 
     return records.shapes_file(config.model)
+
+
+if __name__ == "__main__":
+    estimate.main()

@@ -26,3 +26,7 @@ def export(config: ExportConfig) -> int:
     summary = run.export(config)
     print(run.describe(config, summary))
     return ROWS_LEFT_OUT if summary.bad else 0
+
+
+if __name__ == "__main__":
+    export.main()

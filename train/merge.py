@@ -55,3 +55,7 @@ def _convert(config: MergeConfig) -> str:
     from reflectune.train.weights.merging import convert_original  # slow to import
 
     return convert_original(config)
+
+
+if __name__ == "__main__":
+    merge.main()
