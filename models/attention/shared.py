@@ -45,10 +45,10 @@ def share_prefixes(model: nn.Module) -> None:
         reason = _WHY_NOT.get(implementation.split("|")[0], "no test shows that it can be replaced exactly")
         raise UserError(
             f"a shared prefix needs attn_implementation=sdpa, found {implementation}: {reason}; load the model with "
-            "sdpa, or train without trees"
+            "sdpa"
         )
     if problem := _why_not_shared(network, config):
-        raise UserError(f"{type(network).__name__}: {problem}; use another model, or train without trees")
+        raise UserError(f"{type(network).__name__}: {problem}; use another model")
     AttentionInterface.register(IMPLEMENTATION, shared_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
     config._attn_implementation = IMPLEMENTATION
@@ -66,6 +66,8 @@ def _why_not_shared(network: Any, config: Any) -> str:
     is_unknown = has_types and network.config.model_type not in TWO_WAY
     if is_unknown or getattr(config, "use_bidirectional_attention", None):
         return "text tokens see later tokens too"  # as in PaliGemma and Gemma-4
+    if getattr(config, "cross_attention_layers", None):
+        return "some layers read the image at every token"  # as in Mllama
     if getattr(config, "num_kv_shared_layers", 0):
         return "some layers use the keys and values of other layers"
     if LINEAR in layer_types:

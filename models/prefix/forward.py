@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from reflectune.core.devices import is_out_of_memory
+from reflectune.core.errors import UserError
 from reflectune.models.attention.collation import join_vision
 from reflectune.models.attention.positions import Positions
 from reflectune.models.attention.recurrence import FULL, LINEAR, Recurrence, layers_per_cache, state_tokens
@@ -57,7 +58,7 @@ class Forward:
         kept_budgets: `KEPT_BUDGETS`, or more if only some layers have keys and values: the bytes are the same.
 
     Raises:
-        UserError: The model's attention can't share a prefix.
+        UserError: The model's attention can't share a prefix, or its logits are not those of its output head.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -66,6 +67,7 @@ class Forward:
         self.model = model.eval()
         self.device = input_device(model)
         self.positions = Positions(model)
+        self._check_logits()
         self.tokens_read = 0
         self.token_bytes = 0.0
         text = model.config.get_text_config()
@@ -158,6 +160,22 @@ class Forward:
         """Return log-probabilities (rows, vocabulary); the logits of `exact_ids` are computed in float32."""
         head = self.model.get_output_embeddings()
         return exact_logits(head, hidden, head(hidden), exact_ids).log_softmax(-1).to(hidden.device)
+
+    @torch.no_grad()
+    def _check_logits(self) -> None:
+        """Refuse a model that scales or caps the logits of its output head, as Granite-Docling does."""
+        of_head: list[Tensor] = []
+        hook = self.model.get_output_embeddings().register_forward_hook(lambda *call: of_head.append(call[-1]))
+        ids = torch.arange(8, device=self.device)[None]  # several, since padding's may have logits of zero
+        try:
+            logits = self.model(input_ids=ids, use_cache=False).logits
+        finally:
+            hook.remove()
+        if not of_head or not torch.allclose(of_head[0].to(logits), logits, rtol=0, atol=0, equal_nan=True):
+            raise UserError(
+                f"{type(self.model).__name__} changes the logits of its output head, and probabilities are computed "
+                "from the head's own here; use another model"
+            )
 
     def _continue(
         self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues, recurrence: Recurrence

@@ -6,6 +6,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextTo
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import IMPLEMENTATION, share_prefixes
+from reflectune.models.prefix.forward import Forward
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -37,3 +38,20 @@ def test_prompts_whose_tokens_see_those_behind_them_are_refused(family):
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
     with pytest.raises(UserError, match=r"Gemma.*: text tokens see later tokens too; use"):
         share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
+
+
+def test_models_whose_layers_read_the_image_at_every_token_are_refused(make):
+    model = make.model("llava")
+    model.config.get_text_config().cross_attention_layers = [1]  # as Mllama's
+    with pytest.raises(UserError, match="some layers read the image at every token; use another model"):
+        share_prefixes(model)
+
+
+def test_logits_that_are_not_those_of_the_head_are_refused():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 90, "num_key_value_heads": 1, "logits_scaling": 8.0}
+    text |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    vision = {**sizes, "image_size": 16, "patch_size": 8, "out_hidden_size": 16}
+    config = AutoConfig.for_model("granite_docling", text_config=text, vision_config=vision, image_token_id=3)
+    with pytest.raises(UserError, match=r"GraniteDocling.* changes the logits of its output head"):
+        Forward(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
