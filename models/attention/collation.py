@@ -148,20 +148,20 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier |
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Concatenate the vision tensors of several questions along their first dimension.
 
-    Images of different numbers of tiles (LLaVA-NeXT) are padded with empty tiles, as its processor does.
+    Images of different numbers of tiles (LLaVA-NeXT) or of different sizes (Pixtral) are padded with zeros, as their
+    processors do.
     """
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: _concatenated([part[name] for part in parts if name in part]) for name in names}
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
-    if tensors[0].dim() == 1:
-        return torch.cat(list(tensors))
-    tiles = max(tensor.shape[1] for tensor in tensors)
-    padded = [
-        F.pad(tensor, [0, 0] * (tensor.dim() - 2) + [0, tiles - tensor.shape[1]]) if tensor.shape[1] < tiles else tensor
-        for tensor in tensors
-    ]
+    longest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    padded = []
+    for tensor in tensors:
+        missing = [most - size for most, size in zip(longest, tensor.shape[1:], strict=True)]
+        sides = [side for count in reversed(missing) for side in (0, count)]
+        padded.append(F.pad(tensor, sides) if any(missing) else tensor)
     return torch.cat(padded)
 
 

@@ -58,9 +58,11 @@ def get_image_features(model: Any, *args: Any, **kwargs: Any) -> Any:
 def deduplicate_images(vision: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[int] | None]:
     """Return the vision tensors of the distinct images, and each image's index among them; None if all are distinct.
 
-    For InternVL the images are tiles.
+    For InternVL the images are tiles. Images with other tensors, such as Idefics3's masks, are returned as they are.
     """
     pixels, grids = vision["pixel_values"], vision.get("image_grid_thw")
+    if any(isinstance(value, Tensor) for name, value in vision.items() if name not in ("pixel_values", *_PER_IMAGE)):
+        return {"pixel_values": pixels}, None
     per_image = {name: vision[name] for name in _PER_IMAGE if vision.get(name) is not None}
     images = pixels.unbind() if grids is None else pixels.split(grids.prod(-1).tolist())
     rows = zip(*(tensor.tolist() for tensor in per_image.values()), strict=True) if per_image else [()] * len(images)

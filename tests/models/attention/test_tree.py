@@ -3,6 +3,7 @@ import torch
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.collation import TreeCollator, join_vision
+from reflectune.models.attention.images import deduplicate_images
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 
 
@@ -12,6 +13,24 @@ def test_tensors_with_a_number_an_image_are_joined_as_those_with_tiles() -> None
     joined = join_vision(parts)
     assert joined["batch_num_images"].tolist() == [1, 1]
     assert joined["pixels"].shape == (2, 2, 2)
+
+
+def test_images_of_different_sizes_are_padded_with_zeros() -> None:
+    """Pixtral's, whose tower reads `image_sizes` of them."""
+    wide, high = torch.ones(1, 3, 2, 4), torch.ones(1, 3, 4, 2)
+    joined = join_vision([{"pixel_values": wide}, {"pixel_values": high}])["pixel_values"]
+    assert joined.shape == (2, 3, 4, 4)
+    assert torch.equal(joined[:1, :, :2], wide)
+    assert torch.equal(joined[1:, :, :, :2], high)
+    assert joined.sum() == wide.sum() + high.sum()
+
+
+def test_equal_images_with_masks_are_all_read() -> None:
+    """Idefics3's features have a row for each tile that its mask leaves, and not one for each image."""
+    pixels, mask = torch.ones(2, 5, 3, 4, 4), torch.ones(2, 5, 4, 4, dtype=torch.bool)
+    read, indices = deduplicate_images({"pixel_values": pixels, "pixel_attention_mask": mask})
+    assert indices is None
+    assert torch.equal(read["pixel_values"], pixels)
 
 
 def test_a_collated_row_is_the_prefix_and_its_branches_with_their_positions(make):
