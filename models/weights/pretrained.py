@@ -276,6 +276,8 @@ def _match_image_tokens(source: str, network: PreTrainedModel, processor: Any) -
         UserError: The processor contradicts the model.
     """
     wanted = {name: _at(network.config, path) for name, path in _IMAGE_TOKEN_SETTINGS.items()}
+    if network.config.model_type == "aya_vision":
+        wanted["patch_size"] *= network.config.downsample_factor  # the processor's is that of a token
     if network.config.model_type == "llava":
         if network.config.vision_config.model_type == "clip_vision_model":
             wanted["num_additional_image_tokens"] = 1  # the class token

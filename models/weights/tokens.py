@@ -34,6 +34,9 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
 
     Returns:
         The id of each role's token; none for a scheme without tokens, which leaves the model as it is.
+
+    Raises:
+        UserError: The output matrix has fewer rows than the token table, as Mllama's has.
     """
     ids = add_to_tokenizer(processor, scheme)
     if not ids or getattr(model.config, "reflection_scheme", None) == scheme.fingerprint:
@@ -43,7 +46,14 @@ def add_reflection_tokens(model: Any, processor: ProcessorMixin, scheme: Scheme,
     if max(ids.values()) >= getattr(embedding, "ds_shape", embedding.shape)[0]:
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     words = {role: tokenizer(scheme.descriptions[role], add_special_tokens=False)["input_ids"] for role in ids}
-    for number, matrix in enumerate(_matrices(model)):
+    matrices = _matrices(model)
+    fewest = min(getattr(matrix, "ds_shape", matrix.shape)[0] for matrix in matrices)
+    if max(ids.values()) >= fewest:
+        raise UserError(
+            f"{type(model).__name__} has {fewest} rows in its output matrix and more in its token table, so that new "
+            "tokens can't be written; use another model"
+        )
+    for number, matrix in enumerate(matrices):
         with gathered(matrix):
             _initialise_rows(matrix, ids, words, seed=seed * 2 + number)
     model.config.reflection_scheme = scheme.fingerprint

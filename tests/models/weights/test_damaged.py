@@ -11,7 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, AyaVisionProcessor
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from reflectune.core.errors import UserError
 from reflectune.models.loading import load, save_checkpoint
@@ -257,6 +258,23 @@ def test_an_odd_processor_is_refused(make, tmp_path: Path, family: str, change: 
     folder = make.saved(tmp_path, family)
     change_json(tmp_path / PROCESSOR, change)
     refuse(folder, message)
+
+
+def test_a_processor_that_names_the_side_of_a_token_is_taken(make, tmp_path: Path) -> None:
+    """Aya Vision's tokens have `downsample_factor` ** 2 patches."""
+    tokenizer, sizes = make.tokenizer("llava"), {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    sizes["num_attention_heads"] = 2
+    text = {**sizes, "model_type": "cohere2", "vocab_size": len(tokenizer), "num_key_value_heads": 1}
+    vision = {**sizes, "model_type": "siglip_vision_model", "image_size": 28, "patch_size": 7}
+    config = AutoConfig.for_model(
+        "aya_vision", text_config={**text, "eos_token_id": 2}, vision_config=vision, downsample_factor=2
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    images = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28})
+    template = tokenizer.chat_template
+    processor = AyaVisionProcessor(images, tokenizer, 7, 28, downsample_factor=2, chat_template=template)
+    processor.save_pretrained(tmp_path)
+    assert load(str(tmp_path)).processor.patch_size == 14
 
 
 @pytest.mark.parametrize("name", ["patch_size", "num_additional_image_tokens", "vision_feature_select_strategy"])

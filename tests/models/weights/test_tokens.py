@@ -41,6 +41,15 @@ def test_a_processor_without_a_chat_template_that_can_be_rendered_is_refused(mak
         add_reflection_tokens(make.model(family), processor, MR2AG)
 
 
+def test_a_model_that_cannot_write_new_tokens_is_refused(make, family):
+    """Mllama's image token has a row in the token table only."""
+    model = make.model(family, vocab_size=len(make.tokenizer(family)) + 64, tie_word_embeddings=False)
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight[:-64].detach())
+    with pytest.raises(UserError, match=r"rows in its output matrix .* new tokens can't be written"):
+        add_reflection_tokens(model, make.processor(family), MR2AG)
+
+
 @pytest.mark.parametrize("padding", TABLES)
 @pytest.mark.parametrize("tie", TIES)
 @torch.no_grad()
