@@ -281,6 +281,8 @@ def flex_problem(
 
 def model_flex_problem(model: PreTrainedModel, dtype: torch.dtype, *, backward: bool = False) -> str:
     """Return why a GPU can't use FlexAttention for a model's language layers; see `flex_problem`."""
+    if not hasattr(model.model, "language_model"):
+        return f"{type(model).__name__} has no `language_model`"  # as Idefics3
     config: Any = model.config.get_text_config()
     heads = config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads

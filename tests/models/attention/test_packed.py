@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from reflectune.models.attention.packed import (
     BLOCK,
@@ -14,6 +15,7 @@ from reflectune.models.attention.packed import (
     dense_mask,
     flex_problem,
     key_bounds,
+    model_flex_problem,
     packed_attention,
     round_up_to_blocks,
     tree_segments,
@@ -139,3 +141,13 @@ def test_a_trial_finds_numbers_that_differ_and_errors(monkeypatch):
     assert flex_problem("cpu", torch.float32, 4, 2, 16) == "its results differ from sdpa's"
     monkeypatch.setattr("reflectune.models.attention.packed.flex_attention", None)
     assert flex_problem("cpu", torch.float32, 4, 2, 32).startswith("TypeError")
+
+
+def test_a_model_whose_language_layers_are_elsewhere_is_not_packed():
+    """Idefics3's are in `text_model`."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "model_type": "llama", "vocab_size": 90, "bos_token_id": 1, "eos_token_id": 2}
+    vision = {**sizes, "image_size": 16, "patch_size": 8}
+    config = AutoConfig.for_model("idefics3", text_config=text, vision_config=vision, pad_token_id=0)
+    model = AutoModelForImageTextToText.from_config(config)
+    assert model_flex_problem(model, torch.float32) == "Idefics3ForConditionalGeneration has no `language_model`"
