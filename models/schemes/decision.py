@@ -65,18 +65,19 @@ def decision_template(scheme: Scheme, renderer: Renderer) -> str:
 
 
 def _types(scheme: Scheme) -> list[tuple[str, Gate]]:
-    """Return the question type of each gate: labels and temperatures are one set a type."""
+    """Return the question types of the first two gates: labels and temperatures are one set a type."""
     return list(zip(("noul", "choice"), scheme.gates, strict=False))
 
 
 def _cases(scheme: Scheme, renderer: Renderer) -> Iterator[tuple[str, Chunks]]:
-    """Yield each gate's prompts: the condition under which a request asks one, and its text with slots."""
-    first, second = scheme.gates
+    """Yield the prompts of `_types`: the condition under which a request asks one, and its text with slots."""
+    (_, first), *others = _types(scheme)
     yield "question.type == 'noul'", renderer.template(scheme.gate_turns(first, "short"))
-    evidence = f"question.type == 'choice' and question.options == {[second.positive, second.negative]}"
-    prompts = {style: renderer.template(scheme.gate_turns(second, style)) for style in get_args(AnswerStyle)}
-    for style, chunks in prompts.items():
-        yield f"{evidence} and style == '{style}'", chunks
+    for _, second in others:
+        evidence = f"question.type == 'choice' and question.options == {[second.positive, second.negative]}"
+        prompts = {style: renderer.template(scheme.gate_turns(second, style)) for style in get_args(AnswerStyle)}
+        for style, chunks in prompts.items():
+            yield f"{evidence} and style == '{style}'", chunks
 
 
 def _value(slot: Slot) -> str:

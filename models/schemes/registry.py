@@ -17,11 +17,22 @@ from reflectune.models.schemes.base import SCHEME_FILE, Scheme
 
 @functools.cache
 def all_schemes() -> Mapping[str, Scheme]:
-    """Return every scheme, by name."""
+    """Return every scheme, by name.
+
+    Raises:
+        UserError: A scheme is named unlike its module, two of its roles share a token, or one has no description.
+    """
     names = [module.name for module in pkgutil.iter_modules(schemes.__path__)]
-    modules = [importlib.import_module(f"{schemes.__name__}.{name}") for name in names]
-    known_schemes: list[Scheme] = [module.SCHEME for module in modules if hasattr(module, "SCHEME")]
-    return {scheme.name: scheme for scheme in known_schemes}
+    modules = {name: importlib.import_module(f"{schemes.__name__}.{name}") for name in names}
+    known_schemes: dict[str, Scheme] = {n: module.SCHEME for n, module in modules.items() if hasattr(module, "SCHEME")}
+    for name, scheme in known_schemes.items():
+        if scheme.name != name:
+            raise UserError(
+                f"{modules[name].__file__}: the scheme is named `{scheme.name}`; name it `{name}`, as its file"
+            )
+        if len({*scheme.tokens.values()}) < len(scheme.tokens) or {*scheme.descriptions} != {*scheme.tokens}:
+            raise UserError(f"{modules[name].__file__}: each role needs a token of its own and a description")
+    return known_schemes
 
 
 def find_scheme(name: str, variant: str = "") -> Scheme:

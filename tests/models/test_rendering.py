@@ -525,6 +525,13 @@ def test_a_plain_model_has_no_reflection_tokens(make, image):
         PassageScheme.of(plain).passage_branch(plain, make.passage())
 
 
+def test_a_role_that_a_scheme_lacks_is_named_with_those_that_it_has(make):
+    with pytest.raises(
+        UserError, match="scheme has no token for `certain`; it has retrieve, no_retrieve, relevant, ir"
+    ):
+        make.renderer("llava", MR2AG).token_id("certain")
+
+
 def test_a_template_that_changes_earlier_turns_is_refused(make):
     processor = make.renderer("qwen2_vl").processor
     role = "message['role'] + "

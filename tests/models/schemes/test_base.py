@@ -1,9 +1,11 @@
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 
 from reflectune.core.errors import UserError
+from reflectune.models import schemes
 from reflectune.models.rendering.turns import (
     ANSWER_PROMPTS,
     answer_prompt,
@@ -153,3 +155,24 @@ def test_every_scheme_asks_for_an_answer_in_the_same_words():
 def test_stripping_leaves_the_answer():
     decoded = " [Relevant] oak  tree[Irrelevant]"
     assert MR2AG.strip(decoded) == "oak tree"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({}, "the scheme is named `mr2ag`; name it `mine`, as its file"),
+        ({"name": "mine", "tokens": {**MR2AG.tokens, "irrelevant": "[Relevant]"}}, "needs a token of its own"),
+        ({"name": "mine", "tokens": {**MR2AG.tokens, "certain": "[Certain]"}}, "and a description"),
+    ],
+    ids=["name", "token", "description"],
+)
+def test_a_module_with_a_slip_in_its_scheme_is_refused(tmp_path, monkeypatch, change, problem):
+    words = "import dataclasses; from reflectune.models.schemes.mr2ag import SCHEME as MR2AG\n"
+    (tmp_path / "mine.py").write_text(f"{words}SCHEME = dataclasses.replace(MR2AG, **{change})")
+    with monkeypatch.context() as patch:
+        patch.setattr(schemes, "__path__", [*schemes.__path__, str(tmp_path)])
+        all_schemes.cache_clear()
+        with pytest.raises(UserError, match=rf"mine\.py: .*{problem}"):
+            all_schemes()
+    del sys.modules[f"{schemes.__name__}.mine"]
+    all_schemes.cache_clear()

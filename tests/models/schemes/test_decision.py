@@ -1,5 +1,6 @@
 """Stock transformers reads the same prompts, and the same probabilities, as the engine."""
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
@@ -13,7 +14,9 @@ from reflectune.inference.reading.prompted_reader import PromptedReader
 from reflectune.inference.reading.reader import share
 from reflectune.models.loading import Loaded, save_checkpoint
 from reflectune.models.prefix.engine import PrefixEngine
+from reflectune.models.schemes.base import Gate
 from reflectune.models.schemes.decision import set_temperatures, write_decision
+from reflectune.models.schemes.mr2ag import MR2AG, SCHEME
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.schemes.registry import find_scheme
@@ -43,6 +46,23 @@ def read_ids(renderer, image, passage, style, question=TEXT):
         more = {"found": "3 (0.25)"}
         branches = [scheme.prompt_branch(renderer, "ret"), scheme.prompt_branch(renderer, "srt", [passage], **more)]
     return [prefix + branch for branch in branches]
+
+
+class Certain(MR2AG):
+    """mR²AG with one gate more, which has no question type."""
+
+    gates = (*MR2AG.gates, Gate("certain", "relevant", "no_retrieve"))
+
+
+def test_a_scheme_with_more_gates_is_written_without_them(make, tmp_path):
+    scheme = Certain(**{field.name: getattr(SCHEME, field.name) for field in dataclasses.fields(SCHEME)})
+    for folder, written in (("two", SCHEME), ("three", scheme)):
+        (tmp_path / folder).mkdir()
+        write_decision(tmp_path / folder, make.renderer("llava", written))
+    files = sorted(path.name for path in (tmp_path / "two").iterdir())
+    assert "decision.json" in files
+    for name in files:
+        assert (tmp_path / "three" / name).read_text() == (tmp_path / "two" / name).read_text()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids="-".join)
