@@ -202,9 +202,14 @@ def iterative_recipe(
     Args:
         make: Builds the trajectory.
         requires: Parts that the pipeline requires in addition to models.
-        pair_text: Text of a pair.
+        pair_text: Text of a pair; `passages` are those of `top_n` entries, a key of `DepthSettings`.
         has_own_depth: True if the number of passages read is set by the pipeline's own settings instead of `top_n`.
+
+    Raises:
+        TypeError: The settings lack `top_n`.
     """
+    if pair_text == "passages" and not issubclass(settings, DepthSettings):
+        raise TypeError(f"{name}: derive {settings.__name__} from DepthSettings, whose `top_n` entries are searched")
 
     def build(name: str, settings: Kind, parts: PipelineParts) -> TrajectoryPipeline:
         by_texts = recipe.takes_texts and parts.retriever is None and parts.texts is not None

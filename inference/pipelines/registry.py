@@ -22,12 +22,19 @@ ROLES: tuple[ModelRole | None, ...] = (None, "base_model", "plain_model", "model
 
 @functools.cache
 def all_recipes() -> Mapping[str, Recipe[Any]]:
-    """Return every pipeline and stage, by name, in the order of running."""
+    """Return every pipeline and stage, by name, in the order of running.
+
+    Raises:
+        TypeError: Two modules have a pipeline of the same name.
+    """
     names = [module.name for module in pkgutil.iter_modules(pipelines.__path__)]
     modules = [importlib.import_module(f"{pipelines.__name__}.{name}") for name in names]
     recipes: dict[str, Recipe[Any]] = {}
     for module in modules:
-        recipes.update(getattr(module, "RECIPES", {}))
+        own: Mapping[str, Recipe[Any]] = getattr(module, "RECIPES", {})
+        if twice := recipes.keys() & own.keys():
+            raise TypeError(f"{module.__file__}: another module has the pipeline {', '.join(sorted(twice))}; rename it")
+        recipes.update(own)
     return {name: recipe for role in ROLES for name, recipe in recipes.items() if recipe.model == role}
 
 

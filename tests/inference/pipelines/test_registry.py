@@ -11,6 +11,7 @@ import pytest
 from reflectune.core.config import find_problems
 from reflectune.core.types import Question
 from reflectune.inference import pipelines
+from reflectune.inference.pipelines.iterative import TrajectorySettings, iterative_recipe
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, find_recipe, missing_parts
 from reflectune.inference.pipelines.requirements import MODELS
 from reflectune.inference.running import config, planning
@@ -72,6 +73,22 @@ def test_a_file_adds_a_pipeline_with_a_setting_of_its_own(config_with_shouting: 
     made = config_with_shouting(pipelines=["shouting"], loudness=5)
     planned = planning.plan(made, [Question("q", "", "What?")], ())["shouting"]
     assert planned.settings.model_dump() == {"loudness": 5, "max_new_tokens": 32}
+
+
+def test_two_pipelines_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zweite.py").write_text("from reflectune.inference.pipelines.pmsr import RECIPES")
+    monkeypatch.setattr(pipelines, "__path__", [*pipelines.__path__, str(tmp_path)])
+    forget_pipelines()
+    with pytest.raises(TypeError, match=r"zweite\.py: another module has the pipeline pmsr, pmsr_fixed; rename it"):
+        all_recipes()
+    monkeypatch.undo()
+    del sys.modules[f"{pipelines.__name__}.zweite"]
+    forget_pipelines()
+
+
+def test_an_iterative_pipeline_that_reads_the_first_entries_has_their_number() -> None:
+    with pytest.raises(TypeError, match="mine: derive TrajectorySettings from DepthSettings, whose `top_n` entries"):
+        iterative_recipe("mine", "Mine", TrajectorySettings, lambda settings, parts: pytest.fail("not built"))
 
 
 def test_a_part_that_settings_make_needless_is_not_required() -> None:
