@@ -58,7 +58,7 @@ def test_each_form_reads_its_passages(make, scripted, knowledge, form, settings,
 def test_passages_without_a_reranker_are_an_error(make, scripted, knowledge) -> None:
     contexts = ContextBuilder(knowledge, None, lead="none")
     pipeline = naive_rag("naive_rag_passages", scripted.reader(), scripted.retriever({"a": 0.6}), contexts, "passages")
-    with pytest.raises(ValueError, match="without a reranker"):
+    with pytest.raises(ValueError, match="needs a reranker"):
         pipeline.run([make.question(0)], scripted.images(1))
 
 

@@ -68,7 +68,7 @@ def test_questions_without_truth_are_counted(make) -> None:
 def test_answers_that_vqas_metric_never_matches_are_counted(make) -> None:
     questions = [dataclasses.replace(make.question(i), answers=(said,) * 10) for i, said in enumerate(("Oak", "oak"))]
     traces = {"closed_book": {q.id: make.trace(i) for i, q in enumerate(questions)}}
-    assert "1 questions have answers that VQA's metric matches with no" in notices_of(
+    assert "1 questions have answers that no prediction matches in VQA's metric" in notices_of(
         questions, traces, {}, [LARGE], "vqa"
     )
     assert "VQA's metric" not in notices_of(questions[1:], traces, {}, [LARGE], "vqa")
