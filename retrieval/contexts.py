@@ -85,7 +85,7 @@ class Document:
         score: Its entry's S_ret, equation 3.
         rank: Rank among the question's documents, from 1.
         cut: True if it was truncated to fit.
-        found: Place of its entry in the search results (`places`); "" if it was not retrieved.
+        found: Place of its entry in the search results (`describe_ranks`); "" if it was not retrieved.
     """
 
     passage: Passage

@@ -86,7 +86,7 @@ NOTHING: Final = Omission()
 def perceptual_hash(image: Image.Image) -> str:
     """Return an image's perceptual hash (ImageHash's `phash`), 16 hexadecimal digits.
 
-    It hardly changes when an image is resized or compressed. All images of a single color have the same hash.
+    It hardly changes when an image is resized or compressed. All images of a single colour have the same hash.
     """
     import imagehash  # an extra
 

@@ -71,7 +71,7 @@ class EntryRetriever:
     S_ret(I, k) = (1 - w) · sim(I, I_k) + w · sim(I, T_k), with the cosine between the question's image I and an entry's
     image I_k and title T_k; equation 3 has w = 1/2. A query with a text q also has sim(q, I_k) and sim(q, T_k); see
     `Weights`. An entry with several images is scored by the best one. For an entry without images sim(I, I_k) and
-    sim(q, I_k) are the means over all images of the knowledge base, which neither favors nor penalizes it. If the
+    sim(q, I_k) are the means over all images of the knowledge base, which neither favours nor penalizes it. If the
     encoder has a separate space for titles, sim(I, T_k) compares T_k with the encoder's map of I into that space.
     Scores lie in [-1, 1]. Entries with equal scores keep the order of the knowledge base.
 
