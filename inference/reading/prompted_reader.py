@@ -73,7 +73,7 @@ class PromptedReader:
         Args:
             opened: The questions.
             documents: Their documents.
-            found: Rank of each entry in the question's search results, by entry id (`describe_ranks`), if P_SRT includes it.
+            found: Rank of each entry in the question's search results (`describe_ranks`), if P_SRT includes it.
 
         Returns:
             Scores in [0, 1], by question and document; None for a document that doesn't fit the context together with
