@@ -83,6 +83,17 @@ def test_paths_of_modules_are_right() -> None:
     assert wrong(lost, PAGES) == {}
 
 
+def test_names_in_modules_are_right() -> None:
+    named = r"`(\w+)`,? (?:of|in) `([\w/]+/\w+\.py)`"
+
+    def lost(page: Path) -> list[tuple[str, str]]:
+        found = re.findall(named, page.read_text(encoding="utf-8"))
+        return [(name, path) for name, path in found if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+
+    assert re.findall(named, "`Metric` of `core/types.py`") == [("Metric", "core/types.py")]
+    assert wrong(lost, PAGES) == {}
+
+
 def test_every_page_is_in_the_sites_contents() -> None:
     contents = (ROOT / "docs/index.md").read_text(encoding="utf-8").splitlines()
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"} == {
