@@ -251,6 +251,8 @@ def train(trainer: CheckpointedTrainer, write_card: Callable[..., None], started
     else:
         if checkpoint:
             say(args, f"resuming from {checkpoint}")
+        elif any(output_dir.glob("checkpoint-*")):
+            say(args, f"{output_dir} has no complete checkpoint yet: training starts at step 0")
         track_as_one_run(trainer)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if not best_metric:

@@ -228,6 +228,20 @@ def test_a_run_that_was_cut_off_after_its_last_checkpoint_takes_no_step_more(con
     assert all(torch.equal(weight, before[name]) for name, weight in weights(run.output_dir).items())
 
 
+def test_a_run_whose_first_checkpoint_was_cut_off_says_that_it_starts_again(
+    config, losses, interrupted, capsys
+) -> None:
+    run = config(max_steps=3, save_steps=1)
+    interrupted(run, 2)
+    Path(run.output_dir, "checkpoint-1", RECORD).unlink()  # as if it had been killed while it wrote the checkpoint
+    assert "no complete checkpoint" not in capsys.readouterr().out
+
+    fine_tune(run)
+
+    assert "has no complete checkpoint yet: training starts at step 0" in capsys.readouterr().out
+    assert len(losses(run.output_dir)) == 3
+
+
 def test_a_run_that_resumes_is_saved_and_logged_as_often_as_is_asked_for_now(config, losses, interrupted) -> None:
     interrupted(config(save_steps=2, logging_steps=1), 3)
     run = config(save_steps=3, logging_steps=2, save_total_limit=9, max_steps=8)
