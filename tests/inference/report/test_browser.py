@@ -207,7 +207,7 @@ def test_texts_of_data_and_models_stay_texts(page) -> None:
     assert page.title() != "hit"
 
 
-def test_the_keyboard_reaches_sliders_links_and_questions(page) -> None:
+def test_the_keyboard_reaches_sliders_links_and_questions(page, run) -> None:
     gamma = page.get_by_label(re.compile("^γ"))
     gamma.focus()
     page.keyboard.press("ArrowRight")
@@ -216,6 +216,8 @@ def test_the_keyboard_reaches_sliders_links_and_questions(page) -> None:
     for key in ("Enter", "Tab", "Enter"):  # open the numbers, and follow the first
         page.keyboard.press(key)
     assert "outcome=right" in page.evaluate("location.hash")
+    right = run.metrics["losses"]["mr2ag"]["right"]
+    playwright.expect(page.locator("#count")).to_have_text(f"{right} of {QUESTIONS} questions")  # a later event's work
     page.locator("details.question summary").first.focus()
     page.keyboard.press("Enter")
     assert page.locator("details.question[open]").count() == 1
