@@ -254,7 +254,7 @@ def union(name: str, *kinds: type[Settings]) -> type[Settings]:
         *kinds: Settings classes. They may share base classes.
 
     Raises:
-        TypeError: Two of them declare the same key.
+        TypeError: Two of them declare the same key, or list shared base classes in different orders.
 
     Example:
         >>> Both = union("Both", SearchSettings, PmsrSettings)
@@ -266,7 +266,11 @@ def union(name: str, *kinds: type[Settings]) -> type[Settings]:
             if owners.setdefault(key, owner) is not owner:
                 raise TypeError(f"{owners[key].__name__} and {owner.__name__} both declare the key `{key}`")
     most_derived = tuple(kind for kind in kinds if not any(kind is not k and issubclass(k, kind) for k in kinds))
-    return type(name, most_derived, {"__doc__": f"Keys of {', '.join(k.__name__ for k in kinds)}."})
+    try:
+        return type(name, most_derived, {"__doc__": f"Keys of {', '.join(k.__name__ for k in kinds)}."})
+    except TypeError as error:
+        orders = "; ".join(f"{k.__name__}({', '.join(base.__name__ for base in k.__bases__)})" for k in most_derived)
+        raise TypeError(f"list the base classes of settings in the same order everywhere: {orders}") from error
 
 
 class _WrongKey(Exception):

@@ -335,3 +335,17 @@ def test_a_union_refuses_a_key_that_is_declared_twice() -> None:
 
     with pytest.raises(TypeError, match="Second and Third both declare the key `crop`"):
         union("Both", First, Second, Third)
+
+
+def test_a_union_refuses_base_classes_in_different_orders() -> None:
+    class Shared(Settings):
+        pass
+
+    class One(First, Shared):
+        pass
+
+    class Other(Shared, First):
+        pass
+
+    with pytest.raises(TypeError, match=r"the same order everywhere: One\(First, Shared\); Other\(Shared, First\)"):
+        union("Both", One, Other)
