@@ -337,9 +337,8 @@ def _assemble(
     shards = folder / UNFINISHED
     rejected = Rejected(folder)
     errors = [error for path in sorted(shards.glob("rejected-*.json")) for error in _rejected_of(path)]
-    rejected.note(
-        {str(error): error for error in errors}.values()
-    )  # without repetitions, since sections share an image
+    distinct = {str(error): error for error in errors}  # an entry's sections share its images
+    rejected.note(distinct.values())
     rejected.close()
     numbers = range(len(list(shards.glob("title-*.npy"))))
 
