@@ -17,6 +17,7 @@ from typing import Final
 
 from reflectune.core.errors import DISK_FULL, UserError
 from reflectune.core.extras import install_line
+from reflectune.core.launching import joined_launch
 from reflectune.core.outputs import release_outputs
 from reflectune.core.progress import quiet_libraries
 from reflectune.core.secrets import conceal_named, redacted
@@ -114,8 +115,7 @@ def _end_launch(status: int | None) -> None:
     (https://github.com/pytorch/pytorch/issues/190489). Processes wait for each other over gloo on GPUs too, so each
     ends here, after its exit functions. Can go once that issue is closed.
     """
-    distributed = sys.modules.get("torch.distributed")  # not imported: nothing was opened
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if (distributed := joined_launch()) is None:
         return
     if "gloo" not in distributed.get_backend_config() and not status:
         distributed.destroy_process_group()  # NCCL warns without it

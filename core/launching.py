@@ -142,7 +142,7 @@ def _waiting_group(world: Any) -> Any:
     from torch import distributed  # slow to import
 
     group = distributed.new_group(backend="gloo", timeout=_PATIENCE)
-    threading.Thread(target=_watch, args=(_store().clone(),), daemon=True).start()
+    threading.Thread(target=_watch, args=(_store(distributed).clone(),), daemon=True).start()
     return group
 
 
@@ -159,29 +159,34 @@ def ending_together() -> Iterator[None]:
     _BEGUN.set()
     try:
         yield
-        if _store() is not None:
+        if joined_launch():
             launch_processes().wait()
     except Exception as error:
         _BEGUN.clear()
-        if (store := _store()) is None:
+        if (distributed := joined_launch()) is None:
             raise
         failure = first = f"process {rank()} failed: {error}"
         with suppress(RuntimeError):  # the process with the store has gone
-            first = store.compare_set(_FAILURE, "", failure).decode()
+            first = _store(distributed).compare_set(_FAILURE, "", failure).decode()
         if first == failure or isinstance(error, UserError):
             raise
         raise UserError(first) from error  # the connection to the failed process closed
     finally:
         _BEGUN.clear()
-    if _store() is not None:
+    if joined_launch():
         launch_processes().wait()  # the process with the store must outlive all watchers
 
 
-def _store() -> Any:
-    """Return the store of the group that this process joined; None if it joined none."""
-    distributed = sys.modules.get("torch.distributed")  # slow to import
+def joined_launch() -> Any:
+    """Return `torch.distributed` if this process joined a process group; None otherwise. It is not imported here."""
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
+    return distributed
+
+
+def _store(distributed: Any) -> Any:
+    """Return the store of the group that this process joined."""
     return distributed.distributed_c10d._get_default_store()
 
 

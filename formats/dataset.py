@@ -70,7 +70,7 @@ class SplitsKeys(DatasetKey):
 
     @model_validator(mode="after")
     def _choose_splits(self) -> Self:
-        """Set the splits, if none is named."""
+        """Set the default splits."""
         self.splits = self.splits or held_out_splits(self.dataset)
         return self
 
@@ -236,7 +236,7 @@ def splits(folder: str | Path) -> Sequence[str]:
 
 
 def held_out_splits(folder: str | Path) -> list[str]:
-    """Return the splits of a data set folder without `train`; `train` if there is no other."""
+    """Return all splits of a data set folder but `train`, or `train` if it is the only one."""
     names = splits(folder)
     return [name for name in names if name != "train"] or [*names]
 

@@ -51,9 +51,9 @@ def show_evaluation(config: AnswerConfig) -> None:
         for trace in found.values():
             print(json.dumps(to_row(trace), indent=2, ensure_ascii=False))
         return
-    for question in questions_of(config):
-        if question.id == config.question_id:
-            print(f"{question.text}\nimage: {question.image or 'none'}\naccepted: {', '.join(question.answers)}\n")
+    asked = (question for question in questions_of(config) if question.id == config.question_id)
+    if question := next(asked, None):
+        print(f"{question.text}\nimage: {question.image or 'none'}\naccepted: {', '.join(question.answers)}\n")
     for name, trace in found.items():
         print(f"{name}, question {trace.question_id}\n{trace.error or explain(trace)}\n")
 

@@ -37,11 +37,12 @@ class PrefixEngine:
             `keep`. Questions of one call share images in any case.
 
     Raises:
-        UserError: The model's attention can't share a prefix.
+        UserError: The model's attention can't share a prefix, or its logits are not those of its output head.
     """
 
     def __init__(self, loaded: Loaded, token_budget: int | None = None, *, compiling: bool = True) -> None:
         self._forward = forward = Forward(loaded.model)
+        forward.check_logits()
         self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0, image_bytes(loaded.model))
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration

@@ -58,7 +58,7 @@ class Forward:
         kept_budgets: `KEPT_BUDGETS`, or more if only some layers have keys and values: the bytes are the same.
 
     Raises:
-        UserError: The model's attention can't share a prefix, or its logits are not those of its output head.
+        UserError: The model's attention can't share a prefix.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -67,7 +67,6 @@ class Forward:
         self.model = model.eval()
         self.device = input_device(model)
         self.positions = Positions(model)
-        self._check_logits()
         self.tokens_read = 0
         self.token_bytes = 0.0
         text = model.config.get_text_config()
@@ -162,8 +161,12 @@ class Forward:
         return exact_logits(head, hidden, head(hidden), exact_ids).log_softmax(-1).to(hidden.device)
 
     @torch.no_grad()
-    def _check_logits(self) -> None:
-        """Refuse a model that scales or caps the logits of its output head, as Granite-Docling does."""
+    def check_logits(self) -> None:
+        """Compare the output head's logits with the model's; `log_probabilities` reads the head's.
+
+        Raises:
+            UserError: The model scales or caps them, as Granite-Docling does.
+        """
         of_head: list[Tensor] = []
         hook = self.model.get_output_embeddings().register_forward_hook(lambda *call: of_head.append(call[-1]))
         ids = torch.arange(8, device=self.device)[None]  # several, since padding's may have logits of zero

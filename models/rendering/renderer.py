@@ -115,10 +115,10 @@ class Renderer:
 
     def token_id(self, role: str) -> int:
         """Return the id of a special token, by role (`retrieve`, `no_retrieve`, `relevant`, `irrelevant`)."""
-        if role not in self.token_ids and self.reflection_tokens:
-            known = ", ".join(self.token_ids)
-            raise UserError(f"the model's scheme has no token for `{role}`; it has {known}: add it to the scheme")
         if role not in self.token_ids:
+            if self.reflection_tokens:
+                known = ", ".join(self.token_ids)
+                raise UserError(f"the model's scheme has no token for `{role}`; it has {known}: add it to the scheme")
             raise UserError(
                 f"the model has no `{role}` token, since it was loaded without a scheme; set one, e.g. mr2ag"
             )

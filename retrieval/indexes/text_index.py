@@ -245,7 +245,7 @@ def _count_passages(kb: KnowledgeBase, cutting: Cutting, shards: Path) -> int:
     """Return the number of passages, which the first process of a build counts and stores.
 
     Raises:
-        UserError: There is no passage.
+        UserError: The knowledge base has no passages.
     """
     path, key = shards / "count.json", _cut_fingerprint(kb, cutting)
     record = read_record(path, "the unfinished index's number of passages", passages=int) if path.is_file() else {}

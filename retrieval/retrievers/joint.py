@@ -113,7 +113,7 @@ def split_budget(top: int, parts: int | Sequence[int]) -> list[int]:
         [10, 5, 5]
 
     Raises:
-        ValueError: `top` is negative, or there is no query.
+        ValueError: `top` is negative, or no queries are given.
     """
     shares = [1] * parts if isinstance(parts, int) else list(parts)
     if top < 0 or not shares:

@@ -70,7 +70,8 @@ class VectorStore(Protocol):
             top: Maximum rows per query, at least 1.
 
         Raises:
-            ValueError: There is no field or an unknown one, shapes differ, a number is not finite, or `top` is below 1.
+            ValueError: No field is given, a field is unknown, shapes differ, a number is not finite, or `top` is below
+                1.
         """
         ...
 

@@ -100,7 +100,7 @@ class FaissStore:
         return self.rows.get(rows)
 
     def finish(self) -> None:
-        """Add the rows that the index lacks; train the cells first if there is no index.
+        """Add the rows that the index lacks. A new index's cells are trained first.
 
         The trained cells are stored, so that a killed process loses only codes. Resuming yields the same files.
         """

@@ -54,4 +54,4 @@ def test_logits_that_are_not_those_of_the_head_are_refused():
     vision = {**sizes, "image_size": 16, "patch_size": 8, "out_hidden_size": 16}
     config = AutoConfig.for_model("granite_docling", text_config=text, vision_config=vision, image_token_id=3)
     with pytest.raises(UserError, match=r"GraniteDocling.* changes the logits of its output head"):
-        Forward(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
+        Forward(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")).check_logits()
