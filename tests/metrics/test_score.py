@@ -96,6 +96,9 @@ def test_strict_counts_what_is_missing(tmp_path: Path, dataset: Path, run: Run) 
     predict(path, 2, "val_unseen_entity_visual")
     visual = run("--predictions", path, "--dataset", dataset, "--mode", "strict")
     assert "1 left out" in visual.stdout
+    unknown = run("--predictions", predict(path, 2, "zzz"), "--dataset", dataset, "--mode", "strict")
+    assert unknown.returncode == 2
+    assert f"{path}:7: no question is known as 'zzz'" in unknown.stderr
 
 
 def test_the_data_set_says_its_metric_and_the_config_another(tmp_path: Path, run: Run) -> None:

@@ -45,3 +45,9 @@ def test_a_sample_is_exact_and_a_smaller_one_is_part_of_it(names, small, large, 
 
     assert len(drawn(large)) == min(large, len(names))
     assert drawn(small) <= drawn(large)
+
+
+def test_another_seed_draws_another_sample() -> None:
+    names = [str(n) for n in range(1000)]
+    first, second = (hash_ids(names, seed) for seed in (0, 1))
+    assert not np.array_equal(np.argsort(first), np.argsort(second))
