@@ -436,7 +436,7 @@ def start_launch(start_program: Callable[[Sequence[str]], Program]) -> Callable[
 
 @pytest.fixture(scope="session")
 def pretended() -> ModuleType:
-    """Return stand-ins for devices that this machine lacks: `PretendDevices`, `DeviceMismatch`, `halves`."""
+    """Return the simulation of devices that this machine lacks."""
     from . import pretend_devices  # imports torch
 
     return pretend_devices

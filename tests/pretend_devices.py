@@ -1,14 +1,18 @@
-"""Devices that this machine doesn't have: `cpu:1`, `cpu:2`, … hold real numbers, and refuse each other's tensors.
+"""Simulate devices that this machine lacks: `cpu:1`, `cpu:2`, …, and GPUs, `cuda:0`, …, within `gpus`.
 
-A tensor there is computed with on the CPU. An operation on tensors of two of them, or of one and the plain CPU, is an
-error as it is between two GPUs. As there, a number without dimensions and an index may come from the CPU, and copies
-are free of that.
+Their tensors hold numbers of the CPU. An operation on tensors of two devices is an error, as it is between two GPUs; a
+number without dimensions and an index may come from the CPU, and copies may cross. A simulated GPU also counts what
+would wait for its queue, and records and replays CUDA graphs. It has no kernels of its own and no backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ctypes
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,9 +20,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from reflectune.models.attention.packed import BLOCK, WHOLE_BLOCKS
+
 HERE = torch.device("cpu")
-_CROSSING = {"aten::_to_copy", "aten::copy_"}
+_COPYING = {"aten::_to_copy", "aten::copy_"}
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
+_WAITING = {  # operations whose results' shapes or values the host needs
+    *("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::_unique2"),
+    "aten::repeat_interleave.Tensor",
+}
+_machine: Machine | None = None
 
 
 class DeviceMismatch(AssertionError):
@@ -47,11 +58,19 @@ class PretendTensor(Tensor):
     def __repr__(self) -> str:
         return f"PretendTensor({self.held}, device={self.device})"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied = PretendTensor(self.held.detach().clone(), self.device)
+        return torch.nn.Parameter(copied, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copied
+
     def tolist(self) -> Any:  # torch has neither for a subclass
+        _wait("tolist")
         return self.held.tolist()
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
+
+    def record_stream(self, stream: Any) -> None:
+        assert isinstance(stream, Stream)
 
     @classmethod
     def __torch_dispatch__(
@@ -70,16 +89,16 @@ class PretendDevices(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: set[torch.device] = set()
-        self._literals = _Literals()
+        self._calls = _Calls()
 
     def __enter__(self) -> PretendDevices:
-        self._literals.__enter__()
+        self._calls.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        self._literals.__exit__(*raised)
+        self._calls.__exit__(*raised)
 
     def __torch_dispatch__(
         self, operation: Any, kinds: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -87,6 +106,152 @@ class PretendDevices(TorchDispatchMode):
         made = _compute(operation, args, kwargs or {})
         self.seen |= {tensor.device for tensor in tree_leaves(made) if isinstance(tensor, Tensor)}
         return made
+
+
+class Stream:
+    """A stream of a simulated GPU, which computes at once."""
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None: ...
+
+    def wait_stream(self, other: Stream) -> None:
+        assert isinstance(other, Stream)
+
+
+class Graph:
+    """A CUDA graph: the operations of a capture, and the tensors that they read and write.
+
+    Attributes:
+        replays: How often it was replayed.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Sequence[Any], Mapping[str, Any], Any]] = []
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Carry out the operations again, on the same tensors."""
+        self.replays += 1
+        for operation, args, kwargs, made in self.calls:
+            again = operation(*args, **kwargs)
+            for tensor, value in zip(tree_leaves(made), tree_leaves(again), strict=True):
+                if isinstance(tensor, Tensor) and tensor.data_ptr() != value.data_ptr():  # neither a view nor in place
+                    tensor.copy_(value)
+
+
+class Machine:
+    """What happened on the simulated GPUs.
+
+    Attributes:
+        waits: What waited for a GPU's queue, in order.
+        graphs: The captured CUDA graphs.
+    """
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self.graphs: list[Graph] = []
+        self.streams: list[Stream] = [Stream()]
+        self._captured: Graph | None = None
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def wait(self, reason: str) -> None:
+        """Note that the host waits, which a capture doesn't permit."""
+        if self._captured is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {reason}")
+        self.waits.append(reason)
+
+    def record(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Carry out an operation, and record it during a capture."""
+        if self._captured is None:
+            return operation(*args, **kwargs)
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self._before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+        made = operation(*args, **kwargs)
+        self._captured.calls.append((operation, args, kwargs, made))
+        return made
+
+    @contextmanager
+    def capture(self, graph: Graph, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        """Record operations as `torch.cuda.graph` does; a capture computes nothing, so all tensors are restored."""
+        self._captured = graph
+        try:
+            yield
+        finally:
+            self._captured = None
+            for storage, before in self._before.values():
+                storage.copy_(before)
+            self._before.clear()
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        """Make a stream the current one, as `torch.cuda.stream` does."""
+        self.streams.append(stream)
+        try:
+            yield
+        finally:
+            self.streams.pop()
+
+    def set_stream(self, stream: Stream) -> None:
+        """Replace the current stream."""
+        self.streams[-1] = stream
+
+    def functions(self, count: int, free: int) -> dict[str, Any]:
+        """Return stand-ins for the functions of `torch.cuda`."""
+
+        def new_graph() -> Graph:
+            self.graphs.append(Graph())
+            return self.graphs[-1]
+
+        numbers = {"memory_allocated": 0, "memory_reserved": 0, "max_memory_allocated": 2**26, "current_device": 0}
+        numbers |= {"device_count": count, "is_available": True, "is_bf16_supported": True}
+        nothing = ("_lazy_init", "empty_cache", "reset_peak_memory_stats", "set_device")
+        return {
+            **{name: lambda *_, value=value, **__: value for name, value in numbers.items()},
+            **{name: lambda *_, **__: None for name in nothing},
+            "mem_get_info": lambda *_: (free, 2 * free),
+            "synchronize": lambda *_: self.wait("synchronize"),
+            "device": lambda *_: nullcontext(),
+            "Stream": Stream,
+            "current_stream": lambda *_: self.streams[-1],
+            "stream": self.stream,
+            "set_stream": self.set_stream,
+            "CUDAGraph": new_graph,
+            "graph": self.capture,
+            "graph_pool_handle": lambda: (0, 1),
+        }
+
+
+@contextmanager
+def gpus(count: int = 1, free: int = 2**33) -> Iterator[Machine]:
+    """Simulate GPUs inside this block. Layers are not compiled, and FlexAttention reads what its block mask lists.
+
+    Args:
+        count: Number of GPUs.
+        free: Bytes of free memory of each.
+    """
+    global _machine
+    import transformers.generation  # noqa: F401  annotations of its modules name classes of torch.cuda
+
+    _machine = machine = Machine()
+    _allow_device_guards()
+    packed = "reflectune.models.attention.packed"
+    with ExitStack() as stack:
+        for name, function in machine.functions(count, free).items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, function))
+        stack.enter_context(mock.patch(f"{packed}.flex_attention", _flex_attention))
+        stack.enter_context(mock.patch(f"{packed}._compiled", return_value=_flex_attention))
+        stack.enter_context(mock.patch.object(torch, "compile", lambda call, **_: call))
+        for name, function in (("__enter__", _enter_no_grad), ("__exit__", _exit_no_grad)):
+            stack.enter_context(mock.patch.object(torch.inference_mode, name, function))  # it forbids wrapped views
+        swapping = torch.__future__.set_swap_module_params_on_conversion
+        swapping(True)
+        stack.callback(swapping, False)
+        stack.enter_context(PretendDevices())
+        try:
+            yield machine
+        finally:
+            _machine = None
 
 
 def halves(model: Any, first: str, second: str) -> dict[str, int | str]:
@@ -110,42 +275,157 @@ def halves(model: Any, first: str, second: str) -> dict[str, int | str]:
     }
 
 
-class _Literals(TorchFunctionMode):
-    """`torch.tensor` makes its tensor before a dispatch mode sees the device."""
+class _Calls(TorchFunctionMode):
+    """Calls that a dispatch mode sees too late: `torch.tensor` makes its tensor before, for instance."""
 
     def __torch_function__(
         self, function: Any, kinds: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
+        if function is torch.device:
+            return function(*args, **given)
         if function is torch.tensor and (device := given.pop("device", None)) is not None:
-            return torch.tensor(*args, **given).to(device)
-        return function(*args, **given)
+            return torch.tensor(*args, **given).to(_with_index(device))
+        if function is Tensor.pin_memory:
+            return args[0]
+        if function is Tensor.__getitem__ and _is_on_gpu(args[0]):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(part, list) for part in index):
+                _wait("a list as index")
+                return function(args[0], tuple(_on(args[0].device, part) for part in index))
+        if function == Tensor.data.__set__ and isinstance(args[1], PretendTensor):
+            return _set_data(*args)
+        return function(*map(_with_index, args), **{name: _with_index(value) for name, value in given.items()})
 
 
 def _compute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     wanted = kwargs.get("device")
-    if {each.type for each in (wanted, *(tensor.device for tensor in tensors)) if each is not None} - {"cpu"}:
-        return operation(*args, **kwargs)  # on `meta`
+    if {each.type for each in (wanted, *(tensor.device for tensor in tensors)) if each is not None} & {"meta"}:
+        return operation(*args, **kwargs)
     numbers = {id(tensor) for tensor in tensors if not tensor.dim()}
     indices = {id(leaf) for leaf in tree_leaves(args[1])} if operation in _INDEXING else set()
-    bound = [tensor for tensor in tensors if tensor.device.index or id(tensor) not in numbers | indices]
+    bound = [tensor for tensor in tensors if _plain(tensor.device) != HERE or id(tensor) not in numbers | indices]
     devices = {_plain(tensor.device) for tensor in bound}
-    if operation.name() in _CROSSING:
+    if operation.name() in _COPYING:
         devices = {_plain(tensors[0].device)}
     if len(devices) > 1:
         shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
         raise DeviceMismatch(f"{operation} of {shapes}")
     device = _plain(wanted) if wanted is not None else next(iter(devices), HERE)
+    on_gpu = _machine is not None and any(each.type == "cuda" for each in (device, *devices))
+    if on_gpu:
+        if operation.name() == "aten::_fused_sdp_choice":
+            return 0  # plain products; the other kernels belong to devices
+        _note_wait(operation, args, kwargs, device)
     held_args, held_kwargs = tree_map_only(PretendTensor, lambda tensor: tensor.held, (tuple(args), dict(kwargs)))
     if "device" in held_kwargs:
         held_kwargs["device"] = HERE
-    made = operation(*held_args, **held_kwargs)
-    if isinstance(made, Tensor) and made is held_args[0]:  # changed in place
-        return args[0]
+    if on_gpu and _machine is not None:
+        made = _machine.record(operation, held_args, held_kwargs)
+    else:
+        made = operation(*held_args, **held_kwargs)
+    for given, held in zip(tree_leaves(args), tree_leaves(held_args), strict=True):
+        if made is held and isinstance(made, Tensor):  # changed in place
+            return given
     return made if device == HERE else tree_map_only(Tensor, lambda tensor: PretendTensor(tensor, device), made)
 
 
+def _note_wait(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> None:
+    """Note whether the host waits for the GPU in an operation."""
+    name = operation.name()
+    if name in _COPYING:
+        source = args[1] if name == "aten::copy_" else args[0]
+        is_waiting = not (kwargs.get("non_blocking") or args[2:3] == (True,)) or device == HERE
+        if source.dim() and source.device.type != device.type and is_waiting:
+            _wait(f"a copy from {source.device.type} to {device.type}")
+    elif name in _WAITING or (operation in _INDEXING and any(map(_is_waited_for, args[1]))):
+        _wait(name)
+
+
+def _is_waited_for(index: Tensor | None) -> bool:
+    """Return True for an index of the CPU, which is copied, and for a mask, whose True values are counted."""
+    return index is not None and (_plain(index.device) == HERE or index.dtype == torch.bool)
+
+
+def _wait(reason: str) -> None:
+    if _machine is not None:
+        _machine.wait(reason)
+
+
+def _is_on_gpu(tensor: Any) -> bool:
+    return isinstance(tensor, PretendTensor) and tensor.device.type == "cuda"
+
+
 def _plain(device: torch.device) -> torch.device:
-    """`cpu:0` is the plain CPU, too."""
+    """Return the plain CPU for `cpu:0`, and `cuda:0` for `cuda`."""
+    if device.type == "cuda":
+        return torch.device("cuda", device.index or 0)
     return HERE if device.type == "cpu" and not device.index else device
+
+
+def _with_index(value: Any) -> Any:
+    """Return `cuda:0` for `cuda`, since torch asks the driver for the current GPU."""
+    is_cuda = isinstance(value, (str, torch.device)) and str(value) == "cuda"
+    return torch.device("cuda", 0) if is_cuda else value
+
+
+def _on(device: torch.device, part: Any) -> Any:
+    """Return a list of indices as a tensor on a device, other parts of an index as they are."""
+    return PretendTensor(torch.tensor(part), device) if isinstance(part, list) else part
+
+
+def _set_data(tensor: Tensor, data: PretendTensor) -> None:
+    """Assign to `tensor.data`, which would copy the device of `data` without what it holds."""
+    made: Tensor = data.detach()
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    torch.utils.swap_tensors(tensor, made)
+
+
+def _allow_device_guards() -> None:
+    """Register a guard for CUDA devices that does nothing: that of `meta`. A build for CPUs has none for CUDA."""
+    if torch.backends.cuda.is_built():
+        return
+    (library,) = (Path(torch.__file__).parent / "lib").glob("libc10.*")
+    guards = (ctypes.c_void_p * 15).in_dll(ctypes.CDLL(str(library)), "_ZN3c104impl26device_guard_impl_registryE")
+    cuda, meta = 1, 14  # c10::DeviceType
+    guards[cuda] = guards[meta]
+
+
+def _enter_no_grad(inference: Any) -> None:
+    inference.no_grad = torch.no_grad() if inference.mode else nullcontext()
+    inference.no_grad.__enter__()
+
+
+def _exit_no_grad(inference: Any, *raised: Any) -> None:
+    inference.no_grad.__exit__(*raised)
+
+
+def _flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, enable_gqa: bool, kernel_options: Any
+) -> Tensor:
+    """Attend as FlexAttention does on a GPU: to what the mask allows in partial blocks, and to full blocks."""
+    shape = query.shape[2], key.shape[2]
+    assert kernel_options == WHOLE_BLOCKS
+    assert not any(count % BLOCK for count in shape)
+    assert block_mask.seq_lengths == shape
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    rows, columns = (torch.arange(count, device=query.device) for count in shape)
+    zero = torch.zeros((), dtype=torch.long, device=query.device)
+    allowed = block_mask.mask_mod(zero, zero, rows[:, None], columns).held
+    partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices)
+    full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+    assert not (partial & full).any()
+    visible = PretendTensor(full | (partial & allowed), query.device)
+    key, value = (side.repeat_interleave(query.shape[1] // side.shape[1], 1) for side in (key, value))
+    scores = (query.float() @ key.float().transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)
+    return scores.softmax(-1).to(value.dtype) @ value
+
+
+def _listed(counts: Any, indices: Any) -> Tensor:
+    """Return the pairs of tokens in the listed blocks: bool of shape (queries, keys)."""
+    blocks = torch.zeros(indices.held.shape[2:], dtype=torch.bool)
+    for row, count in enumerate(counts.held[0, 0].tolist()):
+        blocks[row, indices.held[0, 0, row, :count].long()] = True
+    return blocks.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)

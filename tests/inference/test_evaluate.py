@@ -242,6 +242,35 @@ def test_models_whose_layers_lie_on_two_devices_answer_the_same(config, tmp_path
     assert [path.stat().st_mtime_ns for path in trace_files(tmp_path / "two/traces").values()] == before
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*will be slower")
+@pytest.mark.parametrize(("family", "compile_layers"), [("qwen2_vl", "auto"), ("llava", "off")], indirect=["family"])
+def test_a_simulated_gpu_answers_as_the_cpu_does(config, tmp_path, pretended, compile_layers) -> None:
+    settings = {"pipelines": ["naive_rag", "mr2ag"], "gamma": 0.0, "limit": 1, "dtype": "float32"}
+    experiment.run(config(output=str(tmp_path / "cpu"), **settings))
+    with pretended.gpus() as machine:
+        experiment.run(config(output=str(tmp_path / "gpu"), device="cuda", compile=compile_layers, **settings))
+    assert bool(machine.graphs) == (compile_layers == "auto")
+    numbers, others = zip(*(numbers_apart(kept(tmp_path / device)) for device in ("gpu", "cpu")), strict=True)
+    assert others[0] == others[1]
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
+
+
+def numbers_apart(value: Any) -> tuple[list[float], Any]:
+    """The floats in nested lists and mappings, in order, and the rest."""
+    numbers: list[float] = []
+
+    def rest(part: Any) -> Any:
+        if isinstance(part, float):
+            numbers.append(part)
+            return None
+        if isinstance(part, dict):
+            return {key: rest(entry) for key, entry in part.items()}
+        return [rest(entry) for entry in part] if isinstance(part, list) else part
+
+    return numbers, rest(value)
+
+
 @ONE_FAMILY
 def test_a_gated_run_resumes_and_its_traces_keep_each_judgement(config, tmp_path) -> None:
     def run(folder: str, least: float, **more: Any) -> list[dict]:

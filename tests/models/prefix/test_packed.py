@@ -320,37 +320,6 @@ def test_keys_of_another_precision_get_memory_of_their_own(loaded, make):
 
 
 @pytest.mark.parametrize(
-    ("refused", "problem"),
-    [(True, "operation not permitted when stream is capturing"), (False, "its results differ from eager execution")],
-    ids=["refused", "empty"],
-)
-def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(loaded, make, monkeypatch, printed, refused, problem):
-    """A graph that was captured on another device is empty: its replay leaves the numbers of the step before.
-
-    A refused capture leaves its stream as the current one.
-    """
-
-    @contextlib.contextmanager
-    def graph(*_, **__):
-        yield
-        if refused:
-            raise RuntimeError(f"{problem}\nsee above")
-
-    stream = SimpleNamespace(wait_stream=lambda other: None)
-    entered: list[object] = []
-    fakes = {"Stream": lambda: stream, "current_stream": lambda device: stream, "set_stream": entered.append}
-    fakes |= dict.fromkeys(("stream", "device"), contextlib.nullcontext)
-    fakes |= {"graph": graph, "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None), "graph_pool_handle": tuple}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(decoding, "can_capture", lambda device: True)
-    prefixes, branches = asked(loaded, make)
-    assert_same(said(engine_of(loaded), prefixes, branches), said(PrefixEngine(loaded), prefixes, branches))
-    assert set(printed) == {f"decoding without CUDA graphs, which is slower: {problem}"}
-    assert len(entered) == (len(printed) if refused else 0)
-
-
-@pytest.mark.parametrize(
     ("device", "gpus", "compiling", "problem", "line"),
     [
         ("cpu", 0, True, "", ""),

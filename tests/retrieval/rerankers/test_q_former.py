@@ -210,6 +210,15 @@ def test_scores_are_those_of_the_published_computation(folder, tokenizer, passag
     assert reranker.rank_with_images([QUESTION], images[:1], [[]], [{}]) == [[]]
 
 
+def test_scores_on_a_simulated_gpu_are_the_cpus(folder, passages, pretended) -> None:
+    asked = ([QUESTION], [photo(40, 90)], [passages], [{"e": 0.4}])
+    (expected,) = load_reranker("q_former", str(folder)).rank_with_images(*asked)
+    with pretended.gpus():
+        (found,) = load_reranker("q_former", str(folder), device="cuda").rank_with_images(*asked)
+    assert [each.passage for each in found] == [each.passage for each in expected]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-5)
+
+
 def test_a_passage_is_written_as_a_section_of_echosight() -> None:
     passage = Passage("e", 0, 0, "St. Paul's (London)", "", "History", 'Built: 1675;  by "Wren"!\n\nIt is tall.')
     words = "wiki article st paul's london section title history\nbuilt 1675 by wren it is tall"
