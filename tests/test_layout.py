@@ -5,7 +5,7 @@ import functools
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -34,31 +34,36 @@ PRIVATE_OF_LIBRARIES = {"os._exit", "torch.utils._pytree", "torch.utils._python_
 """Names of other projects that tests need and that have no public form."""
 
 
-@functools.cache
-def imported(path: Path, *, for_annotations: bool = True) -> tuple[Path, ...]:
+def imported(path: Path, *, for_annotations: bool = True) -> Iterator[Path]:
     """The modules of the project that a module imports, relative to the root."""
+    return (module for module, is_unread in imports(path) if for_annotations or not is_unread)
+
+
+@functools.cache
+def imports(path: Path) -> list[tuple[Path, bool]]:
+    """Each module of the project that a module imports, and True if it is imported for annotations alone."""
     nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    unread = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    left_out = {line for node in unread for line in node.body} if not for_annotations else set()
-    return tuple(_imported(node for node in nodes if node not in left_out))
+    tests = [(node, node.test) for node in nodes if isinstance(node, ast.If)]
+    checking = [node for node, test in tests if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"]
+    unread = {line for node in checking for line in node.body}
+    return [(module, node in unread) for node in nodes for module in _imported(node)]
 
 
-def _imported(nodes: Iterable[ast.AST]) -> Iterator[Path]:
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reflectune."):
-            base = Path(*str(node.module).split(".")[1:])
-            for alias in node.names:
-                within = base / f"{alias.name}.py"
-                package = base / alias.name / "__init__.py"
-                yield next((file for file in (within, package) if (ROOT / file).is_file()), base.with_suffix(".py"))
+def _imported(node: ast.AST) -> Iterator[Path]:
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reflectune."):
+        base = Path(*str(node.module).split(".")[1:])
+        for alias in node.names:
+            within = base / f"{alias.name}.py"
+            package = base / alias.name / "__init__.py"
+            yield next((file for file in (within, package) if (ROOT / file).is_file()), base.with_suffix(".py"))
 
 
 def test_no_module_imports_upwards() -> None:
-    imports = [(path.relative_to(ROOT), module) for path in MODULES for module in imported(path)]
-    own = {path: path.parts[0] for path, _ in imports}
+    imported_by = [(path.relative_to(ROOT), module) for path in MODULES for module in imported(path)]
+    own = {path: path.parts[0] for path, _ in imported_by}
     assert [
         f"{path} imports {module}"
-        for path, module in imports
+        for path, module in imported_by
         if module.parts[0] != own[path] and FLOORS[module.parts[0]] >= FLOORS[own[path]]
     ] == []
 
