@@ -34,6 +34,7 @@ def test_a_missing_module_is_named_with_its_extra(module: str, extra: str) -> No
     assert install_line(module) == (f"pip install 'reflectune[{extra}]'" if extra else "")
 
 
+@pytest.mark.slow
 def test_answering_and_evaluating_need_no_trainer() -> None:
     """All modules below `train` are imported, and TRL's trainer is asked for last.
 

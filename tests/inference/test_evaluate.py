@@ -114,7 +114,10 @@ def scaled_run(config, tmp_path) -> Callable[..., list[dict]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "scheme"), [("llava", "mr2ag"), ("qwen2_vl", "mmkb_rag")], indirect=["family"], scope="session"
+    ("family", "scheme"),
+    [("llava", "mr2ag"), pytest.param("qwen2_vl", "mmkb_rag", marks=pytest.mark.slow)],
+    indirect=["family"],
+    scope="session",
 )
 def test_gates_are_scaled_by_the_checkpoints_calibration(
     scheme: str, checkpoints, prompted, scaled_run, world, tmp_path

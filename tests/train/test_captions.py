@@ -56,7 +56,7 @@ def test_captions_train_a_projector(tmp_path, base_model) -> None:
         train_towers=["projector"],
         cache_features=str(tmp_path / "features"),
         learning_rate=1e-3,
-        max_steps=3,
+        max_steps=2,
         device="cpu",
     )
     assert run.problems() == []

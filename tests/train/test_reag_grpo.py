@@ -295,7 +295,7 @@ def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weigh
     ("changes", "advice"),
     [
         ({}, "`per_device_train_batch_size` 8 → 4 with"),
-        (
+        pytest.param(
             {
                 "method": "lora",
                 "gradient_checkpointing": True,
@@ -303,6 +303,7 @@ def test_a_server_samples_every_reply_with_the_weights_of_its_step(config, weigh
                 "gradient_accumulation_steps": 8,
             },
             "none: use a device with more memory",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["full", "least"],

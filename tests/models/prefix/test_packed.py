@@ -252,6 +252,7 @@ def test_compiled_layers_are_compared_after_a_first_pass_without_memory(loaded, 
     assert printed[-1] == "layers are not compiled: their results differ from plain layers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)  # with positions of three dimensions
 def test_compiled_layers_are_few_graphs_for_all_lengths(loaded, make, monkeypatch):
     graphs: list[int] = []

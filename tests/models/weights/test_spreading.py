@@ -92,13 +92,13 @@ def test_two_pretended_devices_refuse_each_others_tensors(pretended: ModuleType)
 
 
 def test_what_is_loaded_with_a_device_map_is_the_same_bit_by_bit(make, pretended, tmp_path) -> None:
-    """Whatever the dtype, and with the tokens' new rows; where this machine has no GPU, by its own places too."""
+    """With the tokens' new rows, and where this machine has no GPU, by its own places too: in float32 by all maps."""
     base = make.saved(tmp_path, "qwen2_vl")
     halves = pretended.halves(make.model("qwen2_vl"), "cpu", "cpu")
     maps = [halves, *([] if torch.cuda.is_available() else ["auto", "sequential"])]
-    for dtype in ("float32", "bfloat16", "float16"):
+    for dtype, tried in (("float32", maps), ("bfloat16", maps[:1]), ("float16", maps[-1:])):
         wanted = load(base, scheme="mr2ag", dtype=dtype)
-        for device_map in maps:
+        for device_map in tried:
             actual = load(base, scheme="mr2ag", dtype=dtype, device="none", device_map=device_map)
             assert actual.fingerprint == wanted.fingerprint
             tensors = zip(actual.model.state_dict().items(), wanted.model.state_dict().items(), strict=True)

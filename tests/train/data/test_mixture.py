@@ -140,20 +140,20 @@ def test_a_mixture_trains_and_resumes_exactly_and_a_dry_run_counts_it(
     changes: dict[str, Any] = {
         "train_data": {str(data_folder): 0.25, str(other_folder): 1},
         "max_steps": None,
-        "epochs": 1.5,
+        "epochs": 1.25,
     }
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight.model_copy(update={"dry_run": True}))
     printed = capsys.readouterr().out
     assert f"0.25 x {data_folder}/train.parquet: 24 questions, 6 reads an epoch" in printed
     assert f"1 x {other_folder}/train.parquet: 10 questions, 10 reads an epoch" in printed
-    assert "steps: 6" in printed
+    assert "steps: 5" in printed
 
     fine_tune(straight)
-    interrupted(resumed, 5)
+    interrupted(resumed, 4)
     fine_tune(resumed)
 
-    assert len(losses(straight.output_dir)) == 1.5 * (6 + 10) / 4
+    assert len(losses(straight.output_dir)) == 1.25 * (6 + 10) / 4
     assert_equal_weights(straight.output_dir, resumed.output_dir)
     assert losses(straight.output_dir) == losses(resumed.output_dir)
 

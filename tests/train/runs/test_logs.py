@@ -33,21 +33,22 @@ def without_clock(logged_rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_log_has_each_row_and_all_tokens_once_in_a_resumed_run_too(
     config, data_folder, interrupted, history
 ) -> None:
-    """Eight steps of four examples: all of them once, and eight of them twice."""
-    examples = read_examples(data_folder / "train.parquet", ReflectionExample)
+    """Four steps of four examples: all twelve once, and four of them twice."""
+    examples = read_examples(data_folder / "train.parquet", ReflectionExample)[:12]
+    write_examples(data_folder / "train.parquet", examples)
     write_examples(data_folder / "val.parquet", examples[:7])
-    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 4}
+    changes: dict[str, Any] = {"eval_data": str(data_folder), "eval_steps": 2, "max_steps": 4, "save_steps": 2}
     straight, resumed = config("straight", **changes), config("resumed", **changes)
     fine_tune(straight)
-    interrupted(resumed, 5)
-    assert [row["step"] for row in rows(resumed.output_dir)] in ([1, 2, 3, 4, 4], [1, 2, 3, 4, 4, 5])
+    interrupted(resumed, 3)
+    assert [row["step"] for row in rows(resumed.output_dir)] in ([1, 2, 2], [1, 2, 2, 3])
     fine_tune(resumed)
 
     log = rows(resumed.output_dir)
     assert log == history(resumed.output_dir)
     assert not Path(resumed.output_dir, "tracked_run").exists()  # no tracker, no identifier
-    assert [row["step"] for row in log if "loss" in row] == list(range(1, 9))
-    assert [row["step"] for row in log if "eval_loss" in row] == [4, 8]
+    assert [row["step"] for row in log if "loss" in row] == [1, 2, 3, 4]
+    assert [row["step"] for row in log if "eval_loss" in row] == [2, 4]
     assert all({"learning_rate", "tokens_per_second", "grad_norm"} <= set(row) for row in log if "loss" in row)
     trained = [row for row in without_clock(rows(straight.output_dir)) if "train_loss" not in row]
     assert trained == [row for row in without_clock(log) if "train_loss" not in row]
@@ -58,22 +59,23 @@ def test_the_log_has_each_row_and_all_tokens_once_in_a_resumed_run_too(
     loaded = load(straight.model, scheme="mr2ag", device="cpu")
     encoded = encoded_examples(examples, (data_folder / "images",), loaded, straight)
     lengths = [sum(tree.length for tree in example.trees) for example in encoded]
-    assert len(lengths) == 24
-    once, most = sum(lengths), sum(sorted(lengths)[-8:])
+    assert len(lengths) == 12
+    once, most = sum(lengths), sum(sorted(lengths)[-4:])
     assert once < states[0]["num_input_tokens_seen"] <= once + most
 
 
 def test_the_progress_line_shows_eta_and_tokens_per_second(config, interrupted, capsys, monkeypatch) -> None:
-    interrupted(config(), 5)
+    run = config(max_steps=5, save_steps=2)
+    interrupted(run, 3)
     printed = capsys.readouterr().err
     monkeypatch.setattr(progress, "SECONDS", 1e-6)
-    fine_tune(config())
+    fine_tune(run)
 
-    assert "/8 [" not in printed  # a log has no line before 30 seconds
+    assert "/5 [" not in printed  # a log has no line before 30 seconds
     lines = capsys.readouterr().err.splitlines()
     with_speed = [line for line in lines if "tokens/s" in line]
-    assert "4/8" in next(line for line in lines if "/8 [" in line)  # and not 1/8: the ETA is of what is left
-    assert any("8/8" in line and "<00:0" in line for line in with_speed)  # elapsed<remaining
+    assert "3/5" in next(line for line in lines if "/5 [" in line)  # and not 1/8: the ETA is of what is left
+    assert any("5/5" in line and "<00:0" in line for line in with_speed)  # elapsed<remaining
 
 
 def logged(folder: str) -> dict[int, dict[str, float]]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from reflectune.core.errors import UserError
+from reflectune.formats.reflection_data import write_examples
 from reflectune.train.runs.supervised import fine_tune
 from reflectune.train.runs.trainer import ReflectionTrainer
 from reflectune.train.weights.checkpoints import RECORD
@@ -33,7 +34,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     [
         ("llava", {"gate_brier": 1.0}),
         ("qwen2_vl", {"tree": False}),
-        ("llava", {"method": "lora", "lora_dropout": 0.0, "dataloader_workers": 2}),
+        pytest.param("llava", {"method": "lora", "lora_dropout": 0.0, "dataloader_workers": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_a_budget_trains_the_same_weights(family: str, changes: dict[str, Any], config, losses, weights, sizes) -> None:
@@ -62,10 +63,13 @@ def test_an_example_longer_than_the_budget_is_read_alone_and_named(config, sizes
     assert int(found[0]) in sizes
 
 
-def test_a_run_with_a_budget_resumes_bit_by_bit(config, interrupted, assert_equal_weights, losses) -> None:
-    """Adapters with dropout. Two epochs, whose last steps are short."""
+def test_a_run_with_a_budget_resumes_bit_by_bit(
+    config, examples, data_folder, interrupted, assert_equal_weights, losses
+) -> None:
+    """Adapters with dropout. Two epochs of 12 questions, whose last steps are short."""
+    write_examples(data_folder / "train.parquet", examples[:9] + examples[18:21])
     straight, resumed = (
-        config(name, method="lora", tokens_per_device=700, per_device_train_batch_size=9, max_steps=5)
+        config(name, method="lora", tokens_per_device=500, per_device_train_batch_size=5, max_steps=5)
         for name in ("a", "b")
     )
     fine_tune(straight)

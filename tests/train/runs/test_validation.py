@@ -191,13 +191,13 @@ def test_training_stops_when_patience_is_out_and_stays_stopped(
     config, monkeypatch, assert_equal_weights, history
 ) -> None:
     """A rate that wrecks the model: the first validation stays the best one."""
-    changes: dict[str, Any] = {"best_metric": "loss", "early_stopping_patience": 2, "eval_steps": 2, "save_steps": 2}
+    changes: dict[str, Any] = {"best_metric": "loss", "early_stopping_patience": 2, "eval_steps": 1, "save_steps": 1}
     changes |= {"learning_rate": 1.0, "warmup": 0.0, "max_steps": 40}
     straight, killed = config("straight", **changes), config("killed", **changes)
     fine_tune(straight)
     steps = [row["step"] for row in validations(history(straight.output_dir))]
     best = json.loads(Path(straight.output_dir, "trainer_state.json").read_text())["best_global_step"]
-    assert steps[-1] == best + 4 < 40
+    assert steps[-1] == best + 2 < 40
 
     original = trainer_module.ReflectionTrainer.train
 
@@ -240,7 +240,7 @@ def test_a_metric_that_the_data_loses_by_its_length_is_a_sentence(config, exampl
         dataclasses.replace(branch, passage=dataclasses.replace(branch.passage, text="long " * 400 * branch.relevant))
         for branch in example.branches
     )
-    run = config(best_metric="relevance_auroc", max_tokens=500)
+    run = config(best_metric="relevance_auroc", max_tokens=500, eval_steps=1)
     write_examples(run.eval_source().file, [dataclasses.replace(example, branches=branches)])
     message = "`best_metric: relevance_auroc` cannot be computed: the validation data that fit"
     with pytest.raises(UserError, match=message):

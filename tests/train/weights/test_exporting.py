@@ -25,6 +25,7 @@ from reflectune.train.weights.serving import Served, launch_line, readme
 from tests.narrow_models import plain_inputs
 
 FAMILIES = ("llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3")
+OF_EACH_KIND = {"llava", "qwen2_vl"}
 PROMPTS = 4
 
 
@@ -51,7 +52,9 @@ def opened(folder: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in OF_EACH_KIND else pytest.mark.slow) for name in FAMILIES]
+)
 def test_both_forms_are_the_adapter_to_plain_transformers(
     family: str, write_base, draw_image, tmp_path: Path, moved_adapter
 ) -> None:

@@ -114,18 +114,18 @@ def test_loss_and_gradients_are_those_of_the_uncached_run(captions, family: Fami
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_each_image_is_read_once_and_none_while_training(captions, family: Family, passes) -> None:
-    fine_tune(captions("one", family, max_steps=2))
+    fine_tune(captions("one", family, max_steps=1))
     assert passes == [1, 1, 1]  # three colours, of 24 questions
 
     written = files(captions())
-    fine_tune(captions("two", family, max_steps=2))
+    fine_tune(captions("two", family, max_steps=1))
     assert passes == [1, 1, 1]
     assert files(captions()) == written
     assert len(written) == 3
 
 
 def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plain_folder, passes, history) -> None:
-    run = captions(eval_data=str(plain_folder / "train.parquet"), eval_steps=4, eval_answers=4)
+    run = captions(eval_data=str(plain_folder / "train.parquet"), max_steps=2, eval_steps=1, eval_answers=4)
     fine_tune(run)
 
     assert passes == [1, 1, 1]
@@ -133,10 +133,10 @@ def test_validation_of_gates_and_answers_reads_from_the_cache_too(captions, plai
 
 
 def test_a_run_may_resume_without_its_cache(captions, interrupted, losses) -> None:
-    few = functools.partial(captions, max_steps=5)
+    few = functools.partial(captions, max_steps=3, save_steps=1)
     fine_tune(few("straight"))
 
-    interrupted(few("resumed"), 4)
+    interrupted(few("resumed"), 2)
     fine_tune(few("resumed", cache_features=""))
 
     straight, resumed = (losses(captions(out).output_dir) for out in ("straight", "resumed"))

@@ -52,10 +52,10 @@ def test_a_named_tower_moves_and_every_other_weight_stays_bit_by_bit(captions, f
 
 
 def test_an_interrupted_run_ends_with_the_straight_runs_weights(captions, assert_equal_weights, interrupted) -> None:
-    settings = {**STAGE_2, "projector_learning_rate": 1e-3, "max_steps": 5}
+    settings = {**STAGE_2, "projector_learning_rate": 1e-3, "max_steps": 3, "save_steps": 1}
     fine_tune(captions("straight", **settings))
 
-    interrupted(captions("resumed", **settings), 4)
+    interrupted(captions("resumed", **settings), 2)
     fine_tune(captions("resumed", **settings))
 
     assert_equal_weights(captions("straight").output_dir, captions("resumed").output_dir)
