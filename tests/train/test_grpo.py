@@ -333,11 +333,11 @@ def test_an_interrupted_run_ends_with_the_straight_runs_weights(config, assert_e
 @pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_weights(config, tmp_path, assert_equal_weights, start_program) -> None:
     """`kill -9` while answers of a later round are measured, and when a checkpoint's folder appears."""
-    changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 12, "refresh_steps": 5, "save_steps": 2}
+    changes: dict[str, Any] = {"retrieval_cost": 0.3, "max_steps": 7, "refresh_steps": 3, "save_steps": 2}
     straight, killed = config("straight", **changes), config("killed", **changes)
     grpo(straight)
 
-    for sign in ("rewards/round-001/parts", "checkpoint-8"):
+    for sign in ("rewards/round-001/parts", "checkpoint-4"):
         program = start_program(["-m", "reflectune", "grpo", *options(killed, tmp_path)])
         while not Path(killed.output_dir, sign).exists():
             assert program.poll() is None, program.stderr
