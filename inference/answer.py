@@ -1,5 +1,6 @@
 """Answer one question about one image: `reflectune answer --config … --image X --question "…"`.
 
+`--pipeline NAME` answers with that pipeline instead of that of the checkpoint's scheme.
 With `--evaluation DIR --question_id ID` it shows the traces of a question that evaluate has answered, and with `--otlp`
 it sends them to an OpenTelemetry collector.
 """
@@ -30,7 +31,7 @@ def answer(config: AnswerConfig) -> None:
         print(single.describe(config))
         return
     trace = single.answer(config)
-    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else explain(trace))
+    print(json.dumps(to_row(trace), indent=2, ensure_ascii=False) if config.as_json else trace.error or explain(trace))
 
 
 def show_evaluation(config: AnswerConfig) -> None:

@@ -27,14 +27,6 @@ class DatasetSettings(DatasetKey):
     dry_run: bool = setting(False, "describe the run without starting it", hashed=False)
 
 
-class AskSettings(Settings):
-    """The form of the answers to a user's questions."""
-
-    answer_type: Literal["string", "multi_answer", "free_form"] = setting(
-        "string", "ask for a short answer, for a list joined by && (multi_answer), or for sentences (free_form)"
-    )
-
-
 class EngineSettings(Settings):
     """Settings of the engine that reads with a model."""
 

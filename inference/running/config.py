@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from reflectune.core.config import Settings, cross_check, setting
+from reflectune.core.types import Question
 from reflectune.core.values import Device, InputFile, OutputFile, Share
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import (
-    AskSettings,
     BaseModelSettings,
     DatasetSettings,
     EngineSettings,
@@ -54,19 +54,22 @@ else:
     """Settings of pipelines that retrieve at most once."""
 
 
-class PipelinesConfig(ModelSettings, AllPipelines):
-    """Pipelines that are run together, and their models."""
+class SelectedPipelines(ModelSettings, AllPipelines):
+    """Pipelines that a subclass selects, and their models.
 
-    pipelines: list[str] = setting(
-        ["closed_book", "naive_rag", "oracle", "mr2ag"],
-        f"of {', '.join(all_forms())}; `--pipelines NAME --help` lists the keys of NAME alone",
-    )
+    Attributes:
+        selector: The key that names them.
+    """
+
+    selector: ClassVar[str] = "pipelines"
+
+    def names(self) -> Sequence[str]:
+        """Return the names that are given."""
+        raise NotImplementedError
 
     @classmethod
-    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
-        """Return the settings that none of the selected pipelines reads."""
-        given = values.get("pipelines", cls.model_fields["pipelines"].default)
-        names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    def unread_by(cls, names: Iterable[str]) -> Set[str]:
+        """Return the settings that none of these pipelines reads."""
         chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
         if not chosen:
             return frozenset()
@@ -79,10 +82,10 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     def pipelines_problems(self) -> Iterator[str]:
         """Yield the pipelines that are unknown."""
         known = {*all_forms(), *(name for names in all_forms().values() for name in names)}
-        unknown = [name for name in self.pipelines if name not in known]
-        yield from [f"`pipelines`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown]
-        if not self.pipelines:
-            yield "`pipelines` is empty; name at least one of " + ", ".join(all_forms())
+        unknown = [name for name in self.names() if name not in known]
+        yield from [
+            f"`{self.selector}`: unknown pipeline `{name}`; one of {', '.join(all_forms())}" for name in unknown
+        ]
 
     @cross_check
     def part_problems(self) -> list[str]:
@@ -140,7 +143,7 @@ class PipelinesConfig(ModelSettings, AllPipelines):
 
         If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one.
         """
-        selected = {form: name for name in self.pipelines for form in all_forms().get(name, (name,))}
+        selected = {form: name for name in self.names() for form in all_forms().get(name, (name,))}
         readers = self.plain_model if isinstance(self.plain_model, dict) else {}
         return [
             form
@@ -151,6 +154,47 @@ class PipelinesConfig(ModelSettings, AllPipelines):
     def recipes(self) -> dict[str, Recipe[Any]]:
         """Return the recipes of the selected pipelines, without unknown ones."""
         return {name: find_recipe(name) for name in self.forms() if name in all_recipes()}
+
+
+class PipelinesConfig(SelectedPipelines):
+    """Pipelines that are run together, and their models."""
+
+    pipelines: list[str] = setting(
+        ["closed_book", "naive_rag", "oracle", "mr2ag"],
+        f"of {', '.join(all_forms())}; `--pipelines NAME --help` lists the keys of NAME alone",
+    )
+
+    def names(self) -> Sequence[str]:
+        """Return the names that are given."""
+        return self.pipelines
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the settings that none of the selected pipelines reads."""
+        given = values.get("pipelines", cls.model_fields["pipelines"].default)
+        return cls.unread_by(name for name in given if isinstance(name, str)) if isinstance(given, list) else set()
+
+    @cross_check
+    def empty_problems(self) -> Iterator[str]:
+        """Yield the problem of a config without pipelines."""
+        if not self.pipelines:
+            yield "`pipelines` is empty; name at least one of " + ", ".join(all_forms())
+
+
+class AskedPipelines(SelectedPipelines):
+    """Pipelines that answer a user's questions, and the form of the answers."""
+
+    answer_type: Literal["string", "multi_answer", "free_form"] = setting(
+        "string", "ask for a short answer, for a list joined by && (multi_answer), or for sentences (free_form)"
+    )
+
+    @cross_check
+    def asked_problems(self) -> Iterator[str]:
+        """Yield the problems of pipelines that need more than an image and a question."""
+        asked = Question(id="", image="", text="", answer_type=self.answer_type)
+        for name, recipe in self.recipes().items():
+            if not recipe.takes(asked) or not recipe.form:
+                yield f"`{self.selector}`: {name} needs a data set's gold evidence, which a user's question lacks"
 
 
 class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, DatasetSettings):
@@ -180,19 +224,38 @@ class EvaluateConfig(RunSettings, SplitsKeys, MetricConfig, PipelinesConfig, Dat
             yield "`fit_calibration` needs `diagnose: true`, whose judgements it is fitted to"
 
 
-class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipelines):
+class AnswerConfig(AskedPipelines, DatasetSettings):
     """Answer one question about one image, or show how an evaluation answered one of its questions."""
+
+    selector = "pipeline"
 
     image: InputFile = setting("", "the image, a path")
     question: str = setting("", "the question")
     compile: Literal["auto", "off"] = setting("off", "see evaluate; compiling takes longer than one answer")
     as_json: bool = setting(False, "print the whole trace as JSON")
+    pipeline: str = setting(
+        "",
+        "pipeline that answers, as in serve; the checkpoint's if unset; with `evaluation`: whose traces to show",
+    )
     evaluation: str = setting("", "folder that evaluate wrote: show its traces of `question_id`, without a new answer")
     question_id: str = setting("", "id of the evaluation's question; if unset, print all questions as JSONL")
-    pipeline: str = setting("", "pipeline of `evaluation` whose trace to show; all pipelines and stages if unset")
     otlp: str = setting(
         "", "OTLP endpoint to send the evaluation's traces to, e.g. http://localhost:6006/v1/traces for Phoenix"
     )
+
+    def names(self) -> Sequence[str]:
+        """Return the pipeline that answers, the first one of a form like `naive_rag`; () for the scheme's, or none."""
+        named = bool(self.pipeline) and not self.evaluation
+        return all_forms().get(self.pipeline, (self.pipeline,))[:1] if named else ()
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the settings that the pipeline doesn't read; without one, those of no pipeline of a scheme."""
+        return cls.unread_by([str(values.get("pipeline"))] if values.get("pipeline") else reflecting())
+
+    def roles(self) -> list[ModelRole]:
+        """Return the keys whose models are loaded, so that they must exist now."""
+        return super().roles() if self.names() else ModelSettings.roles(self)
 
     def trace_files(self) -> dict[str, Path]:
         """Return the evaluation's files of traces to read, by pipeline."""
@@ -210,15 +273,13 @@ class AnswerConfig(AskSettings, ModelSettings, DatasetSettings, ReflectingPipeli
         if self.otlp and not (self.evaluation and self.otlp.startswith(("http://", "https://"))):
             yield "`otlp` must begin with http:// or https://, and needs `evaluation`"
         if not self.evaluation:
-            yield from (
-                f"`{key}` selects a trace of `evaluation`, which is not set; leave `{key}` out to answer a question"
-                for key in ("pipeline", "question_id")
-                if getattr(self, key)
-            )
+            if self.question_id:
+                yield "`question_id` selects a trace of `evaluation`, which is not set; leave it out to answer"
             yield from self.missing("image", "question")
-            yield from self.missing("model", why="a checkpoint that sft wrote")
-            if not RetrieverConfig.of(self).finds_entries:
-                yield "`index` is needed, or `ranked_entities`"
+            if not self.pipeline:
+                yield from self.missing("model", why="a checkpoint that sft wrote")
+                if not RetrieverConfig.of(self).finds_entries:
+                    yield "`index` is needed, or `ranked_entities`"
         elif not (stored := trace_files(Path(self.evaluation, "traces"))):
             yield f"`evaluation`: {self.evaluation} has no finished pipeline in traces/"
         elif self.pipeline and self.pipeline not in stored:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,13 +15,14 @@ from reflectune.core.images_ahead import Prepare
 from reflectune.core.launching import launch_processes
 from reflectune.core.secrets import route_of
 from reflectune.formats.dataset import LOOK_ALIKES, PROBES, Dataset
-from reflectune.inference.config import TextIndexSettings
+from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.operators.budget import Budget, BudgetSettings
 from reflectune.inference.pipelines.diagnostics import DiagnosticPassages
 from reflectune.inference.pipelines.recipe import PipelineParts, Recipe
 from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.pipelines.settings import LeadSettings
-from reflectune.inference.running.loading import open_entries, open_texts
+from reflectune.inference.running.loading import open_engine, open_entries, open_model, open_plain, open_texts
+from reflectune.models.prefix.interface import Engine
 from reflectune.models.remote.client import RemoteModel
 from reflectune.models.remote.endpoint import Endpoint, RemoteConfig
 from reflectune.models.rendering.image_config import ImageKeys
@@ -85,6 +87,50 @@ def open_servers(
         yield dataclasses.replace(parts, remote=model, pages=tool, budget=budget)
     if model is not None:
         print(model.summary())
+
+
+def open_pipelines(
+    config: ModelSettings, recipes: Mapping[str, Recipe[Any]], dataset: Dataset, resources: ExitStack
+) -> tuple[PipelineParts, Mapping[str, PipelineParts]]:
+    """Open the parts of pipelines that answer users' questions, and each model once.
+
+    Args:
+        config: Has the settings of the pipelines and their parts.
+        recipes: The pipelines' recipes.
+        dataset: Has the entries.
+        resources: Closes the connections to servers.
+
+    Returns:
+        The shared parts, and each pipeline's by its name.
+    """
+    models = ModelSettings.of(config)
+    uses = {name: recipe.models(config) for name, recipe in recipes.items()}
+    parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=0)
+    if parts.texts is None:
+        parts = dataclasses.replace(parts, texts=open_texts(TextIndexSettings.of(config), dataset, config.device))
+    remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
+    replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
+    parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))
+    engines: dict[tuple[ModelRole | None, str], Engine] = {}
+
+    def engine(role: ModelRole | None, name: str, reads: str = "") -> Engine | None:
+        if name and (role, name) not in engines:
+            loaded = open_model(models, role, reads) if role else open_plain(models, name)
+            engines[role, name] = open_engine(models, loaded)
+        return engines.get((role, name))
+
+    parts_of = {}
+    for name, use in uses.items():
+        ready = dataclasses.replace(
+            parts,
+            use=use,
+            engine=engine(use.reader, use.checkpoint(models), use.reads),
+            base=engine("base_model", models.base_model) if use.base_answers else None,
+            answerer=engine(None, use.second_model(models)),
+            gate=engine("model", models.model) if use.judges else None,
+        )
+        parts_of[name] = ready
+    return parts, parts_of
 
 
 def hash_parts(

@@ -1,7 +1,9 @@
-"""Answer one question about one image with the pipeline of the checkpoint's scheme."""
+"""Answer one question about one image: with a pipeline by name, or with that of the checkpoint's scheme."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
 from reflectune.core.config import Settings
@@ -15,21 +17,27 @@ from reflectune.inference.pipelines.registry import build_pipeline, find_recipe,
 from reflectune.inference.pipelines.settings import DepthSettings
 from reflectune.inference.running.config import AnswerConfig
 from reflectune.inference.running.loading import open_engine, open_entries, open_plain, open_tuned
+from reflectune.inference.running.parts import open_pipelines
 from reflectune.inference.trace import Trace
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import Retriever
 
 
 def answer(config: AnswerConfig) -> Trace:
-    """Answer the config's question with the pipeline of the checkpoint's scheme.
+    """Answer the config's question with its pipeline, or with that of the checkpoint's scheme.
 
     Raises:
         UserError: The image, the checkpoint or the index can't be used, or a base model is needed and none is given.
     """
     image = load_image(config.image)
     dataset, models = Dataset(Path(config.dataset)), ModelSettings.of(config)
-    name, parts = open_reflecting(config, models, dataset)
-    return base.answer(build_pipeline(name, config, parts), config.question, image, config.answer_type)
+    with ExitStack() as resources:
+        if recipes := config.recipes():
+            resources.enter_context(redirect_stdout(sys.stderr))  # the summary of a server's replies
+            (opened,) = open_pipelines(config, recipes, dataset, resources)[1].items()
+        else:
+            opened = open_reflecting(config, models, dataset)
+        return base.answer(build_pipeline(opened[0], config, opened[1]), config.question, image, config.answer_type)
 
 
 def open_reflecting(
@@ -70,6 +78,8 @@ def open_reflecting(
 
 def describe(config: AnswerConfig) -> str:
     """Describe the run, for `--dry_run`."""
+    if names := config.names():
+        return f"would answer “{config.question}” about {config.image} by {names[0]} over {config.dataset}"
     retriever = RetrieverConfig.of(config)
     found = f"the index {retriever.index}" if retriever.index else f"the ranked entities {retriever.ranked_entities}"
     return (

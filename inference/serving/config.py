@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from reflectune.core.config import Settings, cross_check, setting
-from reflectune.core.types import Question
-from reflectune.inference.config import AskSettings, DatasetSettings
-from reflectune.inference.running.config import PipelinesConfig
+from reflectune.inference.config import DatasetSettings
+from reflectune.inference.running.config import AskedPipelines, PipelinesConfig
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost")
 TOKEN_VARIABLE: Final = "REFLECTUNE_TOKEN"
@@ -42,7 +41,7 @@ class ServerSettings(Settings):
             )
 
 
-class ServeConfig(ServerSettings, AskSettings, PipelinesConfig, DatasetSettings):
+class ServeConfig(ServerSettings, AskedPipelines, PipelinesConfig, DatasetSettings):
     """Serve answers, their traces and searches over HTTP."""
 
     pipelines: list[str] = setting(
@@ -50,14 +49,6 @@ class ServeConfig(ServerSettings, AskSettings, PipelinesConfig, DatasetSettings)
         "pipelines to offer; the first answers requests that name none; `--help` lists the keys of those named",
     )
     batch_questions: int = setting(16, "maximum number of questions per batch", ge=1)
-
-    @cross_check
-    def served_problems(self) -> Iterator[str]:
-        """Yield the problems of pipelines that need more than an image and a question."""
-        asked = Question(id="", image="", text="", answer_type=self.answer_type)
-        for name, recipe in self.recipes().items():
-            if not recipe.takes(asked) or not recipe.form:
-                yield f"`pipelines`: {name} needs a data set's gold evidence, which a request doesn't have"
 
     def describe(self) -> str:
         """Describe the server, for `--dry_run`."""

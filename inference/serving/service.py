@@ -6,10 +6,9 @@ import dataclasses
 import itertools
 import operator
 import queue
-import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,20 +21,15 @@ from reflectune.core.errors import UnusableInput, UserError
 from reflectune.core.types import Question
 from reflectune.formats.dataset import Dataset
 from reflectune.formats.hits import Hit, PassageHit
-from reflectune.inference.config import ModelRole, ModelSettings, TextIndexSettings
 from reflectune.inference.pipelines.base import Pipeline
-from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.pipelines.registry import all_forms, build_pipeline
-from reflectune.inference.running.loading import open_engine, open_model, open_plain, open_texts
-from reflectune.inference.running.parts import open_parts, open_servers
+from reflectune.inference.running.parts import open_pipelines
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.events import Event, events_between
 from reflectune.inference.trace import Trace, observed_by
-from reflectune.models.prefix.interface import Engine
 from reflectune.retrieval.retrievers.entry_retriever import EntryRetriever
 from reflectune.retrieval.retrievers.queries import Query
 
-_SEED: Final = 0
 _PAUSE: Final = 0.01
 """Seconds to wait for further questions after a batch of several, so that its clients can ask again together."""
 _FAILURES: Final = 3
@@ -92,7 +86,9 @@ class AnswerService:
         self.pipelines: tuple[str, ...] = tuple(config.forms())
         self.on_batch: Callable[[str, int], None] = lambda pipeline, questions: None
         self._resources = ExitStack()
-        self._shared, self.parts = _open(config, self.dataset, self._resources)
+        self._shared, self.parts = open_pipelines(config, config.recipes(), self.dataset, self._resources)
+        if isinstance(self._shared.retriever, EntryRetriever):
+            self._shared.retriever.max_cached = _KEPT_BATCHES
         self._built = {name: build_pipeline(name, config, parts) for name, parts in self.parts.items()}
         self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._tasks: deque[_Task] = deque()  # taken from the queue, but not started
@@ -276,39 +272,3 @@ def _next_batch(tasks: deque[_Task], max_size: int) -> list[_Task]:
     for task in others:
         tasks.remove(task)
     return [first, *others]
-
-
-def _open(
-    config: ServeConfig, dataset: Dataset, resources: ExitStack
-) -> tuple[PipelineParts, Mapping[str, PipelineParts]]:
-    """Open the parts of a config's pipelines, and each model once; return the shared parts, and each pipeline's."""
-    recipes, models = config.recipes(), ModelSettings.of(config)
-    uses = {name: recipe.models(config) for name, recipe in recipes.items()}
-    parts = open_parts(config, dataset, recipes.values(), device=config.device, seed=_SEED)
-    if parts.texts is None:
-        parts = dataclasses.replace(parts, texts=open_texts(TextIndexSettings.of(config), dataset, config.device))
-    remote, pages = any(use.is_served for use in uses.values()), any(it.needs("pages") for it in recipes.values())
-    replies = Path(resources.enter_context(tempfile.TemporaryDirectory()))
-    parts = resources.enter_context(open_servers(config, parts, replies, remote=remote, pages=pages))
-    if isinstance(parts.retriever, EntryRetriever):
-        parts.retriever.max_cached = _KEPT_BATCHES
-    engines: dict[tuple[ModelRole | None, str], Engine] = {}
-
-    def engine(role: ModelRole | None, name: str, reads: str = "") -> Engine | None:
-        if name and (role, name) not in engines:
-            loaded = open_model(models, role, reads) if role else open_plain(models, name)
-            engines[role, name] = open_engine(models, loaded)
-        return engines.get((role, name))
-
-    parts_of = {}
-    for name, use in uses.items():
-        ready = dataclasses.replace(
-            parts,
-            use=use,
-            engine=engine(use.reader, use.checkpoint(models), use.reads),
-            base=engine("base_model", models.base_model) if use.base_answers else None,
-            answerer=engine(None, use.second_model(models)),
-            gate=engine("model", models.model) if use.judges else None,
-        )
-        parts_of[name] = ready
-    return parts, parts_of

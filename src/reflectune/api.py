@@ -9,15 +9,15 @@ from reflectune.core.config import make_config
 from reflectune.inference.trace import Trace
 
 
-def answer(*, image: str | Path, question: str, model: str, dataset: str | Path, **settings: Any) -> Trace:
-    """Answer one question about an image with the pipeline of the checkpoint's scheme.
+def answer(*, image: str | Path, question: str, dataset: str | Path, model: str = "", **settings: Any) -> Trace:
+    """Answer one question about an image with a pipeline by name, or with that of the checkpoint's scheme.
 
     Args:
         image: The image's path.
         question: The question.
-        model: A checkpoint that `sft` wrote, or a shipped one.
         dataset: Data set folder, for its knowledge base.
-        **settings: Other keys of `reflectune answer`; `index` or `ranked_entities` is needed.
+        model: A checkpoint that `sft` wrote, or a shipped one; "" for a `pipeline` that reads with others.
+        **settings: Other keys of `reflectune answer`. Without `pipeline`, `index` or `ranked_entities` is needed.
 
     Raises:
         UserError: Lists every problem of the settings, or says which model or index can't be read.

@@ -180,9 +180,32 @@ def test_an_untuned_model_is_no_plain_model(folders, tmp_path: Path) -> None:
     assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["closed_book"]})
 
 
-def test_an_answers_pipeline_is_one_of_an_evaluation(folders) -> None:
-    problems = find_problems(AnswerConfig, {**folders, "model": "m", "question": "q", "pipeline": "pmsr"})
-    assert problems[0].startswith("`pipeline` selects a trace of `evaluation`")
+def test_an_answers_question_id_is_one_of_an_evaluation(folders) -> None:
+    problems = find_problems(AnswerConfig, {**folders, "model": "m", "question": "q", "question_id": "q1"})
+    assert problems[0].startswith("`question_id` selects a trace of `evaluation`")
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "keys", "problem"),
+    [
+        ("closed_book", ("base_model",), ""),  # no index, and no fine-tuned model
+        ("closed_book", (), "`base_model` is needed by closed_book"),
+        ("naive_rag", ("base_model",), "`index` is needed by naive_rag_article, or `ranked_entities`"),
+        ("oracle", ("base_model",), "`pipeline`: oracle_article needs a data set's gold evidence"),
+        ("mr3ag", (), "`pipeline`: unknown pipeline `mr3ag`; one of "),
+    ],
+)
+def test_an_answers_pipeline_needs_its_own_parts_alone(folders, tmp_path, pipeline, keys, problem) -> None:
+    (tmp_path / "image.png").touch()
+    asked = {"dataset": folders["dataset"], "image": str(tmp_path / "image.png"), "question": "q"}
+    problems = find_problems(AnswerConfig, {**asked, "pipeline": pipeline, **dict.fromkeys(keys, "b")})
+    assert [found.startswith(problem) for found in problems] == [True] * bool(problem), problems
+
+
+@pytest.mark.parametrize(("pipeline", "has_gamma", "has_iterations"), [("", True, False), ("pmsr", False, True)])
+def test_an_answers_help_has_the_keys_of_its_pipeline(pipeline, has_gamma, has_iterations) -> None:
+    unread = AnswerConfig.unread_keys({"pipeline": pipeline})
+    assert ("gamma" not in unread, "iterations" not in unread) == (has_gamma, has_iterations)
 
 
 def test_an_answer_needs_an_image_and_a_question(folders) -> None:

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from reflectune.core.durable import read_rows
 from reflectune.core.errors import UserError
+from reflectune.core.images import load_image
 from reflectune.core.rejected import ROWS_LEFT_OUT
 from reflectune.core.types import Entry, Section
 from reflectune.formats.dataset import Dataset, write_questions
@@ -30,6 +31,8 @@ from reflectune.inference.report.words import explain
 from reflectune.inference.running import experiment, planning, single
 from reflectune.inference.running.config import AnswerConfig, EvaluateConfig
 from reflectune.inference.running.loading import saved_weights
+from reflectune.inference.serving.config import ServeConfig
+from reflectune.inference.serving.service import AnswerService
 from reflectune.inference.trace import to_row
 from reflectune.inference.trace_files.reading import read_traces, trace_files
 from reflectune.metrics.judging.bem import RECORD
@@ -455,6 +458,18 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, w
     assert text.count("kept ") == 2
     with pytest.raises(UserError, match="`base_model` is needed"):
         single.answer(AnswerConfig(**{**settings, "base_model": ""}))
+
+
+@ONE_FAMILY
+def test_a_single_question_is_answered_by_a_named_pipeline_as_a_server_does(make, world, encoder, prompted) -> None:
+    image, question = str(world / "images/e1.png"), "What does it eat?"
+    keys = {**make.keys(world, encoder, prompted), "model": ""}
+    trace = single.answer(AnswerConfig(**keys, image=image, question=question, pipeline="naive_rag"))
+    with AnswerService(ServeConfig(**keys, pipelines=["naive_rag"])) as service:
+        served = service.submit(question, load_image(image), "naive_rag").result(60)
+    assert trace.pipeline == "naive_rag_article"
+    assert trace.passages
+    assert (trace.answer, trace.hits, trace.passages) == (served.answer, served.hits, served.passages)
 
 
 @pytest.mark.slow

@@ -487,7 +487,7 @@ def test_the_command_says_what_it_would_serve_and_refuses_pipelines_of_gold_evid
     assert re.match(r"would serve mr2ag, closed_book, naive_rag_article.* on 127.0.0.1:8321, with no token", text)
     keys = {**service.config.model_dump(exclude_unset=True), "pipelines": ["mr2ag_oracle"]}
     assert find_problems(ServeConfig, keys) == [
-        "`pipelines`: mr2ag_oracle needs a data set's gold evidence, which a request doesn't have"
+        "`pipelines`: mr2ag_oracle needs a data set's gold evidence, which a user's question lacks"
     ]
 
 
