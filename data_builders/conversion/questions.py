@@ -163,11 +163,12 @@ class QuestionRun:
                 yield question, line
 
     def _without_duplicates(self, batch: list[Placed[Question]], seen: SeenIds) -> Iterator[Placed[Question]]:
+        column = (self.config.options.get("columns") or {}).get("id", "id")
         repeated = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
         for position, (question, line) in enumerate(batch):
             if position in repeated:
                 fix = "ids must be unique in a data set: keep one of the rows, or rename one"
-                rejecter(self.rejected)(BadRow(*line, question.id, "id", "is a duplicate", fix))
+                rejecter(self.rejected)(BadRow(*line, question.id, column, "is a duplicate", fix))
             else:
                 yield question, line
 

@@ -252,6 +252,13 @@ def test_a_bad_question_stops_or_is_left_out_and_listed(source: Path, monkeypatc
     assert listed["file"] == str(source / "questions.jsonl")
 
 
+def test_a_duplicate_id_names_the_users_column(source: Path) -> None:
+    rows = [{"my_key" if key == "id" else key: value for key, value in question(n).items()} for n in (0, 1, 0)]
+    write(source / "questions.jsonl", rows)
+    with pytest.raises(UserError, match=r"questions.jsonl:3: id q0: field `my_key`: is a duplicate"):
+        convert(config(source, options={"columns": {"id": "my_key"}}))
+
+
 @pytest.mark.parametrize("file", ["questions.jsonl", "knowledge.jsonl"])
 def test_a_file_whose_rows_are_all_bad_is_refused_and_checked(source: Path, file: str) -> None:
     write(source / file, [{"id": "1", "txt": "a"}, {"id": "2", "txt": "b"}])
