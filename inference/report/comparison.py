@@ -35,7 +35,7 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
 
     Returns:
         `metric`, `evaluations` (names), `names` (titles of pipelines), `best_baselines` (one per evaluation),
-        `question_sets` (count), and by pipeline in `pipelines`:
+        `question_sets` (count), `questions` (numbers of scored ones, by evaluation), and by pipeline in `pipelines`:
 
         - `score`, `columns`, and `lead` over the evaluation's best baseline: lists with an item for each evaluation
           that ran the pipeline;
@@ -61,6 +61,7 @@ def compared(metrics: Mapping[str, Metrics]) -> Record:
         "evaluations": list(metrics),
         "names": {name: title for content in contents for name, title in content["names"].items()},
         "question_sets": len(_question_sets(contents)),
+        "questions": {name: _asked(content) for name, content in metrics.items()},
         "best_baselines": [content[BEST_BASELINE] for content in contents],
         "pipelines": pipelines,
     }
@@ -180,6 +181,11 @@ def headline_score(table: Metrics) -> Metrics | None:
     """Return the overall score; for InfoSeek with questions of only one half, the score of that half."""
     scores = (table.get(OVERALL), *(score for column, score in table.items() if column != "by_type"))
     return next((score for score in scores if score is not None), None)
+
+
+def _asked(content: Metrics) -> int:
+    """Return the number of scored questions that a pipeline of an evaluation was asked, the largest one."""
+    return max((score["n"] for table in content["pipelines"].values() if (score := headline_score(table))), default=0)
 
 
 def _is_on_front(name: str, pipelines: Mapping[str, Record], cost: str) -> bool | None:

@@ -107,7 +107,12 @@ def spread_out(heights: Sequence[float], gap: float) -> list[float]:
 def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield a table of the flipped questions by step, and a list of them."""
     before, after = record["evaluations"]
-    yield from ("", "## What flipped", "", f"From {before} to {after}, over the questions that both asked.")
+    yield from (
+        "",
+        "## What flipped",
+        "",
+        f"From {before} to {after}, over the questions that both asked; scores are over all.",
+    )
     yield from (
         "",
         "| pipeline | score before | after | questions | became right | lost before | became wrong | lost after |",
@@ -177,6 +182,9 @@ def _caption(record: Mapping[str, Any]) -> str:
 
 def _notes(record: Mapping[str, Any]) -> Iterator[str]:
     pipelines, sets = record["pipelines"], record["question_sets"]
+    if len({*record["questions"].values()}) > 1:
+        counts = ", ".join(f"{name} {count:,}" for name, count in record["questions"].items())
+        yield f"- The evaluations have different numbers of questions and count equally in the means: {counts}."
     partial = [f"{name} ({sets - row['unasked']} of {sets} sets)" for name, row in pipelines.items() if row["unasked"]]
     if partial:
         yield f"- Means over a part of the questions, not comparable with the others: {', '.join(partial)}."

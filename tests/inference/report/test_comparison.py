@@ -107,6 +107,13 @@ def test_budgets_of_all_evaluations_stand_together() -> None:
     assert record["pipelines"]["naive"]["budget"] == {}
 
 
+def test_different_numbers_of_questions_are_listed() -> None:
+    fewer = json.loads(json.dumps({**SECOND, "questions": "b"}).replace('"n": 10', '"n": 4'))
+    line = "- The evaluations have different numbers of questions and count equally in the means: one 10, two 4."
+    assert line in page(compared({"one": FIRST, "two": fewer})).splitlines()
+    assert "different numbers of questions" not in page(compared({"one": FIRST, "two": SECOND}))
+
+
 def test_different_metrics_are_not_compared() -> None:
     other = {**FIRST, "metric": {"name": "vqa", "caption": "A score", "columns": {"overall": "overall"}}}
     with pytest.raises(UserError, match="scored by infoseek and vqa"):
