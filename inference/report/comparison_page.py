@@ -111,7 +111,7 @@ def flips_table(record: Mapping[str, Any]) -> Iterator[str]:
         "",
         "## What flipped",
         "",
-        f"From {before} to {after}, over the questions that both asked; scores are over all.",
+        f"From {before} to {after}, over the questions that both asked; scores are over all of each.",
     )
     yield from (
         "",

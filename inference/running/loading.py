@@ -11,7 +11,7 @@ from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import shown_url
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import EngineSettings, ModelRole, ModelSettings, TextIndexSettings
-from reflectune.models.loading import Loaded, load
+from reflectune.models.loading import Loaded, checkpoint_scheme, load
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.interface import Engine
 from reflectune.models.records import INFO_FILE, SAVED, read_info, resolve, stored_dtype
@@ -21,6 +21,7 @@ from reflectune.models.remote.token_server import TokenServer
 from reflectune.models.rendering.image_fitting import images_fingerprint, images_in_words
 from reflectune.models.schemes.calibration import Calibration, load_calibration
 from reflectune.models.schemes.plain import SCHEME as PLAIN
+from reflectune.models.schemes.registry import find_scheme
 from reflectune.models.weights.pretrained import load_processor
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retriever
@@ -37,6 +38,26 @@ def require_models(names: Iterable[str]) -> None:
         stored_dtype(name)
 
 
+def require_tuned(models: ModelSettings) -> None:
+    """Check that the checkpoint's folder, if it is one, was fine-tuned with the scheme; its weights are not read.
+
+    Raises:
+        UserError: It has no scheme, or a different one.
+    """
+    requested, folder = find_scheme(models.scheme) if models.scheme else None, resolve(models.model)
+    if not isinstance(folder, Path) or (requested and requested.is_released):  # the tokens then tell
+        return
+    if checkpoint_scheme(folder, requested) is None:
+        raise _untuned(models.model)
+
+
+def _untuned(model: str) -> UserError:
+    return UserError(
+        f"`model`: {model} is not fine-tuned: its reflection tokens are untrained; give a folder that train/sft.py "
+        "wrote"
+    )
+
+
 def open_tuned(models: ModelSettings) -> Loaded:
     """Load the fine-tuned checkpoint.
 
@@ -45,10 +66,7 @@ def open_tuned(models: ModelSettings) -> Loaded:
     """
     loaded = _load(models, models.model, models.scheme or None)
     if not loaded.is_tuned:
-        raise UserError(
-            f"`model`: {models.model} is not fine-tuned: its reflection tokens are untrained; give a folder "
-            "that train/sft.py wrote"
-        )
+        raise _untuned(models.model)
     if calibration := open_calibration(models):
         scalings = sorted((name, asdict(gate)) for name, gate in calibration.gates.items())
         return replace(loaded, calibration=calibration.gates, fingerprint=fingerprint([loaded.fingerprint, scalings]))

@@ -21,12 +21,13 @@ from reflectune.inference.pipelines.recipe import ModelUse, Recipe
 from reflectune.inference.pipelines.registry import find_recipe, stages_for
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.running.costs import describe_cost
-from reflectune.inference.running.loading import calibration_for, require_models
+from reflectune.inference.running.loading import calibration_for, require_models, require_tuned
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import record_of
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.schemes.calibration import Calibration
 from reflectune.retrieval.config import RetrieverConfig
+from reflectune.retrieval.indexes.entry_index import read_manifest as read_index_manifest
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def describe(config: EvaluateConfig) -> str:
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
         lines += describe_cost(config, run.dataset, pipeline.recipe, use, pipeline.questions)
-    lines += absent_sentences(run.planned)
+    lines += absent_sentences(run.planned) + _encoder_sentences(RetrieverConfig.of(config))
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -196,12 +197,25 @@ def absent_sentences(planned: Plan) -> list[str]:
 
 
 def _check_models(planned: Plan, models: ModelSettings) -> None:
-    """Raise a UserError if a model that planned pipelines load doesn't exist."""
+    """Raise a UserError if a model that planned pipelines load doesn't exist, or the checkpoint was not fine-tuned."""
     uses = [pipeline.use for pipeline in planned.values()]
     names = [use.checkpoint(models) for use in uses if use.reader]
     names += [models.base_model for use in uses if use.base_answers]
     names += [models.model for use in uses if use.judges]
     require_models([*names, *(use.second_model(models) for use in uses)])
+    if any(use.reader == "model" or use.judges for use in uses):
+        require_tuned(models)
+
+
+def _encoder_sentences(retriever: RetrieverConfig) -> list[str]:
+    """Return a warning if an index was built with an encoder of another name; the files decide, and are not read."""
+    built_with = read_index_manifest(Path(retriever.index)).get("encoder") if retriever.index else retriever.encoder
+    if built_with == retriever.encoder:
+        return []
+    return [
+        f"warning: the index {retriever.index} was built with the encoder {built_with}, and `encoder` is "
+        f"{retriever.encoder}; the run refuses it unless their files are the same"
+    ]
 
 
 def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:
