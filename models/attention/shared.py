@@ -59,6 +59,11 @@ def _why_not_shared(network: Any, config: Any) -> str:
 
     Within `longest_sequence` tokens a sliding window is equal to full attention.
     """
+    if not hasattr(network, "model") or not hasattr(network.config, "image_token_id"):
+        return "its layers and its image token are not found where other models have them"  # as in Kosmos-2.5
+    rope_index = getattr(network.model, "get_rope_index", None)
+    if rope_index and "image_grid_thw" not in signature(rope_index).parameters:
+        return "an image's positions depend on more than its grid"  # as in MiniCPM-V 4.7
     layer_types = set(getattr(config, "layer_types", None) or ())
     if unsupported := layer_types - {FULL, SLIDING, LINEAR}:
         return f"layers of type {unsupported.pop()} can't share a prefix exactly"

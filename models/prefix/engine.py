@@ -16,7 +16,7 @@ from torch import Tensor
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention.positions import longest_sequence, sliding_window
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix.forward import Forward, find_budget, image_bytes, within_memory
+from reflectune.models.prefix.forward import Forward, check_logits, find_budget, image_bytes, within_memory
 from reflectune.models.prefix.image_prefix import ImagePrefixCache
 from reflectune.models.prefix.packed import packed_for
 from reflectune.models.prefix.padded import PaddedReader
@@ -42,7 +42,7 @@ class PrefixEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int | None = None, *, compiling: bool = True) -> None:
         self._forward = forward = Forward(loaded.model)
-        forward.check_logits()
+        check_logits(loaded.model)
         self.image_prefixes: ImagePrefixCache[Any] = ImagePrefixCache(0, image_bytes(loaded.model))
         self.renderer = loaded.renderer
         self.calibration = loaded.calibration

@@ -160,26 +160,6 @@ class Forward:
         head = self.model.get_output_embeddings()
         return exact_logits(head, hidden, head(hidden), exact_ids).log_softmax(-1).to(hidden.device)
 
-    @torch.no_grad()
-    def check_logits(self) -> None:
-        """Compare the output head's logits with the model's; `log_probabilities` reads the head's.
-
-        Raises:
-            UserError: The model scales or caps them, as Granite-Docling does.
-        """
-        of_head: list[Tensor] = []
-        hook = self.model.get_output_embeddings().register_forward_hook(lambda *call: of_head.append(call[-1]))
-        ids = torch.arange(8, device=self.device)[None]  # several, since padding's may have logits of zero
-        try:
-            logits = self.model(input_ids=ids, use_cache=False).logits
-        finally:
-            hook.remove()
-        if not of_head or not torch.allclose(of_head[0].to(logits), logits, rtol=0, atol=0, equal_nan=True):
-            raise UserError(
-                f"{type(self.model).__name__} changes the logits of its output head, and probabilities are computed "
-                "from the head's own here; use another model"
-            )
-
     def _continue(
         self, shared: Sequence[Shared], ids: Tensor, positions: Tensor, past: KeysValues, recurrence: Recurrence
     ) -> tuple[Tensor, KeysValues]:
@@ -286,6 +266,27 @@ def find_budget(forward: Forward) -> int:
         fitting_budget(torch.cuda.mem_get_info(gpu)[0], (peak - cache) / _TRIAL, cache / _TRIAL, forward.kept_budgets)
         for gpu, peak, cache in zip(gpus, peaks, cached, strict=True)
     )
+
+
+@torch.no_grad()
+def check_logits(model: PreTrainedModel) -> None:
+    """Compare the output head's logits with the model's; `log_probabilities` reads the head's.
+
+    Raises:
+        UserError: The model scales or caps them, as Granite-Docling does.
+    """
+    of_head: list[Tensor] = []
+    hook = model.get_output_embeddings().register_forward_hook(lambda *call: of_head.append(call[-1]))
+    ids = torch.arange(8, device=input_device(model))[None]  # several, since padding's may have logits of zero
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+    finally:
+        hook.remove()
+    if not of_head or not torch.allclose(of_head[0].to(logits), logits, rtol=0, atol=0, equal_nan=True):
+        raise UserError(
+            f"{type(model).__name__} changes the logits of its output head, and probabilities are computed from the "
+            "head's own here; use another model"
+        )
 
 
 def image_bytes(model: PreTrainedModel) -> int:

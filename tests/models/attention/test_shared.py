@@ -6,7 +6,9 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForImageTextTo
 
 from reflectune.core.errors import UserError
 from reflectune.models.attention.shared import IMPLEMENTATION, share_prefixes
-from reflectune.models.prefix.forward import Forward
+from reflectune.models.prefix.forward import check_logits
+
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
@@ -31,10 +33,9 @@ def test_layers_that_cannot_share_are_refused(make):
 
 @pytest.mark.parametrize("family", ["gemma3", "paligemma"])
 def test_prompts_whose_tokens_see_those_behind_them_are_refused(family):
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**sizes, "vocab_size": 90, "num_key_value_heads": 1, "head_dim": 8}
+    text = {**SIZES, "vocab_size": 90, "num_key_value_heads": 1, "head_dim": 8}
     text["use_bidirectional_attention"] = family == "gemma3"
-    vision = {**sizes, "image_size": 16, "patch_size": 8, "projection_dim": 16}
+    vision = {**SIZES, "image_size": 16, "patch_size": 8, "projection_dim": 16}
     config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
     with pytest.raises(UserError, match=r"Gemma.*: text tokens see later tokens too; use"):
         share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
@@ -47,11 +48,29 @@ def test_models_whose_layers_read_the_image_at_every_token_are_refused(make):
         share_prefixes(model)
 
 
+KOSMOS = {"vocab_size": 90, "embed_dim": 16, "ffn_dim": 16, "layers": 1, "attention_heads": 2}
+KOSMOS_TOWER = {**SIZES, "patch_embed_hidden_size": 16, "head_dim": 8}
+TOWER = {**SIZES, "image_size": 28, "patch_size": 14}
+MINICPM = {**SIZES, "vocab_size": 90, "num_key_value_heads": 1, "head_dim": 8, "layer_types": ["full_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "vision", "problem"),
+    [
+        ("kosmos-2.5", KOSMOS, KOSMOS_TOWER, "its layers and its image token are not found"),
+        ("minicpmv4_7", MINICPM, TOWER, "an image's positions depend on more than its grid"),
+    ],
+)
+def test_models_that_are_built_differently_are_refused(family, text, vision, problem):
+    config = AutoConfig.for_model(family, text_config=text, vision_config=vision)
+    with pytest.raises(UserError, match=f"ForConditionalGeneration: .*{problem}.*; use another model"):
+        share_prefixes(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
+
+
 def test_logits_that_are_not_those_of_the_head_are_refused():
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    text = {**sizes, "vocab_size": 90, "num_key_value_heads": 1, "logits_scaling": 8.0}
+    text = {**SIZES, "vocab_size": 90, "num_key_value_heads": 1, "logits_scaling": 8.0}
     text |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    vision = {**sizes, "image_size": 16, "patch_size": 8, "out_hidden_size": 16}
+    vision = {**SIZES, "image_size": 16, "patch_size": 8, "out_hidden_size": 16}
     config = AutoConfig.for_model("granite_docling", text_config=text, vision_config=vision, image_token_id=3)
     with pytest.raises(UserError, match=r"GraniteDocling.* changes the logits of its output head"):
-        Forward(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")).check_logits()
+        check_logits(AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa"))
