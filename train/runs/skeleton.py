@@ -20,8 +20,10 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from reflectune.core.errors import UserError
 from reflectune.core.launching import any_process, launch_processes
 from reflectune.models.loading import Loaded, save_checkpoint
+from reflectune.models.prefix.forward import check_logits
 from reflectune.models.records import adapter_folder
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.weights.output_head import read_in_float32
@@ -159,6 +161,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
     started_from = model_files(config)
+    if kind not in ("zero3", "fsdp"):
+        say(args, logits_warning(loaded.model))
     method.before_training(loaded, args)
     adapters = AdapterConfig.of(config)
     model = adapted.train() if adapted else prepare_model(loaded, adapters, seed=config.seed, sharding=sharded)
@@ -191,6 +195,15 @@ def _load(
     if method.needs_tuned:
         return load_tuned(config, args.device, sharded)
     return load_base(config, args.device, sharded), None
+
+
+def logits_warning(model: PreTrainedModel) -> str:
+    """Return a warning if `evaluate` and `answer` will refuse the trained model for its logits; else ""."""
+    try:
+        check_logits(model)
+    except UserError as error:
+        return f"warning: `evaluate` and `answer` will refuse the trained model: {error}"
+    return ""
 
 
 def is_recorded_as_finished(config: TrainingConfig, all_settings: Callable[[str, str], Mapping[str, Any]]) -> bool:

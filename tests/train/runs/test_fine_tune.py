@@ -1,3 +1,4 @@
+import functools
 import re
 import shutil
 import subprocess
@@ -316,7 +317,30 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(config, capsys) -> 
     assert "steps: 12 (2 epochs)" in said
     assert "⟦[Relevant]" in said
     assert "⟦[No Retrieval]" in said
+    assert "will refuse the trained model" not in said
     assert not Path(run.output_dir).exists()
+
+
+def test_a_model_that_scales_its_logits_is_warned_of_before_training(config, monkeypatch, capsys) -> None:
+    def load_scaled(*arguments: Any) -> Any:
+        loaded = load_base(*arguments)
+        forward = loaded.model.forward
+
+        @functools.wraps(forward)
+        def scaled(**inputs: Any) -> Any:
+            outputs = forward(**inputs)
+            outputs.logits = outputs.logits / 8
+            return outputs
+
+        monkeypatch.setattr(loaded.model, "forward", scaled)
+        return loaded
+
+    monkeypatch.setattr(skeleton, "load_base", load_scaled)
+    fine_tune(config(dry_run=True))
+    refused = (
+        "warning: `evaluate` and `answer` will refuse the trained model: LlavaForConditionalGeneration changes the"
+    )
+    assert refused in capsys.readouterr().out
 
 
 @pytest.mark.slow
