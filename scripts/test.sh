@@ -8,4 +8,10 @@ prepare "[dev]"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cores=$(getconf _NPROCESSORS_ONLN)
 processes=$((cores < 4 ? cores + 1 : 4))
-exec .venv/bin/python -m pytest --durations 40 --durations-min 5 --numprocesses "$processes" --dist worksteal "$@"
+# In memory where there is room: tests write many small files, and wait until each is on the disk.
+if [ "$(df --output=avail /dev/shm 2> /dev/null | tail -n 1)" -gt 4000000 ] 2> /dev/null; then
+    PYTEST_DEBUG_TEMPROOT=$(mktemp -d /dev/shm/reflectune.XXXXXX)
+    export PYTEST_DEBUG_TEMPROOT
+    trap 'rm -rf "$PYTEST_DEBUG_TEMPROOT"' EXIT
+fi
+.venv/bin/python -m pytest --durations 40 --durations-min 5 --numprocesses "$processes" --dist worksteal "$@"
