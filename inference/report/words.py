@@ -10,9 +10,9 @@ from reflectune.inference.trace import PassageTrace, Step, Trace
 
 
 def explain(trace: Trace) -> str:
-    """Return the gate's decision, the entries, the passages with their scores (best product first), and the answer."""
+    """Return the gate's decision, if there is a gate, the entries, the passages, best product first, and the answer."""
     decision = "retrieve" if trace.retrieved else "answer from the image"
-    lines = [f"decision: {decision} (gate {_number(trace.gate)})"]
+    lines = [f"decision: {decision} (gate {trace.gate:.3f})"] if trace.gate is not None else []
     if trace.kept:
         return "\n".join([*lines, *_documents(trace), f"answer: {trace.answer or '(none)'}"])
     if trace.hits:

@@ -34,6 +34,7 @@ def test_what_nobody_judged_is_not_called_irrelevant(make) -> None:
     text = explain(make.trace(0, "naive_rag_passages", retrieved=True, passages=(passage,)))
     assert "not judged" in text
     assert "relevant" not in text
+    assert "decision" not in text  # there is no gate
 
 
 def test_the_end_of_a_budget_is_no_verdict(make) -> None:
