@@ -74,7 +74,7 @@ def test_the_progress_line_shows_eta_and_tokens_per_second(config, interrupted, 
     assert "/5 [" not in printed  # a log has no line before 30 seconds
     lines = capsys.readouterr().err.splitlines()
     with_speed = [line for line in lines if "tokens/s" in line]
-    assert "3/5" in next(line for line in lines if "/5 [" in line)  # and not 1/8: the ETA is of what is left
+    assert "3/5" in next(line for line in lines if "/5 [" in line)  # and not 1/5: the ETA is of what is left
     assert any("5/5" in line and "<00:0" in line for line in with_speed)  # elapsed<remaining
 
 
