@@ -231,6 +231,7 @@ def gpus(count: int = 1, free: int = 2**33) -> Iterator[Machine]:
         free: Bytes of free memory of each.
     """
     global _machine
+    import peft  # noqa: F401  imports bitsandbytes, which looks for kernels if it sees a GPU
     import transformers.generation  # noqa: F401  annotations of its modules name classes of torch.cuda
 
     _machine = machine = Machine()
