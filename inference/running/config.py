@@ -55,17 +55,18 @@ else:
 
 
 class SelectedPipelines(ModelSettings, AllPipelines):
-    """Pipelines that a subclass selects, and their models.
+    """Pipelines that are selected by name, and their models.
 
     Attributes:
-        selector: The key that names them.
+        selector: The key of a subclass that names them.
     """
 
-    selector: ClassVar[str] = "pipelines"
+    selector: ClassVar[str]
 
     def names(self) -> Sequence[str]:
         """Return the names that are given."""
-        raise NotImplementedError
+        names: Sequence[str] = getattr(self, self.selector)
+        return names
 
     @classmethod
     def unread_by(cls, names: Iterable[str]) -> Set[str]:
@@ -159,14 +160,12 @@ class SelectedPipelines(ModelSettings, AllPipelines):
 class PipelinesConfig(SelectedPipelines):
     """Pipelines that are run together, and their models."""
 
+    selector = "pipelines"
+
     pipelines: list[str] = setting(
         ["closed_book", "naive_rag", "oracle", "mr2ag"],
         f"of {', '.join(all_forms())}; `--pipelines NAME --help` lists the keys of NAME alone",
     )
-
-    def names(self) -> Sequence[str]:
-        """Return the names that are given."""
-        return self.pipelines
 
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
