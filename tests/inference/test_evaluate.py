@@ -41,6 +41,7 @@ from reflectune.models.schemes.calibration import Calibration, GateScaling, load
 from reflectune.models.schemes.plain import SCHEME as PLAIN
 from reflectune.models.schemes.registry import load_scheme
 from reflectune.models.weights import spreading
+from tests.inference.alike import assert_alike
 from tests.inference.families import ONE_FAMILY, QWEN
 
 SPLITS = ("val_unseen_question", "val_unseen_entity")
@@ -257,24 +258,7 @@ def test_a_simulated_gpu_answers_as_the_cpu_does(config, tmp_path, pretended, co
     with pretended.gpus() as machine:
         experiment.run(config(output=str(tmp_path / "gpu"), device="cuda", compile=compile_layers, **settings))
     assert bool(machine.graphs) == (compile_layers == "auto")
-    numbers, others = zip(*(numbers_apart(kept(tmp_path / device)) for device in ("gpu", "cpu")), strict=True)
-    assert others[0] == others[1]
-    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
-
-
-def numbers_apart(value: Any) -> tuple[list[float], Any]:
-    """The floats in nested lists and mappings, in order, and the rest."""
-    numbers: list[float] = []
-
-    def rest(part: Any) -> Any:
-        if isinstance(part, float):
-            numbers.append(part)
-            return None
-        if isinstance(part, dict):
-            return {key: rest(entry) for key, entry in part.items()}
-        return [rest(entry) for entry in part] if isinstance(part, list) else part
-
-    return numbers, rest(value)
+    assert_alike(kept(tmp_path / "gpu"), kept(tmp_path / "cpu"))
 
 
 @ONE_FAMILY

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.queries import image_queries
+from tests.inference.alike import assert_alike
 from tests.inference.families import ONE_FAMILY
 
 pytestmark = ONE_FAMILY  # each family's memory: test_caching.py
@@ -110,22 +110,6 @@ def plainly(case: SimpleNamespace) -> Callable[[Point], dict[str, Any]]:
 
 def comparable(trace: Any) -> Any:
     return dataclasses.asdict(dataclasses.replace(trace, seconds={}))
-
-
-def assert_alike(actual: Any, expected: Any, where: str = "") -> None:
-    """Equal but for what the company in a batch does to the last digits of a float."""
-    if isinstance(expected, dict):
-        assert actual.keys() == expected.keys(), where
-        for key in expected:
-            assert_alike(actual[key], expected[key], f"{where}.{key}")
-    elif isinstance(expected, (list, tuple)):
-        assert len(actual) == len(expected), where
-        for i, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_alike(one, other, f"{where}[{i}]")
-    elif isinstance(expected, float):
-        assert math.isclose(actual, expected, abs_tol=2e-5), where
-    else:
-        assert actual == expected, where
 
 
 @pytest.mark.slow

@@ -12,15 +12,12 @@ import torch
 from accelerate import dispatch_model
 
 from reflectune.models.loading import Loaded
-from reflectune.models.prefix import decoding, forward, packed
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.prefix.padded import PaddedReader
-from reflectune.models.rendering.renderer import Rendered
+from tests.models.prefix.results import asked, assert_same, said
 
-GATES = [7, 8]
-COUNTS = [3, 0, 2]  # branches of each question
-ROWS = [(2, 1), (0, 0), (0, 2)]
+pytestmark = pytest.mark.usefixtures("printed")
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
@@ -28,23 +25,14 @@ def loaded(request: pytest.FixtureRequest, make: SimpleNamespace) -> Loaded:
     return make.loaded(request.param)
 
 
-@pytest.fixture(autouse=True)
-def printed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    for module in (decoding, forward, packed):
-        monkeypatch.setattr(module, "say", lines.append)
-    return lines
+@pytest.fixture(scope="module")
+def questions(loaded: Loaded, make: SimpleNamespace) -> tuple[Any, ...]:
+    return asked(loaded, make)
 
 
 @pytest.fixture(scope="module")
-def prefixes(loaded: Loaded, make: SimpleNamespace) -> list[Rendered]:
-    sizes = [(80, 60), (64, 64), (30, 120)]
-    return [loaded.renderer.prefix("Who drew it?", make.image(seed, size)) for seed, size in enumerate(sizes)]
-
-
-@pytest.fixture(scope="module")
-def expected(loaded: Loaded, prefixes: list[Rendered]) -> list[Any]:
-    return said(PrefixEngine(loaded), prefixes)
+def expected(loaded: Loaded, questions: tuple[Any, ...]) -> tuple[Any, ...]:
+    return said(PrefixEngine(loaded), *questions)
 
 
 def on_gpu(loaded: Loaded, **options: Any) -> PrefixEngine:
@@ -52,62 +40,43 @@ def on_gpu(loaded: Loaded, **options: Any) -> PrefixEngine:
     return PrefixEngine(dataclasses.replace(loaded, model=model.to("cuda")), **options)
 
 
-def said(engine: PrefixEngine, prefixes: list[Rendered]) -> list[Any]:
-    """Gates, answers after branches and after a prefix, and scores of given answers."""
-    opened = engine.read(prefixes)
-    branches = [[[40 + q, 50 + k, *range(60, 64 + 4 * k)] for k in range(count)] for q, count in enumerate(COUNTS)]
-    state = engine.branch(opened, branches)
-    answers = engine.generate(state, ROWS, [39], 6) + engine.generate(opened, [(1, 0), (0, 0)], max_new_tokens=3)
-    return [
-        torch.cat([*state.probabilities(GATES), opened.probabilities(GATES)]),
-        [answer.token_ids for answer in answers],
-        *(torch.tensor(answer.log_probs) for answer in answers),
-        *map(torch.tensor, engine.score(state, ROWS, [[45, 46], [47], [48]])),
-    ]
-
-
-def assert_same(actual: list[Any], expected: list[Any]) -> None:
-    assert actual[1] == expected[1]
-    torch.testing.assert_close(actual[:1] + actual[2:], expected[:1] + expected[2:], rtol=1e-4, atol=1e-5)
-
-
 def test_packed_rows_and_graphs_give_the_cpus_results(
-    loaded: Loaded, prefixes, expected, pretended: ModuleType, printed: list[str]
+    loaded: Loaded, questions, expected, pretended: ModuleType, printed: list[str]
 ) -> None:
     with pretended.gpus() as machine:
         engine = on_gpu(loaded)
         assert isinstance(engine.reader, PackedReader)
-        assert_same(said(engine, prefixes), expected)
+        assert_same(said(engine, *questions), expected)
         engine.image_prefixes.keep(2)
-        assert_same(said(engine, prefixes), expected)  # from the graphs of the first time
+        assert_same(said(engine, *questions), expected)  # from the graphs of the first time
     assert len(machine.graphs) == 2  # three rows, and two
     assert all(graph.replays > 2 for graph in machine.graphs)
     assert printed == []
 
 
 @pytest.mark.filterwarnings("ignore:.*will be slower")
-def test_padded_batches_give_the_cpus_results(loaded: Loaded, prefixes, expected, pretended: ModuleType) -> None:
+def test_padded_batches_give_the_cpus_results(loaded: Loaded, questions, expected, pretended: ModuleType) -> None:
     with pretended.gpus():
         engine = on_gpu(loaded, compiling=False)
         assert isinstance(engine.reader, PaddedReader)
-        assert_same(said(engine, prefixes), expected)
+        assert_same(said(engine, *questions), expected)
 
 
 @pytest.mark.filterwarnings("ignore:.*will be slower")
 def test_a_model_on_two_gpus_gives_the_cpus_results(
-    loaded: Loaded, prefixes, expected, pretended: ModuleType, printed: list[str]
+    loaded: Loaded, questions, expected, pretended: ModuleType, printed: list[str]
 ) -> None:
     with pretended.gpus(2), torch.no_grad():
         model: Any = copy.deepcopy(loaded.model)
         model = dispatch_model(model, pretended.halves(model, "cuda:0", "cuda:1"), skip_keys=["past_key_values"])
         engine = PrefixEngine(dataclasses.replace(loaded, model=model))
         assert isinstance(engine.reader, PaddedReader)
-        assert_same(said(engine, prefixes), expected)
+        assert_same(said(engine, *questions), expected)
     assert printed == ["questions are padded instead of packed, which is slower: the model is on several devices"]
 
 
 def test_layers_dont_wait_for_the_gpu(
-    loaded: Loaded, prefixes, expected, pretended: ModuleType, monkeypatch: pytest.MonkeyPatch
+    loaded: Loaded, questions, expected, pretended: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor do decoding steps, whose graphs couldn't be captured."""
     compute, waits = PackedReader.compute, []
@@ -119,7 +88,7 @@ def test_layers_dont_wait_for_the_gpu(
             waits.extend(machine.waits[before:])
 
         monkeypatch.setattr(PackedReader, "compute", watch)
-        assert_same(said(on_gpu(loaded), prefixes), expected)
+        assert_same(said(on_gpu(loaded), *questions), expected)
         assert machine.waits  # for results
     assert waits == []
 
@@ -127,7 +96,7 @@ def test_layers_dont_wait_for_the_gpu(
 @pytest.mark.parametrize("problem", ["operation not permitted", "its results differ from eager execution"])
 @pytest.mark.parametrize("loaded", ["qwen2_vl"], indirect=True)
 def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
-    loaded: Loaded, prefixes, expected, pretended: ModuleType, monkeypatch, printed: list[str], problem: str
+    loaded: Loaded, questions, expected, pretended: ModuleType, monkeypatch, printed: list[str], problem: str
 ) -> None:
     """A refused capture leaves its stream current; a graph that was captured on another device is empty."""
 
@@ -142,7 +111,7 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
     monkeypatch.setattr(pretended.Graph, "replay", lambda graph: None)
     with pretended.gpus() as machine:
         (main,) = machine.streams
-        assert_same(said(on_gpu(loaded), prefixes), expected)
+        assert_same(said(on_gpu(loaded), *questions), expected)
         assert machine.streams == [main]
     assert set(printed) == {f"decoding without CUDA graphs, which is slower: {problem}"}
 

@@ -7,14 +7,14 @@ from unittest import mock
 import pytest
 import torch
 
-from reflectune.models.prefix import decoding, forward, packed
 from reflectune.models.prefix import engine as engine_module
+from reflectune.models.prefix import forward, packed
 from reflectune.models.prefix.decoding import DecodeStep, rows_of_bucket
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader, packed_for
+from tests.models.prefix.results import GATES, asked, assert_same, said
 
-GATES = [7, 8]
-COUNTS = [3, 0, 2]
+pytestmark = pytest.mark.usefixtures("printed")
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_vl", "qwen3_5"])
@@ -22,43 +22,9 @@ def loaded(request, make):
     return make.loaded(request.param)
 
 
-@pytest.fixture(autouse=True)
-def printed(monkeypatch) -> list[str]:
-    """Lines for the user, printed once a process elsewhere."""
-    lines: list[str] = []
-    for module in (decoding, forward, packed):
-        monkeypatch.setattr(module, "say", lines.append)
-    return lines
-
-
 def engine_of(loaded, budget=4096, compile_after=None) -> PrefixEngine:
     with mock.patch.object(engine_module, "packed_for", lambda *known, **_: PackedReader(*known, compile_after)):
         return PrefixEngine(loaded, budget)
-
-
-def asked(loaded, make):
-    sizes = [(80, 60), (64, 64), (30, 120)]
-    prefixes = [loaded.renderer.prefix("Who drew it?", make.image(seed, size)) for seed, size in enumerate(sizes)]
-    return prefixes, [
-        [[40 + q, 50 + k, *range(60, 64 + 4 * k)] for k in range(count)] for q, count in enumerate(COUNTS)
-    ]
-
-
-def said(engine, prefixes, branches):
-    """Both gates, and answers from some branches and from a prefix."""
-    opened = engine.read(prefixes)
-    state = engine.branch(opened, branches)
-    gates = [*state.probabilities(GATES), opened.probabilities(GATES)]
-    rows = [(2, 1), (0, 0), (0, 2)]
-    answers = engine.generate(state, rows, [39], 5) + engine.generate(opened, [(1, 0), (0, 0)], max_new_tokens=3)
-    return torch.cat(gates), [answer.token_ids for answer in answers], engine.score(state, rows, [[45, 46], [47], [48]])
-
-
-def assert_same(actual, expected):
-    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-7)
-    assert actual[1] == expected[1]
-    for log_probs, wanted in zip(actual[2], expected[2], strict=True):
-        assert log_probs == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.fixture
