@@ -57,6 +57,19 @@ def default_dtype(name: str) -> Literal["float32", "bfloat16"]:
     return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
+def computes_bfloat16() -> bool:
+    """Return True if this machine's CPU has instructions for bfloat16: AVX512-BF16, AMX, or Arm's."""
+    has = torch.cpu.get_capabilities()
+    return any(has.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def precision_warning(dtype: str, device: torch.device) -> str:
+    """Return a sentence if float32 is faster than `dtype` on a device, a CPU that emulates bfloat16; else ""."""
+    if dtype != "bfloat16" or device.type != "cpu" or computes_bfloat16():
+        return ""
+    return "this CPU has no instructions for bfloat16, so float32 is several times as fast; leave `dtype` out"
+
+
 @functools.lru_cache(maxsize=16)
 def on_device(ids: tuple[int, ...], device: torch.device) -> Tensor:
     """Return token ids as a tensor, copied to a device once: a copy in each pass would wait for its kernels."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from reflectune.core.devices import precision_warning
 from reflectune.core.errors import UserError
 from reflectune.core.hashing import fingerprint
 from reflectune.core.secrets import shown_url
@@ -154,7 +156,7 @@ def _refuse_other_images(base: Loaded, checkpoint: Path) -> None:
 def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
     if url := models.server_of(model):
         return load_without_weights(model, shown_url(url), scheme=scheme, images=models.image_settings())
-    return load(
+    loaded = load(
         model,
         scheme=scheme,
         dtype=models.precision,
@@ -162,6 +164,9 @@ def _load(models: ModelSettings, model: str, scheme: str | None) -> Loaded:
         images=models.image_settings(),
         device_map=models.device_map,
     )
+    if slow := precision_warning(models.precision, loaded.model.device):
+        warnings.warn(slow, stacklevel=2)
+    return loaded
 
 
 def open_engine(settings: EngineSettings, loaded: Loaded) -> Engine:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reflectune.core.devices import find_device
+from reflectune.core.devices import find_device, precision_warning
 from reflectune.core.errors import UserError
 from reflectune.inference.config import ModelSettings
 from reflectune.train.settings.estimate import EstimateConfig
@@ -13,6 +13,23 @@ from reflectune.train.settings.sft import SftConfig
 def test_auto_is_the_cpu_where_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert find_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype", "device", "is_slow"),
+    [
+        ({"avx2": True, "avx512_bf16": False}, "bfloat16", "cpu", True),
+        ({"avx2": True, "avx512_bf16": False}, "float32", "cpu", False),
+        ({"avx2": True, "avx512_bf16": False}, "bfloat16", "cuda", False),
+        *(({name: True}, "bfloat16", "cpu", False) for name in ("avx512_bf16", "amx_bf16", "bf16")),
+    ],
+)
+def test_a_cpu_without_instructions_for_bfloat16_is_slow_in_it(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], dtype: str, device: str, is_slow: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    sentence = precision_warning(dtype, torch.device(device))
+    assert ("float32 is several times as fast" in sentence) == is_slow == bool(sentence)
 
 
 @pytest.mark.parametrize("name", ["abacus", "cuda:99", "meta"])

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
+from reflectune.core.devices import precision_warning
 from reflectune.core.errors import UserError
 from reflectune.core.launching import any_process, launch_processes
 from reflectune.models.loading import Loaded, save_checkpoint
@@ -161,6 +162,8 @@ def _run(config: TrainingConfig, method: Method, args: TrainingArguments, kind: 
     if not config.dry_run and is_trained_already(config, args, batch, fixed, settings):
         return
     started_from = model_files(config)
+    if slow := precision_warning(config.precision, args.device):
+        say(args, f"warning: {slow}")
     if kind not in ("zero3", "fsdp"):
         say(args, logits_warning(loaded.model))
     method.before_training(loaded, args)
