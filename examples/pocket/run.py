@@ -20,6 +20,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from reflectune.core.devices import computes_bfloat16
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.marks import marks, minutes_table, report
 from reflectune.examples.staging import cores, finished, module, program, run_in_lanes, run_stages
@@ -40,11 +43,14 @@ MMKB_ONE = "--k 1 --s_ret_temperature 0.02 --answer_model base --mct none"
 """MMKB-RAG that answers from one document by SRT times S_ret: the best of a grid on the second set."""
 MMKB_READS = "--title_weight 0 --max_reply_tokens 64"
 """MMKB-RAG's search, by images alone, and the length of its replies."""
-SEEDS = (1,)
-"""Further training seeds of MMKB-RAG on the fresh test; their folders end in them."""
+SEEDS = (1, 2)
+"""Further training seeds of mR²AG on the fresh test; their folders end in them."""
+MMKB_SEEDS = (1,)
+"""Further training seeds of MMKB-RAG."""
 BY_IMAGES = (
     *("fresh_by_images", "fit_by_images", "fit_by_images_text", "fresh_retrieved", "fresh_retrieved_one"),
-    *("fresh_mmkb", *(f"fresh_mmkb_{seed}" for seed in SEEDS)),
+    *(f"{stage}_by_images_{seed}" for seed in SEEDS for stage in ("fresh", "fit")),
+    *("fresh_mmkb", *(f"fresh_mmkb_{seed}" for seed in MMKB_SEEDS)),
 )
 """Folders that the fresh test by images alone compares: mR²AG and baselines, fitted exponents, and MMKB-RAG."""
 FITTED = {"": "mr2ag", "_text": "mr2ag_text_scored"}
@@ -87,9 +93,12 @@ NEEDS = {
     "retrieved_labels": ("retrieved_probes",),
     "retrieved_tuned": ("retrieved_labels",),
     **dict.fromkeys(["fresh_retrieved", "fresh_retrieved_one"], ("retrieved_tuned",)),
-    **{f"mmkb_{seed}": ("labels",) for seed in SEEDS},
+    **{f"mr2ag_{seed}": ("reflection",) for seed in SEEDS},
+    **{f"fresh_by_images_{seed}": (f"mr2ag_{seed}", "index") for seed in SEEDS},
+    **{f"fit_by_images_{seed}": (f"fresh_by_images_{seed}",) for seed in SEEDS},
+    **{f"mmkb_{seed}": ("labels",) for seed in MMKB_SEEDS},
     "fresh_mmkb": ("mmkb", "index"),
-    **{f"fresh_mmkb_{seed}": (f"mmkb_{seed}", "index") for seed in SEEDS},
+    **{f"fresh_mmkb_{seed}": (f"mmkb_{seed}", "index") for seed in MMKB_SEEDS},
     "leads": ("fresh", "fit", "fit_text"),
     "leads_by_images": BY_IMAGES,
     "quick": ("index",),
@@ -98,8 +107,13 @@ NEEDS = {
 
 
 def recipe(name: str, config: str) -> list[str]:
-    """Return the command that runs a module with a recipe of `configs/examples/pocket`."""
-    return module(name, f"examples/pocket/{config}.yaml")
+    """Return the command that runs a module with a recipe of `configs/examples/pocket`, in float32 if that is faster.
+
+    The recipes say bfloat16.
+    """
+    command = module(name, f"examples/pocket/{config}.yaml")
+    reads_model = "dtype" in yaml.safe_load(Path(command[-1]).read_text(encoding="utf-8"))
+    return [*command, "--dtype", "float32"] if reads_model and not computes_bfloat16() else command
 
 
 def captions(split: str) -> list[list[str]]:
@@ -207,8 +221,8 @@ def quick_stages(limit: int = QUESTIONS) -> dict[str, list[str]]:
 def fresh_stages() -> dict[str, list[str]]:
     """Return the commands of the fresh test, by the shipped models and by a reader tuned on each further context.
 
-    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first. MMKB-RAG is taught as
-    in `stages`, and also on retrieved documents, by its recipe and by `MMKB_ONE`.
+    mR²AG's answers don't wait for the readers; its second evaluation takes them from the first. It is also trained with
+    `SEEDS`. MMKB-RAG is taught as in `stages`, and also on retrieved documents, by its recipe and by `MMKB_ONE`.
     """
     kept = ("parts", "gallery", "index", "reflection", *TUNE_READERS, "reader", "probe", "labels", "mmkb")
     readers, systems = json.dumps(tuned_readers()), "tuned_baselines mr2ag controls"
@@ -220,10 +234,18 @@ def fresh_stages() -> dict[str, list[str]]:
     def ask_mmkb(output: str, model: str, settings: str) -> list[str]:
         return ask(output, "mmkb_rag", f"--model {RUN}/{model} --base_model {RUN}/reader {MMKB_READS} {settings}")
 
-    def fit(evaluation: str, pipeline: str, output: str) -> list[str]:
-        splits = "--model pocket/mr2ag --splits test_unseen_question test_unseen_entity --grid {} --fit true"
+    def fit(evaluation: str, pipeline: str, output: str, model: str = "pocket/mr2ag") -> list[str]:
+        splits = f"--model {model} --splits test_unseen_question test_unseen_entity --fit true --grid"
         traces = f"--traces {RUN}/{evaluation}/traces/{pipeline}.jsonl --output {RUN}/{output}"
-        return [*recipe("inference.sweep", "sweep"), *splits.split(), *traces.split()]
+        return [*recipe("inference.sweep", "sweep"), *splits.split(), "{}", *traces.split()]
+
+    def by_seed(seed: int) -> dict[str, list[str]]:
+        trained, asked, fitted = f"mr2ag_{seed}", f"fresh_by_images_{seed}", f"fit_by_images_{seed}"
+        return {
+            trained: [*recipe("train.sft", "lora"), "--output_dir", f"{RUN}/{trained}", "--seed", str(seed)],
+            asked: ask(asked, "mr2ag", f"--model {RUN}/{trained} --title_weight 0"),
+            fitted: fit(asked, "mr2ag", fitted, f"{RUN}/{trained}"),
+        }
 
     def leads(output: str, folders: Sequence[str]) -> list[str]:
         evaluations = [f"{RUN}/{folder}" for folder in folders]
@@ -241,6 +263,7 @@ def fresh_stages() -> dict[str, list[str]]:
             for search in ("", "_by_images")
             for kind, pipeline in FITTED.items()
         },
+        **{stage: command for seed in SEEDS for stage, command in by_seed(seed).items()},
         "retrieved_probes": [
             *recipe("data_builders.probe", "probe"),
             *f"--limit 800 {retrieved} --output {RUN}/retrieved_probes".split(),
@@ -250,8 +273,11 @@ def fresh_stages() -> dict[str, list[str]]:
         "fresh_retrieved": ask_mmkb("fresh_retrieved", "retrieved_tuned", "--answer_model tuned"),
         "fresh_retrieved_one": ask_mmkb("fresh_retrieved_one", "retrieved_tuned", MMKB_ONE),
         "fresh_mmkb": ask_mmkb("fresh_mmkb", "mmkb", f"{MMKB_ONE} --documents 40"),
-        **{f"mmkb_{n}": tune_mmkb("labels", f"mmkb_{n}", *MMKB_EPOCHS, "--seed", str(n)) for n in SEEDS},
-        **{f"fresh_mmkb_{n}": ask_mmkb(f"fresh_mmkb_{n}", f"mmkb_{n}", f"{MMKB_ONE} --documents 40") for n in SEEDS},
+        **{f"mmkb_{n}": tune_mmkb("labels", f"mmkb_{n}", *MMKB_EPOCHS, "--seed", str(n)) for n in MMKB_SEEDS},
+        **{
+            f"fresh_mmkb_{n}": ask_mmkb(f"fresh_mmkb_{n}", f"mmkb_{n}", f"{MMKB_ONE} --documents 40")
+            for n in MMKB_SEEDS
+        },
         "leads": leads("leads", ("fresh", "fit", "fit_text")),
         "leads_by_images": leads("leads_by_images", BY_IMAGES),
     }

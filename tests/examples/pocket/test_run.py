@@ -42,13 +42,23 @@ def test_each_stage_reads_outputs_of_earlier_stages() -> None:
             check_inputs({stage: commands[stage] for stage in (*needed, name)}, run.RUN)
 
 
+@pytest.mark.parametrize(("computes", "added"), [(True, []), (False, ["--dtype", "float32"])])
+def test_a_cpu_that_emulates_bfloat16_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, computes: bool, added: list[str]
+) -> None:
+    monkeypatch.setattr(run, "computes_bfloat16", lambda: computes)
+    assert run.recipe("train.sft", "lora")[6:] == added
+    assert run.recipe("data_builders.build_mr2ag", "mr2ag_data")[6:] == []
+
+
 def needs(direct: dict[str, tuple[str, ...]], name: str) -> set[str]:
     """Return a stage's needs, and the needs of these."""
     return {*direct.get(name, ())}.union(*(needs(direct, need) for need in direct.get(name, ())))
 
 
 def test_every_context_of_a_tuned_baseline_has_a_reader() -> None:
-    config = yaml.safe_load(Path(run.stages()["evaluate"][-1]).read_text())
+    command = run.stages()["evaluate"]
+    config = yaml.safe_load(Path(command[command.index("--config") + 1]).read_text())
     readers = {Path(path).name for path in config["plain_model"].values()}
     assert readers == {"plain_tuned", *(f"{name}_tuned" for name in run.READERS)}
     assert set(EvaluateConfig(**config).forms()) > set(run.TUNED)
@@ -60,9 +70,8 @@ def test_the_shipped_models_answer_from_real_images_and_articles(
 ) -> None:
     """The commands of `--quick`, on a few entities of each kind and two questions of each split.
 
-    A base model, the tuned reader and mR²AG answer, each in one way, from two entries, and in float32: a CPU without
-    AVX512-BF16 takes several times as long in bfloat16. Few of the encyclopedia's entries stay: encoding an image takes
-    a core half a second.
+    A base model, the tuned reader and mR²AG answer, each in one way, from two entries. Few of the encyclopedia's
+    entries stay: encoding an image takes a core half a second.
     """
     for part in ("language", "vision", "text"):
         pocket_part(part)
@@ -72,7 +81,7 @@ def test_the_shipped_models_answer_from_real_images_and_articles(
     stages = run.quick_stages(limit=LIMIT)
     stages["gallery"] += ["--limit", "4", "--captions", "", "--sources", *sources]
     pipelines = ["closed_book", "naive_rag_passages_tuned", "mr2ag"]
-    less = ["--dtype", "float32", "--top_n", "2", "--passages", "2"]
+    less = ["--top_n", "2", "--passages", "2"]
     stages["quick"] += ["--groups", "style=drawing", *less, "--pipelines", *pipelines]  # these sources have no flags
     for name, command in stages.items():
         subprocess.run(command, cwd=tmp_path, check=True)
