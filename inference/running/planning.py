@@ -184,7 +184,7 @@ def describe(config: EvaluateConfig) -> str:
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
         lines += describe_cost(config, run.dataset, pipeline.recipe, use, pipeline.questions)
-    lines += absent_sentences(run.planned) + _encoder_sentences(RetrieverConfig.of(config))
+    lines += absent_sentences(run.planned) + encoder_sentences(RetrieverConfig.of(config))
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -207,7 +207,7 @@ def _check_models(planned: Plan, models: ModelSettings) -> None:
         require_tuned(models)
 
 
-def _encoder_sentences(retriever: RetrieverConfig) -> list[str]:
+def encoder_sentences(retriever: RetrieverConfig) -> list[str]:
     """Return a warning if an index was built with an encoder of another name; the files decide, and are not read."""
     built_with = read_index_manifest(Path(retriever.index)).get("encoder") if retriever.index else retriever.encoder
     if built_with == retriever.encoder:

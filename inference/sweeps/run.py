@@ -17,9 +17,9 @@ from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelSettings
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.pipelines.registry import find_recipe
-from reflectune.inference.running.loading import calibration_for, require_models
+from reflectune.inference.running.loading import calibration_for, require_models, require_tuned
 from reflectune.inference.running.opening import is_current
-from reflectune.inference.running.planning import select
+from reflectune.inference.running.planning import encoder_sentences, select
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.sweeps.caching import CacheStats
@@ -96,10 +96,13 @@ def run(config: SweepConfig) -> dict[str, Any]:
 
 
 def _check(config: SweepConfig, dataset: Dataset, questions: Sequence[Question], points: Sequence[Point]) -> None:
-    """Raise a `UserError` if a model is missing, a question can't be scored, or a calibration saw these splits."""
+    """Raise a UserError if a model is missing or untuned, a question unscorable, or a calibration saw these splits."""
     require_models(getattr(config, role) for role in config.roles())
     check_scorable(questions, config.scored_by(config.dataset))
-    for point in () if config.traces else points:
+    if config.traces:
+        return
+    require_tuned(ModelSettings.of(config.reading()))
+    for point in points:
         calibration_for(ModelSettings.of(point.config(config.reading())), dataset, config.splits)
 
 
@@ -191,6 +194,7 @@ def describe(config: SweepConfig) -> str:
             f"{len(questions)} questions at {len(points)} points of {config.pipeline}: {runs} runs of it over one set",
             f"of forward passes, {config.batch_questions} questions at a time:",
             *(f"  {point.name}" for point in points),
+            *encoder_sentences(RetrieverConfig.of(config)),
             f"into {config.output}: sweep.json, sweep.html, one SVG a plot",
         ]
     )

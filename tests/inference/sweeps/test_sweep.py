@@ -124,6 +124,20 @@ def test_splits_that_the_calibration_was_fitted_on_are_refused(sweep, checkpoint
 
 
 @ONE_FAMILY
+def test_an_untuned_model_and_another_encoder_are_told_before_a_model_is_loaded(
+    sweep, checkpoints, monkeypatch
+) -> None:
+    tuned = sweep(checkpoints, "mr2ag", {"gamma": [0.0]})
+    other = tuned.model_copy(update={"encoder": "miniature/clip"})
+    told = ["was built with the encoder" in sweep_run.describe(config) for config in (tuned, other)]
+    assert told == [False, True]
+    monkeypatch.setattr(sweep_run, "GridRunner", None)
+    for command in (sweep_run.describe, sweep_run.run):
+        with pytest.raises(UserError, match=f"`model`: {checkpoints.base} is not fine-tuned"):
+            command(tuned.model_copy(update={"model": checkpoints.base}))
+
+
+@ONE_FAMILY
 def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
     sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.0]}))
     with pytest.raises(UserError, match="other settings"):
