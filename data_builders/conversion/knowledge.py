@@ -180,8 +180,7 @@ class KnowledgeRun:
         repeated: list[int] = seen.add(done.ids).tolist()
         if not repeated:
             return done
-        fix = "ids must be unique in a knowledge base: keep one of the rows, or rename one"
-        errors = [BadRow(*done.lines[i], done.names[i], "id", "is a duplicate", fix) for i in repeated]
+        errors = [done.lines[i].duplicate(done.names[i], "a knowledge base") for i in repeated]
         if self.rejected is None:
             stop(errors[0])
         if shard is not None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from reflectune.core.durable import RowLog, read_rows
 from reflectune.core.errors import UserError
-from reflectune.core.rejected import BadRow, Reject, Rejected, as_json, from_json, rejecter, stop
+from reflectune.core.rejected import Reject, Rejected, as_json, from_json, rejecter, stop
 from reflectune.core.types import Question
 from reflectune.data_builders.conversion.config import ConvertConfig
 from reflectune.data_builders.conversion.ids import SeenIds, hash_ids, sample_bound
@@ -158,17 +158,15 @@ class QuestionRun:
         stream = read(config.source(split), split=split, images=images, reject=reject, **config.options)
         for question, line in islice(stream, config.limit):
             if problem := unusable(question):
-                reject(BadRow(*line, question.id, *problem))
+                reject(line.bad(question.id, *problem))
             else:
                 yield question, line
 
     def _without_duplicates(self, batch: list[Placed[Question]], seen: SeenIds) -> Iterator[Placed[Question]]:
-        column = (self.config.options.get("columns") or {}).get("id", "id")
         repeated = set(seen.add(hash_ids(question.id for question, _ in batch)).tolist())
         for position, (question, line) in enumerate(batch):
             if position in repeated:
-                fix = "ids must be unique in a data set: keep one of the rows, or rename one"
-                rejecter(self.rejected)(BadRow(*line, question.id, column, "is a duplicate", fix))
+                rejecter(self.rejected)(line.duplicate(question.id, "a data set"))
             else:
                 yield question, line
 

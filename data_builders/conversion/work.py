@@ -229,7 +229,7 @@ def _check_image(image: str, question_id: str, line: SourceLine, batch: Question
     problem = _image_problem(str(path), batch.verify)
     if problem:
         fix = "replace the file; `on_error: skip` leaves such rows out"
-        raise UnreadableImage(*line, question_id, "image", problem, fix)
+        raise UnreadableImage(line.file, line.line, question_id, "image", problem, fix)
 
 
 @lru_cache(maxsize=100_000)

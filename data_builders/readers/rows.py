@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from reflectune.core.rejected import BadRow, Reject
 
@@ -26,33 +26,57 @@ class SourceRow(dict[str, Any]):
 
     @property
     def id(self) -> str:
-        """The row's name in an error: its field `id_field`, or the first of `ID_FIELDS`; "" without either."""
+        """The row's name in an error, "" if it has none."""
+        field = self.field_of_id()
+        return str(self[field]) if field else ""
+
+    def field_of_id(self) -> str:
+        """Return the field that names the row: `id_field`, or the first of `ID_FIELDS` with a value; "" for none."""
         fields = (self.id_field,) if self.id_field else ID_FIELDS
-        return next((str(self[field]) for field in fields if self.get(field) not in (None, "")), "")
+        return next((field for field in fields if self.get(field) not in (None, "")), "")
 
     def bad(self, field: str, problem: str, fix: str) -> BadRow:
         """Return the error of a field of this row, for the caller to raise."""
         return BadRow(self.file, self.line, self.id, field, problem, fix)
 
 
-SourceLine = tuple[str, int]
-"""File and line of a row."""
+class SourceLine(NamedTuple):
+    """File and line of a row, and the field that names it."""
+
+    file: str
+    line: int
+    id_field: str = "id"
+
+    def bad(self, row_id: str, field: str, problem: str, fix: str) -> BadRow:
+        """Return the error of a field of this row, for the caller to raise."""
+        return BadRow(self.file, self.line, row_id, field, problem, fix)
+
+    def duplicate(self, row_id: str, where: str) -> BadRow:
+        """Return the error of a row whose id an earlier one has.
+
+        Args:
+            row_id: The id.
+            where: What must have unique ids, e.g. `a data set`.
+        """
+        fix = f"ids must be unique in {where}: keep one of the rows, or rename one"
+        return self.bad(row_id, self.id_field, "is a duplicate", fix)
+
 
 Placed = tuple[Made, SourceLine]
-"""An object made of a row, and the row's file and line."""
+"""An object made of a row, and where the row is."""
 
 
 def placed(
     read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject
 ) -> Iterator[Placed[Made]]:
-    """Yield `make` of every row with the row's file and line; rows for which it raises `BadRow` go to `reject`."""
+    """Yield `make` of every row, and where the row is; rows for which it raises `BadRow` go to `reject`."""
     for _, row in read:
         try:
             made = make(row)
         except BadRow as error:
             reject(error)
             continue
-        yield made, (str(row.file), row.line)
+        yield made, SourceLine(str(row.file), row.line, row.field_of_id() or "id")
 
 
 def each(read: Iterable[tuple[int, SourceRow]], make: Callable[[SourceRow], Made], reject: Reject) -> Iterator[Made]:

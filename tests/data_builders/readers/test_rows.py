@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from reflectune.core.rejected import BadRow, MissingImage, stop
 from reflectune.data_builders.readers.rows import (
+    SourceLine,
     SourceRow,
     flag,
     integer,
@@ -38,9 +39,16 @@ def test_an_error_of_either_kind_survives_the_way_between_processes() -> None:
     assert (sent, sent.file, sent.line, sent.id) == (row(a=1), "set.jsonl", 12, "q7")
 
 
-def test_an_object_comes_with_the_file_and_line_of_its_row() -> None:
-    given = [(n, SourceRow({"id": str(n)}, "f", n)) for n in (1, 2, 3)]
-    assert list(placed(given, lambda r: r["id"], stop)) == [("1", ("f", 1)), ("2", ("f", 2)), ("3", ("f", 3))]
+def test_an_object_comes_with_the_place_of_its_row_and_the_field_that_names_it() -> None:
+    given = [
+        (1, SourceRow({"id": "a"}, "f", 1)),
+        (2, SourceRow({"question_id": "b", "id": 7}, "f", 2)),
+        (3, SourceRow({"key": "c", "id": 7}, "f", 3, "key")),
+        (4, SourceRow({"title": "d"}, "f", 4)),
+    ]
+    named = [SourceLine("f", 1, "id"), SourceLine("f", 2, "question_id"), SourceLine("f", 3, "key"), SourceLine("f", 4)]
+    assert [line for _, line in placed(given, dict, stop)] == named
+    assert str(named[1].duplicate("b", "a data set")).startswith("f:2: id b: field `question_id`: is a duplicate; ids")
 
 
 GOOD = [
