@@ -2,27 +2,32 @@
 
 Their tensors hold numbers of the CPU. An operation on tensors of two devices is an error, as it is between two GPUs; a
 number without dimensions and an index may come from the CPU, and copies may cross. A simulated GPU also counts what
-would wait for its queue, and records and replays CUDA graphs. It has no kernels of its own and no backward pass.
+would wait for its queue, and records and replays CUDA graphs. It has no kernels of its own. To torch's C++ code it is a
+device of a back end in Python, since a build for CPUs has nothing for CUDA.
+
+One GPU has a backward pass, in a process that made none before: torch starts the threads of devices only once.
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from reflectune.models.attention.packed import BLOCK, WHOLE_BLOCKS
 
 HERE = torch.device("cpu")
+BACKEND = "pretended"
+"""Device type of the GPUs in C++."""
 _COPYING = {"aten::_to_copy", "aten::copy_"}
 _INDEXING = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default}
 _WAITING = {  # operations whose results' shapes or values the host needs
@@ -49,11 +54,19 @@ class PretendTensor(Tensor):
             strides=held.stride(),
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
-            device=device,
+            device=_in_cpp(device),
             requires_grad=held.requires_grad,
         )
         made.held = held
         return made
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return _in_python(super().device)
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return self.device.type == "cuda"
 
     def __repr__(self) -> str:
         return f"PretendTensor({self.held}, device={self.device})"
@@ -68,6 +81,12 @@ class PretendTensor(Tensor):
 
     def data_ptr(self) -> int:
         return self.held.data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.held.untyped_storage()
+
+    def storage(self) -> torch.TypedStorage:
+        return self.held.storage()
 
     def record_stream(self, stream: Any) -> None:
         assert isinstance(stream, Stream)
@@ -115,6 +134,9 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         assert isinstance(other, Stream)
+
+    def is_capturing(self) -> bool:
+        return False
 
 
 class Graph:
@@ -197,7 +219,7 @@ class Machine:
         self.streams[-1] = stream
 
     def functions(self, count: int, free: int) -> dict[str, Any]:
-        """Return stand-ins for the functions of `torch.cuda`."""
+        """Return stand-ins for functions of `torch.cuda` and `torch.accelerator`."""
 
         def new_graph() -> Graph:
             self.graphs.append(Graph())
@@ -210,6 +232,10 @@ class Machine:
             **{name: lambda *_, value=value, **__: value for name, value in numbers.items()},
             **{name: lambda *_, **__: None for name in nothing},
             "mem_get_info": lambda *_: (free, 2 * free),
+            "get_memory_info": lambda *_: (free, 2 * free),
+            "current_accelerator": lambda *_, **__: torch.device("cuda", 0),
+            "get_rng_state": torch.get_rng_state,  # all devices draw from the CPU's generator
+            "set_rng_state": torch.set_rng_state,
             "synchronize": lambda *_: self.wait("synchronize"),
             "device": lambda *_: nullcontext(),
             "Stream": Stream,
@@ -235,11 +261,13 @@ def gpus(count: int = 1, free: int = 2**33) -> Iterator[Machine]:
     import transformers.generation  # noqa: F401  annotations of its modules name classes of torch.cuda
 
     _machine = machine = Machine()
-    _allow_device_guards()
+    _register_backend()
     packed = "reflectune.models.attention.packed"
     with ExitStack() as stack:
         for name, function in machine.functions(count, free).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, function))
+            for module in (torch.cuda, torch.cuda.random, torch.accelerator):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, function))
         stack.enter_context(mock.patch(f"{packed}.flex_attention", _flex_attention))
         stack.enter_context(mock.patch(f"{packed}._compiled", return_value=_flex_attention))
         stack.enter_context(mock.patch.object(torch, "compile", lambda call, **_: call))
@@ -286,7 +314,7 @@ class _Calls(TorchFunctionMode):
         if function is torch.device:
             return function(*args, **given)
         if function is torch.tensor and (device := given.pop("device", None)) is not None:
-            return torch.tensor(*args, **given).to(_with_index(device))
+            return torch.tensor(*args, **given).to(_in_cpp(device))
         if function is Tensor.pin_memory:
             return args[0]
         if function is Tensor.__getitem__ and _is_on_gpu(args[0]):
@@ -296,12 +324,12 @@ class _Calls(TorchFunctionMode):
                 return function(args[0], tuple(_on(args[0].device, part) for part in index))
         if function == Tensor.data.__set__ and isinstance(args[1], PretendTensor):
             return _set_data(*args)
-        return function(*map(_with_index, args), **{name: _with_index(value) for name, value in given.items()})
+        return function(*map(_in_cpp, args), **{name: _in_cpp(value) for name, value in given.items()})
 
 
 def _compute(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    wanted = kwargs.get("device")
+    wanted = _in_python(kwargs["device"]) if kwargs.get("device") is not None else None
     if {each.type for each in (wanted, *(tensor.device for tensor in tensors)) if each is not None} & {"meta"}:
         return operation(*args, **kwargs)
     numbers = {id(tensor) for tensor in tensors if not tensor.dim()}
@@ -365,10 +393,16 @@ def _plain(device: torch.device) -> torch.device:
     return HERE if device.type == "cpu" and not device.index else device
 
 
-def _with_index(value: Any) -> Any:
-    """Return `cuda:0` for `cuda`, since torch asks the driver for the current GPU."""
-    is_cuda = isinstance(value, (str, torch.device)) and str(value) == "cuda"
-    return torch.device("cuda", 0) if is_cuda else value
+def _in_cpp(value: Any) -> Any:
+    """Return the device that a GPU is in C++; other values as they are."""
+    if isinstance(value, torch.device):
+        return torch.device(BACKEND, value.index or 0) if value.type == "cuda" else value
+    return _in_cpp(torch.device(value)) if isinstance(value, str) and value.partition(":")[0] == "cuda" else value
+
+
+def _in_python(device: torch.device) -> torch.device:
+    """Return the GPU that a device of C++ is; other devices as they are."""
+    return torch.device("cuda", device.index or 0) if device.type == BACKEND else device
 
 
 def _on(device: torch.device, part: Any) -> Any:
@@ -384,14 +418,15 @@ def _set_data(tensor: Tensor, data: PretendTensor) -> None:
     torch.utils.swap_tensors(tensor, made)
 
 
-def _allow_device_guards() -> None:
-    """Register a guard for CUDA devices that does nothing: that of `meta`. A build for CPUs has none for CUDA."""
-    if torch.backends.cuda.is_built():
-        return
-    (library,) = (Path(torch.__file__).parent / "lib").glob("libc10.*")
-    guards = (ctypes.c_void_p * 15).in_dll(ctypes.CDLL(str(library)), "_ZN3c104impl26device_guard_impl_registryE")
-    cuda, meta = 1, 14  # c10::DeviceType
-    guards[cuda] = guards[meta]
+class _Backend(backend_registration._DummyBackendModule):
+    def is_available(self) -> bool:
+        return _machine is not None
+
+
+@functools.cache
+def _register_backend() -> None:
+    """Register the back end. It is unavailable outside `gpus`."""
+    backend_registration._setup_privateuseone_for_python_backend(BACKEND, _Backend())
 
 
 def _enter_no_grad(inference: Any) -> None:

@@ -30,7 +30,11 @@ COMMANDS = {
 """Entry scripts stand above all folders of their floor, the one they lie in too."""
 
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-PRIVATE_OF_LIBRARIES = {"os._exit", "torch.utils._pytree", "torch.utils._python_dispatch"}
+PRIVATE_OF_LIBRARIES = {
+    *("os._exit", "torch.utils._pytree", "torch.utils._python_dispatch"),
+    "backend_registration._DummyBackendModule",
+    "backend_registration._setup_privateuseone_for_python_backend",
+}
 """Names of other projects that tests need and that have no public form."""
 
 

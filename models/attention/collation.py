@@ -55,9 +55,9 @@ class TreeCollator:
         """Return a batch of one row of L tokens: all trees packed, without padding.
 
         Returns:
-            `input_ids`, `labels`, `weights` of shape (1, L); `attention_mask` (1, 1, 1 or 2, L), the segments of
-            `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and then `mm_token_type_ids` (1, L); and
-            the trees' vision tensors, concatenated.
+            `input_ids`, `labels`, `weights` of shape (1, L); `predicts`, see `predicting`; `attention_mask`
+            (1, 1, 1 or 2, L), the segments of `tree_attention`; `position_ids` (1, L), or (3, 1, L) under M-RoPE and
+            then `mm_token_type_ids` (1, L); and the trees' vision tensors, concatenated.
         """
         rows = [self._row(tree) for tree in trees]
         for number, row in enumerate(rows):
@@ -70,6 +70,7 @@ class TreeCollator:
         batch = {
             "input_ids": ids,
             "labels": labels,
+            "predicts": predicting(labels),
             "weights": torch.from_numpy(np.concatenate([_weights(tree) for tree in trees])[None]),
             "attention_mask": torch.stack(masks, 1)[:, None],
             "position_ids": torch.stack(positions) if self._positions.is_3d else positions[0],
@@ -122,6 +123,17 @@ class GateBrier:
         return self.weight * ((positive - is_token[..., 0].float()).square() * is_token.any(-1)).sum(-1)
 
 
+def predicting(labels: Tensor) -> Tensor:
+    """Return the positions whose next label is supervised, shape (supervised tokens,), for `logits_to_keep`.
+
+    On a GPU they would have to be counted, for which the CPU would wait.
+
+    Args:
+        labels: Shape (1, L), on the CPU.
+    """
+    return (labels[0, 1:] != IGNORE).nonzero()[:, 0]
+
+
 def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier | None = None) -> tuple[Tensor, Tensor]:
     """Return the weighted negative log-likelihood of the supervised tokens, summed, and the sum of their weights.
 
@@ -133,16 +145,27 @@ def loss_terms(model: nn.Module, batch: Mapping[str, Tensor], brier: GateBrier |
         batch: From `TreeCollator`.
         brier: Term to add at gates, multiplied by the token's weight.
     """
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
-    labels, weights = batch["labels"], batch["weights"]
-    predicts = F.pad(labels[:, 1:] != IGNORE, (0, 1))  # (B, L): position i predicts label i + 1
-    logits = model(**inputs, logits_to_keep=predicts, use_cache=False).logits  # (supervised tokens, vocabulary)
-    targets = predicts.roll(1, dims=1)
-    losses = F.cross_entropy(logits.float(), labels[targets], reduction="none")
+    logits, labels, weights = supervised(model, batch)
+    losses = F.cross_entropy(logits.float(), labels, reduction="none")
     if brier is not None:
-        losses = losses + brier.terms(logits, labels[targets])
-    target_weights = weights[targets]
-    return (losses * target_weights).sum(), target_weights.sum()
+        losses = losses + brier.terms(logits, labels)
+    return (losses * weights).sum(), weights.sum()
+
+
+def supervised(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits that predict the supervised tokens, these tokens, and their weights.
+
+    Args:
+        model: The model, possibly wrapped.
+        batch: From `TreeCollator`.
+
+    Returns:
+        Shapes (supervised tokens, vocabulary) and twice (supervised tokens,).
+    """
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights", "predicts")}
+    predicts = batch["predicts"]
+    logits = model(**inputs, logits_to_keep=predicts, use_cache=False).logits[0]
+    return logits, batch["labels"][0, predicts + 1], batch["weights"][0, predicts + 1]
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixi
 
 from reflectune.core.types import Passage
 from reflectune.examples.miniature.models.architecture import build_model, build_processor, train_tokenizer
-from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms, predicting
 from reflectune.models.attention.tree import Tree, independent_rows
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
@@ -156,7 +156,7 @@ def logits(loaded: Loaded, model: torch.nn.Module | None = None) -> torch.Tensor
     """Every logit of a training example, in float32; by another model, if given."""
     tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, example(2), image())
     batch = TreeCollator(loaded.model)([tree])
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights")}
+    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights", "predicts")}
     return (model or loaded.model)(**inputs, use_cache=False).logits.float()
 
 
@@ -188,9 +188,9 @@ def plain_rows(model: PreTrainedModel, made: Iterable[Tree]) -> Iterator[dict[st
     """A batch for each independent row of trees."""
     for tree in made:
         for row in independent_rows(tree):
-            supervised = {"labels": row.prefix.labels, "weights": row.prefix.weights}
+            labels, weights = torch.tensor([row.prefix.labels]), torch.tensor([row.prefix.weights])
             inputs = plain_inputs(model, row.prefix.ids, row.vision)
-            yield inputs | {name: torch.tensor([values]) for name, values in supervised.items()}
+            yield inputs | {"labels": labels, "weights": weights, "predicts": predicting(labels)}
 
 
 def learned(model: Any, batches: Iterable[Any]) -> tuple[float, float, dict[str, torch.Tensor]]:

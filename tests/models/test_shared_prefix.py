@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
-from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms, predicting
 from reflectune.models.attention.images import first_equal
 from reflectune.models.attention.packed import pad_to_bucket
 from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
@@ -242,12 +242,12 @@ def learned(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str, 
 
 def plain_batches(model: PreTrainedModel, made: list[Tree]) -> list[dict[str, Any]]:
     """One batch for each independent row, read by transformers without a mask or positions of ours."""
-    return [
-        plain_inputs(model, list(row.prefix.ids), row.vision)
-        | {"labels": torch.tensor([row.prefix.labels]), "weights": torch.tensor([row.prefix.weights])}
-        for tree in made
-        for row in independent_rows(tree)
-    ]
+    batches = []
+    for row in (row for tree in made for row in independent_rows(tree)):
+        labels, weights = torch.tensor([row.prefix.labels]), torch.tensor([row.prefix.weights])
+        targets = {"labels": labels, "weights": weights, "predicts": predicting(labels)}
+        batches.append(plain_inputs(model, list(row.prefix.ids), row.vision) | targets)
+    return batches
 
 
 def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:

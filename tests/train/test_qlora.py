@@ -50,7 +50,7 @@ def test_a_qlora_run_learns_resumes_exactly_and_loads_what_it_trained(
     tree = PassageScheme.of(loaded.renderer).encode(
         loaded.renderer, examples[1], load_image(examples[1].image, root=data_folder / "images")
     )
-    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights")}
+    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights", "predicts")}
     TreeCollator(trained.model)([tree])  # gives it the attention that reads trees
     with torch.no_grad():
         expected = adapted.eval()(**inputs, use_cache=False).logits

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from reflectune.models.attention.tree import IGNORE
+from reflectune.models.attention.collation import supervised
 from reflectune.models.schemes.gate_outcomes import GateOutcome, Measure
 from reflectune.train.data.examples import Collator
 from reflectune.train.data.order import TrainingOrder
@@ -97,12 +97,9 @@ class GateTrainer(ReflectionTrainer):
 
     def summed_loss(self, model: nn.Module, inputs: dict[str, Any], sample_ids: Sequence[str]) -> Tensor:
         """Return the weighted loss of a batch: of trained gates, and of preserved gates and words."""
-        labels, weights = inputs.pop("labels"), inputs.pop("weights")
-        supervised = labels[:, 1:] != IGNORE  # position i predicts label i + 1
-        logits = model(**inputs, logits_to_keep=F.pad(supervised, (0, 1)), use_cache=False).logits.float()
-        targets = labels[:, 1:][supervised]  # (supervised,), the rows of `logits`
-        target_weights = weights[:, 1:][supervised]
-        is_gate = sum(targets == yes for yes, _ in self._objective.pairs).bool()
+        logits, targets, target_weights = supervised(model, inputs)
+        logits = logits.float()
+        is_gate = torch.stack([targets == yes for yes, _ in self._objective.pairs]).any(0)
         log_odds = self._log_odds(logits[is_gate], targets[is_gate])
         reference, rewards, is_held = self._known(sample_ids, log_odds)
         is_trained = ~is_held

@@ -16,7 +16,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
 from reflectune.core.paths import Roots
 from reflectune.metrics.reporting.gates import accuracy, auroc, expected_calibration_error
-from reflectune.models.attention.tree import IGNORE
+from reflectune.models.attention.collation import supervised
 from reflectune.models.rendering.renderer import Renderer
 from reflectune.models.schemes.base import Scheme
 from reflectune.models.schemes.examples import TrainingExample
@@ -146,19 +146,16 @@ class GateReader:
 
     @torch.no_grad()
     def _read_batch(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[GateReading], float, float]:
-        labels, weights = batch.pop("labels"), batch.pop("weights")
         first_gate_ids = [token_id for _, *ids in self._gates[:1] for token_id in ids]
-        first = first_gates(batch["input_ids"], labels, self._image_token, first_gate_ids)
-        targets = labels[:, 1:] != IGNORE  # position i predicts label i + 1
-        logits = model(**batch, logits_to_keep=F.pad(targets, (0, 1)), use_cache=False).logits.float()
-        tokens, token_weights = labels[:, 1:][targets], weights[:, 1:][targets]  # (supervised tokens,), as logits' rows
-        losses = F.cross_entropy(logits, tokens, reduction="none") * token_weights
+        first = first_gates(batch["input_ids"], batch["labels"], self._image_token, first_gate_ids)
+        logits, tokens, token_weights = supervised(model, batch)
+        losses = F.cross_entropy(logits.float(), tokens, reduction="none") * token_weights
         readings, is_counted = [], token_weights > 0  # a substitute for an example that doesn't fit has weight 0
         for name, positive, negative in self._gates:
             rows = ((tokens == positive) | (tokens == negative)) & is_counted
             if name == self._gates[0][0]:  # only the first one of a conversation
-                rows &= first[:, 1:][targets]
-            probabilities = logits[rows][:, [positive, negative]].softmax(-1)[:, 0]
+                rows &= first[0, batch["predicts"] + 1]
+            probabilities = logits[rows][:, [positive, negative]].float().softmax(-1)[:, 0]
             truths = tokens[rows] == positive
             readings += [GateReading(name, p, t) for p, t in zip(probabilities.tolist(), truths.tolist(), strict=True)]
         return readings, float(losses.sum()), float(token_weights.sum())

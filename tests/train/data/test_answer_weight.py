@@ -45,7 +45,7 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
     border = max(index for index, rest in enumerate(decoded) if ANSWER_MARK in rest)
     batch = TreeCollator(loaded.model)([tree])
     targets = batch.pop("labels")[0, 1:]
-    del batch["weights"]
+    del batch["weights"], batch["predicts"]
     logits = loaded.model(**batch, use_cache=False).logits[0, :-1].float()
     kept = targets != -100
     losses = torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="none")

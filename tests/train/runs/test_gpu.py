@@ -1,0 +1,50 @@
+"""Training on a simulated GPU computes the CPU's losses and gradients, and seldom waits for the GPU."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reflectune.train.runs.supervised import fine_tune
+
+pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU")
+WORKER = Path(__file__).with_name("gpu_worker.py")
+STEPS = 3
+
+
+@pytest.fixture
+def train_on_gpu(start_program, typed, tmp_path: Path) -> Callable[[Any], list[list[str]]]:
+    """Trains, and returns what waited for the GPU between the ends of two steps."""
+
+    def train(config: Any) -> list[list[str]]:
+        program = start_program([str(WORKER), str(tmp_path / "waits.json"), *typed(config)])
+        assert program.wait() == 0, program.stderr[-3000:]
+        steps: list[list[str]] = json.loads((tmp_path / "waits.json").read_text())
+        return steps
+
+    return train
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"method": "lora", "tokens_per_device": 2000}, 14),
+        pytest.param(
+            {"family": "qwen2_vl", "method": "full", "gradient_checkpointing": True}, 23, marks=pytest.mark.slow
+        ),
+        pytest.param({"method": "lora", "compile": "off"}, 48, marks=pytest.mark.slow),  # dense masks
+    ],
+    ids=["adapters", "all weights", "dense masks"],
+)
+def test_a_gpu_trains_as_the_cpu_does(settings: dict[str, Any], most: int, config, train_on_gpu, history) -> None:
+    settings = {**settings, "max_steps": STEPS}
+    here, there = config("here", **settings), config("there", **settings, device="cuda", dtype="float32")
+    fine_tune(here)
+    waits = train_on_gpu(there)
+    for expected, found in zip(history(here.output_dir)[:STEPS], history(there.output_dir)[:STEPS], strict=True):
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+    assert len(waits[-1]) <= most, waits[-1]
