@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 ROWS = 10
 """Steps that the table shows."""
 
@@ -54,16 +55,18 @@ def difference(first: float, second: float) -> float:
 
 def train(commit: str, folder: Path, steps: int, flags: Sequence[str]) -> dict[int, float]:
     """Train with a commit's sources, and return its losses; `.` stands for the working tree."""
-    tree, output = (Path.cwd() if commit == "." else folder / "tree"), folder / "output"
+    tree, output = (ROOT if commit == "." else folder / "tree"), folder / "output"
     if commit != ".":
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True)
+        subprocess.run(
+            ["git", "-C", str(ROOT), "worktree", "add", "--quiet", "--detach", str(tree), commit], check=True
+        )
     try:
         command = [sys.executable, "-m", "reflectune", "sft", *flags, "--max_steps", str(steps), "--logging_steps", "1"]
         environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
         subprocess.run([*command, "--output_dir", str(output)], check=True, env=environment)
     finally:
         if commit != ".":
-            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True)
+            subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)], check=True)
     return losses(output / "log.jsonl")
 
 
