@@ -6,8 +6,7 @@
 
 Each section is a process with a time limit. Figures are written after each measurement, so a section that is cut off
 keeps the figures it has. A measurement that fails is recorded with its error. Sections that are measured by several
-commands, with the same commit on the same machine, are joined in one file. Weights are random. Trees need the
-transformers of pyproject.toml (5.23): earlier versions take no mask as `logits_to_keep`.
+commands, with the same commit on the same machine, are joined in one file. Weights are random.
 """
 
 from __future__ import annotations

@@ -314,7 +314,8 @@ class _Calls(TorchFunctionMode):
         if function is torch.device:
             return function(*args, **given)
         if function is torch.tensor and (device := given.pop("device", None)) is not None:
-            return torch.tensor(*args, **given).to(_in_cpp(device))
+            numbers = tree_map_only(PretendTensor, PretendTensor.tolist, args)
+            return torch.tensor(*numbers, **given).to(_in_cpp(device))
         if function is Tensor.pin_memory:
             return args[0]
         if function is Tensor.__getitem__ and _is_on_gpu(args[0]):
@@ -453,6 +454,9 @@ def _flex_attention(
     partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices)
     full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     assert not (partial & full).any()
+    if query.requires_grad:  # the backward pass reads the blocks of each key
+        assert torch.equal(_listed(block_mask.q_num_blocks, block_mask.q_indices).T, partial)
+        assert torch.equal(_listed(block_mask.full_q_num_blocks, block_mask.full_q_indices).T, full)
     visible = PretendTensor(full | (partial & allowed), query.device)
     key, value = (side.repeat_interleave(query.shape[1] // side.shape[1], 1) for side in (key, value))
     scores = (query.float() @ key.float().transpose(-1, -2) * scale).masked_fill(~visible, -torch.inf)

@@ -10,7 +10,10 @@ import torch
 
 from reflectune.train.runs.supervised import fine_tune
 
-pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU"),
+]
 WORKER = Path(__file__).with_name("gpu_worker.py")
 STEPS = 3
 
@@ -31,20 +34,22 @@ def train_on_gpu(start_program, typed, tmp_path: Path) -> Callable[[Any], list[l
 @pytest.mark.parametrize(
     ("settings", "most"),
     [
-        ({"method": "lora", "tokens_per_device": 2000}, 14),
-        pytest.param(
-            {"family": "qwen2_vl", "method": "full", "gradient_checkpointing": True}, 23, marks=pytest.mark.slow
-        ),
-        pytest.param({"method": "lora", "compile": "off"}, 48, marks=pytest.mark.slow),  # dense masks
+        ({"method": "lora", "tokens_per_device": 2000, "eval_steps": 3, "eval_answers": 3}, 14),
+        ({"family": "qwen2_vl", "method": "full", "gradient_checkpointing": True}, 23),
+        ({"method": "lora", "compile": "off"}, 48),
     ],
     ids=["adapters", "all weights", "dense masks"],
 )
-def test_a_gpu_trains_as_the_cpu_does(settings: dict[str, Any], most: int, config, train_on_gpu, history) -> None:
-    settings = {**settings, "max_steps": STEPS}
+def test_a_gpu_trains_as_the_cpu_does(
+    settings: dict[str, Any], most: int, config, data_folder: Path, train_on_gpu, history
+) -> None:
+    data = data_folder / "train.parquet"
+    settings = {**settings, "max_steps": STEPS, "eval_data": str(data) if "eval_steps" in settings else ""}
     here, there = config("here", **settings), config("there", **settings, device="cuda", dtype="float32")
     fine_tune(here)
     waits = train_on_gpu(there)
-    for expected, found in zip(history(here.output_dir)[:STEPS], history(there.output_dir)[:STEPS], strict=True):
-        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
-        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
+    for expected, found in zip(history(here.output_dir), history(there.output_dir), strict=True):
+        assert expected.keys() <= found.keys()
+        for name in expected.keys() & {"loss", "grad_norm", "eval_loss"}:
+            assert found[name] == pytest.approx(expected[name], rel=5e-3)
     assert len(waits[-1]) <= most, waits[-1]
