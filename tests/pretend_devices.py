@@ -313,6 +313,9 @@ class _Calls(TorchFunctionMode):
         given = dict(kwargs or {})
         if function is torch.device:
             return function(*args, **given)
+        if function is Tensor.new_tensor and _is_on_gpu(args[0]):
+            given = {"dtype": args[0].dtype, "device": args[0].device, **given}
+            function, args = torch.tensor, args[1:]
         if function is torch.tensor and (device := given.pop("device", None)) is not None:
             numbers = tree_map_only(PretendTensor, PretendTensor.tolist, args)
             return torch.tensor(*numbers, **given).to(_in_cpp(device))

@@ -294,6 +294,20 @@ def start(start_program, start_launch) -> Callable[..., Any]:
 
 
 @pytest.fixture
+def train_on_gpu(start_program, tmp_path: Path) -> Callable[[str, list[str]], list[list[str]]]:
+    """Runs a script on a simulated GPU, and returns what waited for it between the ends of two steps."""
+
+    def train(script: str, arguments: list[str]) -> list[list[str]]:
+        tests, file = Path(__file__).parents[1], tmp_path / "waits.json"
+        program = start_program([str(tests / "simulated_gpu.py"), str(file), str(tests.parent / script), *arguments])
+        assert program.wait() == 0, program.stderr[-3000:]
+        steps: list[list[str]] = json.loads(file.read_text())
+        return steps
+
+    return train
+
+
+@pytest.fixture
 def finish(start) -> Callable[..., None]:
     """Runs a config to its end in processes of its own."""
 

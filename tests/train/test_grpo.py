@@ -364,6 +364,18 @@ def test_two_processes_train_the_weights_of_one(config, tmp_path, weights, start
     torch.testing.assert_close(weights(two.output_dir), weights(one.output_dir), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU")
+def test_a_simulated_gpu_trains_gates_as_the_cpu_does(config, tmp_path, train_on_gpu) -> None:
+    settings: dict[str, Any] = {"gates": ["retrieve", "relevance"], "max_steps": 2, "refresh_steps": 1}
+    here, there = config("here", **settings), config("there", **settings, device="cuda", dtype="float32")
+    grpo(here)
+    train_on_gpu("train/grpo.py", options(there, tmp_path))
+
+    for name in ("loss", "reward", "grad_norm"):
+        assert logged(there.output_dir, name) == pytest.approx(logged(here.output_dir, name), rel=1e-3, abs=1e-5)
+
+
 def test_packed_rows_train_the_same_gates(config, weights, differentiable_flex, monkeypatch) -> None:
     shared: dict[str, Any] = {"retrieval_cost": 0.5, "max_steps": 2, "refresh_steps": 1, "limit": 4}
     plain, packed = (config(name, "mmkb_rag", **shared) for name in ("a", "b"))

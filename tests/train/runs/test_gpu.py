@@ -1,7 +1,5 @@
 """Training on a simulated GPU computes the CPU's losses and gradients, and seldom waits for the GPU."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +12,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU"),
 ]
-WORKER = Path(__file__).with_name("gpu_worker.py")
 STEPS = 3
-
-
-@pytest.fixture
-def train_on_gpu(start_program, typed, tmp_path: Path) -> Callable[[Any], list[list[str]]]:
-    """Trains, and returns what waited for the GPU between the ends of two steps."""
-
-    def train(config: Any) -> list[list[str]]:
-        program = start_program([str(WORKER), str(tmp_path / "waits.json"), *typed(config)])
-        assert program.wait() == 0, program.stderr[-3000:]
-        steps: list[list[str]] = json.loads((tmp_path / "waits.json").read_text())
-        return steps
-
-    return train
 
 
 @pytest.mark.parametrize(
@@ -41,13 +25,13 @@ def train_on_gpu(start_program, typed, tmp_path: Path) -> Callable[[Any], list[l
     ids=["adapters", "all weights", "dense masks"],
 )
 def test_a_gpu_trains_as_the_cpu_does(
-    settings: dict[str, Any], most: int, config, data_folder: Path, train_on_gpu, history
+    settings: dict[str, Any], most: int, config, data_folder: Path, train_on_gpu, typed, history
 ) -> None:
     data = data_folder / "train.parquet"
     settings = {**settings, "max_steps": STEPS, "eval_data": str(data) if "eval_steps" in settings else ""}
     here, there = config("here", **settings), config("there", **settings, device="cuda", dtype="float32")
     fine_tune(here)
-    waits = train_on_gpu(there)
+    waits = train_on_gpu("train/sft.py", typed(there))
     for expected, found in zip(history(here.output_dir), history(there.output_dir), strict=True):
         assert expected.keys() <= found.keys()
         for name in expected.keys() & {"loss", "grad_norm", "eval_loss"}:
