@@ -442,6 +442,16 @@ def pretended() -> ModuleType:
     return pretend_devices
 
 
+@pytest.fixture
+def simulated_gpu() -> str:
+    """Return the script that runs a script on a simulated GPU."""
+    import torch
+
+    if torch.backends.cuda.is_built():
+        pytest.skip("a build for CUDA simulates no GPU")
+    return str(Path(__file__).with_name("simulated_gpu.py"))
+
+
 @pytest.fixture(scope="session")
 def write_base() -> Callable[[str, Path], None]:
     """Return a function that writes a narrow base model of a recipe's family, with random weights, into a folder."""

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -257,6 +258,8 @@ def gpus(count: int = 1, free: int = 2**33) -> Iterator[Machine]:
         free: Bytes of free memory of each.
     """
     global _machine
+    if torch.backends.cuda.is_built():
+        pytest.skip("a build for CUDA simulates no GPU: its accelerator would be the simulation's from here on")
     import peft  # noqa: F401  imports bitsandbytes, which looks for kernels if it sees a GPU
     import transformers.generation  # noqa: F401  annotations of its modules name classes of torch.cuda
 

@@ -9,12 +9,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 
 GATES = ("engine", "repeated cache", "batched rows", "one row at a time")
 SECTIONS = ("llava", "training")
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
-SIMULATED = Path(__file__).parents[1] / "simulated_gpu.py"
 
 
 @pytest.mark.slow
@@ -43,19 +41,12 @@ def test_both_sides_of_a_comparison_compute_the_same(forked_python: str, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU")
-def test_packed_trees_have_the_gradients_of_separate_rows_on_a_gpu(forked_python: str, tmp_path: Path) -> None:
+def test_packed_trees_have_the_gradients_of_separate_rows_on_a_gpu(
+    forked_python: str, simulated_gpu: str, tmp_path: Path
+) -> None:
     options = ["--section", "gradients", "--size", "tiny", "--dtype", "float32", "--device", "cuda"]
-    command = [
-        forked_python,
-        str(SIMULATED),
-        str(tmp_path / "waits.json"),
-        str(SCRIPT),
-        *options,
-        "--results",
-        str(tmp_path),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+    command = [forked_python, simulated_gpu, str(tmp_path / "waits.json"), str(SCRIPT), "--results", str(tmp_path)]
+    subprocess.run([*command, *options], check=True, capture_output=True, text=True, timeout=600)
     figures = json.loads((tmp_path / "gpu_gradients.part").read_text(encoding="utf-8"))
     differences = figures["relative difference of a gradient"]
     assert len(differences) == 8  # four families, each with and without recomputed layers

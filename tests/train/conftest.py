@@ -294,12 +294,12 @@ def start(start_program, start_launch) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def train_on_gpu(start_program, tmp_path: Path) -> Callable[[str, list[str]], list[list[str]]]:
+def train_on_gpu(start_program, simulated_gpu: str, tmp_path: Path) -> Callable[[str, list[str]], list[list[str]]]:
     """Runs a script on a simulated GPU, and returns what waited for it between the ends of two steps."""
 
     def train(script: str, arguments: list[str]) -> list[list[str]]:
-        tests, file = Path(__file__).parents[1], tmp_path / "waits.json"
-        program = start_program([str(tests / "simulated_gpu.py"), str(file), str(tests.parent / script), *arguments])
+        file = tmp_path / "waits.json"
+        program = start_program([simulated_gpu, str(file), str(Path(__file__).parents[2] / script), *arguments])
         assert program.wait() == 0, program.stderr[-3000:]
         steps: list[list[str]] = json.loads(file.read_text())
         return steps

@@ -365,7 +365,6 @@ def test_two_processes_train_the_weights_of_one(config, tmp_path, weights, start
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a build for CUDA simulates no GPU")
 def test_a_simulated_gpu_trains_gates_as_the_cpu_does(config, tmp_path, train_on_gpu) -> None:
     settings: dict[str, Any] = {"gates": ["retrieve", "relevance"], "max_steps": 2, "refresh_steps": 1}
     here, there = config("here", **settings), config("there", **settings, device="cuda", dtype="float32")

@@ -458,7 +458,7 @@ def test_the_output_can_not_be_mixed_with_the_sources(source: Path, output: str,
 @pytest.mark.slow
 @pytest.mark.parametrize(("reader", "workers"), [("own", 1), ("wiki6m", 2)])
 def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, reader: str, workers: int) -> None:
-    make = {"own": article, "wiki6m": wiki_article}[reader]
+    make, column = {"own": (article, "id"), "wiki6m": (wiki_article, "wikidata_id")}[reader]
     write(source / "questions.jsonl", [question(n) for n in range(1000)])
     write(source / "knowledge.jsonl", [make(0 if n % 50 == 7 else n) for n in range(800)])
     killed, straight = source.parent / "killed" / "out", source.parent / "straight" / "out"
@@ -470,7 +470,7 @@ def test_a_run_killed_twice_ends_as_one_that_was_not(source: Path, monkeypatch, 
     convert(wanted)
     convert(wanted.model_copy(update={"output": str(straight), "workers": 1}))
     assert content(killed) == content(straight)
-    assert Dataset(killed).manifest["dropped"] == {"id is a duplicate": 16}
+    assert Dataset(killed).manifest["dropped"] == {f"{column} is a duplicate": 16}
     assert len(Dataset(killed).knowledge) == 784
     assert len(orphans) >= (workers > 1) * 2 * workers
     assert psutil.wait_procs(orphans, timeout=10)[1] == []
