@@ -1,7 +1,7 @@
 """A narrow base model of every recipe's family, with random weights, and the inputs of one plain row."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from transformers.models.llava_next.image_processing_pil_llava_next import Llava
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from reflectune.examples.miniature.models.architecture import train_tokenizer
+from reflectune.models.attention.collation import predicting
+from reflectune.models.attention.tree import Tree, independent_rows
 from reflectune.models.weights.pretrained import ImageOnlyQwen2VLProcessor
 
 SHAPES = Path(__file__).resolve().parents[1] / "configs/architectures"
@@ -97,6 +99,14 @@ def plain_inputs(model: PreTrainedModel, ids: Sequence[int], vision: Mapping[str
     if model.config.model_type == "gemma3":
         inputs["token_type_ids"] = (row == model.config.image_token_id).int()
     return inputs
+
+
+def plain_rows(model: PreTrainedModel, trees: Iterable[Tree]) -> Iterator[dict[str, Any]]:
+    """A batch for each independent row of trees, read by transformers without a mask or positions of ours."""
+    for row in (row for tree in trees for row in independent_rows(tree)):
+        labels, weights = torch.tensor([row.prefix.labels]), torch.tensor([row.prefix.weights])
+        targets = {"labels": labels, "weights": weights, "predicts": predicting(labels)}
+        yield plain_inputs(model, row.prefix.ids, row.vision) | targets
 
 
 def _facts(family: str, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

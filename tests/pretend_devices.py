@@ -394,9 +394,7 @@ def _is_on_gpu(tensor: Any) -> bool:
 
 
 def _plain(device: torch.device) -> torch.device:
-    """Return the plain CPU for `cpu:0`, and `cuda:0` for `cuda`."""
-    if device.type == "cuda":
-        return torch.device("cuda", device.index or 0)
+    """Return the plain CPU for `cpu:0`, other devices as they are."""
     return HERE if device.type == "cpu" and not device.index else device
 
 

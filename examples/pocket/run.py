@@ -112,8 +112,9 @@ def recipe(name: str, config: str) -> list[str]:
     The recipes say bfloat16.
     """
     command = module(name, f"examples/pocket/{config}.yaml")
-    reads_model = "dtype" in yaml.safe_load(Path(command[-1]).read_text(encoding="utf-8"))
-    return [*command, "--dtype", "float32"] if reads_model and not computes_bfloat16() else command
+    if computes_bfloat16() or "dtype" not in yaml.safe_load(Path(command[-1]).read_text(encoding="utf-8")):
+        return command
+    return [*command, "--dtype", "float32"]
 
 
 def captions(split: str) -> list[list[str]]:

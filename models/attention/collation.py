@@ -162,10 +162,14 @@ def supervised(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     Returns:
         Shapes (supervised tokens, vocabulary) and twice (supervised tokens,).
     """
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights", "predicts")}
     predicts = batch["predicts"]
-    logits = model(**inputs, logits_to_keep=predicts, use_cache=False).logits[0]
+    logits = model(**model_inputs(batch), logits_to_keep=predicts, use_cache=False).logits[0]
     return logits, batch["labels"][0, predicts + 1], batch["weights"][0, predicts + 1]
+
+
+def model_inputs(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a batch of `TreeCollator` without what only the loss reads."""
+    return {name: value for name, value in batch.items() if name not in ("labels", "weights", "predicts")}
 
 
 def join_vision(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

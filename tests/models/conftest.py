@@ -3,7 +3,7 @@
 import copy
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixi
 
 from reflectune.core.types import Passage
 from reflectune.examples.miniature.models.architecture import build_model, build_processor, train_tokenizer
-from reflectune.models.attention.collation import TreeCollator, loss_terms, predicting
-from reflectune.models.attention.tree import Tree, independent_rows
+from reflectune.models.attention.collation import TreeCollator, loss_terms, model_inputs
 from reflectune.models.loading import Loaded
 from reflectune.models.rendering.renderer import Rendered, Renderer
 from reflectune.models.rendering.turns import ANSWER_PROMPTS
@@ -29,7 +28,7 @@ from reflectune.models.schemes.mmkb_rag import SCHEME as MMKB_RAG
 from reflectune.models.schemes.mr2ag import SCHEME as MR2AG
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.tokens import add_reflection_tokens
-from tests.narrow_models import plain_inputs
+from tests.narrow_models import plain_inputs, plain_rows
 
 CORPUS = [
     "What is it made of? When was the tower built? Who drew this?",
@@ -156,8 +155,7 @@ def logits(loaded: Loaded, model: torch.nn.Module | None = None) -> torch.Tensor
     """Every logit of a training example, in float32; by another model, if given."""
     tree = PassageScheme.of(loaded.renderer).encode(loaded.renderer, example(2), image())
     batch = TreeCollator(loaded.model)([tree])
-    inputs = {name: value for name, value in batch.items() if name not in ("labels", "weights", "predicts")}
-    return (model or loaded.model)(**inputs, use_cache=False).logits.float()
+    return (model or loaded.model)(**model_inputs(batch), use_cache=False).logits.float()
 
 
 @pytest.fixture(scope="session")
@@ -182,15 +180,6 @@ def plain_answer(loaded: Loaded, prefix: Rendered, more: list[int], steps: int) 
         ids.append(best.indices.item())
         log_probs.append(best.values.item())
     return ids, log_probs
-
-
-def plain_rows(model: PreTrainedModel, made: Iterable[Tree]) -> Iterator[dict[str, Any]]:
-    """A batch for each independent row of trees."""
-    for tree in made:
-        for row in independent_rows(tree):
-            labels, weights = torch.tensor([row.prefix.labels]), torch.tensor([row.prefix.weights])
-            inputs = plain_inputs(model, row.prefix.ids, row.vision)
-            yield inputs | {"labels": labels, "weights": weights, "predicts": predicting(labels)}
 
 
 def learned(model: Any, batches: Iterable[Any]) -> tuple[float, float, dict[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import functools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,17 +19,17 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from reflectune.core.errors import UnusableInput, UserError
 from reflectune.models.attention import shared as shared_attention
 from reflectune.models.attention import tree_mask as tree_attention
-from reflectune.models.attention.collation import TreeCollator, loss_terms, predicting
+from reflectune.models.attention.collation import TreeCollator, loss_terms
 from reflectune.models.attention.images import first_equal
 from reflectune.models.attention.packed import pad_to_bucket
-from reflectune.models.attention.tree import IGNORE, Segment, Tree, independent_rows
+from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.prefix import engine as engine_module
 from reflectune.models.prefix.engine import PrefixEngine
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.models.weights.spreading import spread
 from reflectune.train.weights.parameters import freeze_tower, recompute_layers, tower_of
-from tests.narrow_models import plain_inputs
+from tests.narrow_models import plain_inputs, plain_rows
 
 IMAGE, VOCABULARY = 3, 120
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -160,7 +160,7 @@ def plain_probabilities(model: PreTrainedModel, images: int, number: int, more: 
 @functools.cache
 def plainly_learned(model: PreTrainedModel, make: Callable[[PreTrainedModel, int], list[Tree]], images: int) -> Any:
     """Return the loss and the gradients of the independent rows of trees."""
-    return learned(model, plain_batches(model, make(model, images)))
+    return learned(model, plain_rows(model, make(model, images)))
 
 
 def engine_of(model: PreTrainedModel, budget: int = 16_384, packed: bool = False, **settings: Any) -> PrefixEngine:
@@ -228,7 +228,7 @@ def trees(model: PreTrainedModel, images: int) -> list[Tree]:
     return made
 
 
-def learned(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str, Tensor]:
+def learned(model: PreTrainedModel, batches: Iterable[dict[str, Any]]) -> dict[str, Tensor]:
     """The summed loss, and every gradient."""
     model.zero_grad()
     losses = []
@@ -238,16 +238,6 @@ def learned(model: PreTrainedModel, batches: list[dict[str, Any]]) -> dict[str, 
         losses.append(loss.detach())
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": torch.stack(losses).sum(), **gradients}
-
-
-def plain_batches(model: PreTrainedModel, made: list[Tree]) -> list[dict[str, Any]]:
-    """One batch for each independent row, read by transformers without a mask or positions of ours."""
-    batches = []
-    for row in (row for tree in made for row in independent_rows(tree)):
-        labels, weights = torch.tensor([row.prefix.labels]), torch.tensor([row.prefix.weights])
-        targets = {"labels": labels, "weights": weights, "predicts": predicting(labels)}
-        batches.append(plain_inputs(model, list(row.prefix.ids), row.vision) | targets)
-    return batches
 
 
 def differences(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> list[float]:
@@ -307,7 +297,7 @@ def test_a_window_that_covers_a_row_is_exact_and_a_shorter_one_is_refused(family
         for q, own in enumerate(hung)
         for k, one in enumerate(own)
     }
-    plain = learned(model, plain_batches(model, trees(model, 1)))
+    plain = learned(model, plain_rows(model, trees(model, 1)))
     assert max(differences(learned(model, [TreeCollator(model)(trees(model, 1))]), plain)) < 1e-4
     far = next_probabilities(narrow, prefixes[2], hung[2][4])[GATES]
     assert not torch.allclose(far, expected[2, 4], rtol=1e-2)  # the narrow model sees less
@@ -328,7 +318,7 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
     monkeypatch.setattr(tree_attention, "has_backward", lambda *kind: by_parts)
     model = build("llava")
     made = trees(model, 1)
-    expected = learned(model, plain_batches(model, made))
+    expected = learned(model, plain_rows(model, made))
     batch = TreeCollator(model)(made)
     batch["attention_mask"] = batch["attention_mask"].clamp(max=1)  # all branches of a question as one
     assert max(differences(learned(model, [batch]), expected)) > 1e-2
@@ -338,7 +328,7 @@ def test_a_broken_mask_is_noticed(by_parts, monkeypatch):
 def test_an_image_that_is_read_one_way_is_noticed(packed, differentiable_flex):
     model = build("gemma3")
     made = trees(model, 2)
-    expected = learned(model, plain_batches(model, made))
+    expected = learned(model, plain_rows(model, made))
     batch = TreeCollator(model)(made)
     batch["attention_mask"] = batch["attention_mask"][:, :, :1]
     assert max(differences(learned(model, [pad_to_bucket(batch, "cpu") if packed else batch]), expected)) > 1e-2
@@ -495,7 +485,7 @@ def test_training_reads_an_image_of_several_questions_once(model, images, checkp
 def test_an_image_in_a_wrong_place_is_noticed(monkeypatch):
     model = build("llava")
     made = of_one_image(model, 1)
-    expected = learned(model, plain_batches(model, made))
+    expected = learned(model, plain_rows(model, made))
     monkeypatch.setattr("reflectune.models.attention.images.first_equal", lambda images, told: [0] * len(images))
     assert max(differences(learned(model, [TreeCollator(model)(made)]), expected)) > 1e-2
 

@@ -11,7 +11,7 @@ import torch
 from reflectune.core.config import parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
-from reflectune.models.attention.collation import TreeCollator
+from reflectune.models.attention.collation import TreeCollator, model_inputs
 from reflectune.models.loading import load
 from reflectune.models.schemes.passages import PassageScheme
 from reflectune.models.weights.quantization import Quantization
@@ -50,7 +50,7 @@ def test_a_qlora_run_learns_resumes_exactly_and_loads_what_it_trained(
     tree = PassageScheme.of(loaded.renderer).encode(
         loaded.renderer, examples[1], load_image(examples[1].image, root=data_folder / "images")
     )
-    inputs = {k: v for k, v in TreeCollator(loaded.model)([tree]).items() if k not in ("labels", "weights", "predicts")}
+    inputs = model_inputs(TreeCollator(loaded.model)([tree]))
     TreeCollator(trained.model)([tree])  # gives it the attention that reads trees
     with torch.no_grad():
         expected = adapted.eval()(**inputs, use_cache=False).logits

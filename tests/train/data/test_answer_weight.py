@@ -10,7 +10,7 @@ from PIL import Image
 from reflectune.core.types import FollowUp
 from reflectune.inference.operators import parsing
 from reflectune.inference.pipelines.reag import ANSWER, THINK_SYSTEM
-from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator, loss_terms, model_inputs
 from reflectune.models.attention.tree import IGNORE
 from reflectune.models.loading import Loaded, load
 from reflectune.models.schemes.examples import PromptedBranch, PromptedExample
@@ -44,9 +44,8 @@ def test_the_loss_is_the_weighted_sum_of_both_parts_means(loaded: Loaded, answer
     decoded = [loaded.renderer.decode(ids[index:]).replace(" ", "") for index in range(len(ids))]
     border = max(index for index, rest in enumerate(decoded) if ANSWER_MARK in rest)
     batch = TreeCollator(loaded.model)([tree])
-    targets = batch.pop("labels")[0, 1:]
-    del batch["weights"], batch["predicts"]
-    logits = loaded.model(**batch, use_cache=False).logits[0, :-1].float()
+    targets = batch["labels"][0, 1:]
+    logits = loaded.model(**model_inputs(batch), use_cache=False).logits[0, :-1].float()
     kept = targets != -100
     losses = torch.nn.functional.cross_entropy(logits[kept], targets[kept], reduction="none")
     expected = answer_weight * losses[border:].mean() + (1 - answer_weight) * losses[:border].mean()
