@@ -109,7 +109,7 @@ class World:
         questions = [question for split in SPLITS for question in dataset.questions(split)]
         teachers = {it.id: teacher_of(it, dataset.knowledge, QUERY_FORMS) for it in questions}
         questions = [question for question in questions if teachers[question.id]]
-        index = RetrieverConfig(index=str(self.folder / f"index_{self.seed}"), encoder="miniature/clip")
+        index = RetrieverConfig(index=str(self.folder / f"index_{self.seed}"))
         parts = PipelineParts(
             dataset.knowledge,
             dataset.root,

@@ -79,11 +79,12 @@ def model_name(value: str) -> str:
 
 def recorded_scheme(model: str) -> str:
     """Return the scheme that a checkpoint's folder names; "" for other models, and for a file that can't be read."""
-    try:
-        record = json.loads(Path(model, "scheme.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(record.get("name", "")) if isinstance(record, dict) else ""
+    return _recorded(Path(model, "scheme.json"), "name")
+
+
+def recorded_encoder(index: str) -> str:
+    """Return the encoder that an index's manifest names; "" for a file that can't be read."""
+    return _recorded(Path(index, "manifest.json"), "encoder")
 
 
 def encoder_name(value: str) -> str:
@@ -131,6 +132,14 @@ def bem_name(value: str) -> str:
 ModelName = Annotated[str, checked_by(model_name)]
 EncoderName = Annotated[str, checked_by(encoder_name)]
 BemName = Annotated[str, checked_by(bem_name)]
+
+
+def _recorded(file: Path, key: str) -> str:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(record.get(key, "")) if isinstance(record, dict) else ""
 
 
 def _named(value: str, files: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 from reflectune.core.config import Settings, cross_check, setting
 from reflectune.core.hashing import file_fingerprint, fingerprint
 from reflectune.core.values import InputFile
-from reflectune.models.names import EncoderName
+from reflectune.models.names import encoder_name, recorded_encoder
 
 RankScore = Literal["reciprocal_rank", "constant", "softmax_rank"]
 
@@ -27,11 +27,6 @@ class IndexKeys(SummarySettings):
 
     index: str = setting(
         "", "index folder over the data set's knowledge base; needed by pipelines that retrieve", hashed=False
-    )
-    encoder: EncoderName = setting(
-        "miniature/clip",
-        "the encoder that the index was built with",
-        hashed=False,  # the index's manifest, which is hashed, names it
     )
     ranked_entities: InputFile = setting(
         "", "in place of `index`: JSONL of entries ranked for each image, e.g. by Google Lens", hashed=False
@@ -51,6 +46,9 @@ class IndexKeys(SummarySettings):
         """Yield the problems of these keys."""
         if self.index and not Path(self.index, "manifest.json").is_file():
             yield f"`index`: {self.index} has no manifest.json; build it with `reflectune build_index`"
+        elif self.index and (problem := encoder_name(recorded_encoder(self.index))):
+            where = f"`index`: {self.index} was built with an encoder that is missing"
+            yield f"{where}: {problem}; move it back, or link to it"
         if self.index and self.ranked_entities:
             yield "`index` and `ranked_entities` are both given; drop one of them"
         if self.ranked_entities and self.summary_share:

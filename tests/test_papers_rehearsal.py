@@ -20,17 +20,17 @@ from PIL import Image
 from reflectune.core.config import parse_config
 
 ROOT = Path(__file__).parents[1]
+BUILD = "retrieval/build_index.py"
 ENCODER = "pair:miniature/clip+miniature/text"
 SMALL = {
-    "retrieval/build_index.py": ["--encoder", ENCODER, "--store", "exact", "--device", "cpu", "--dtype", "float32"],
-    "inference/recall.py": ["--encoder", ENCODER, "--device", "cpu"],
-    "evaluate": ["--encoder", ENCODER, "--iterations", "1", "--text_passages", "4", "--device", "cpu"],
+    BUILD: ["--encoder", ENCODER, "--store", "exact", "--device", "cpu", "--dtype", "float32"],
+    "inference/recall.py": ["--device", "cpu"],
+    "evaluate": ["--iterations", "1", "--text_passages", "4", "--device", "cpu"],
 }
-CLIP = ["--encoder", "miniature/clip", "--device", "cpu"]
 SMALL_MRAG = {
-    "retrieval/build_index.py": [*CLIP, "--store", "exact", "--dtype", "float32"],
-    "evaluate": CLIP,
-    "inference/recall.py": CLIP,
+    **SMALL,
+    BUILD: [*SMALL[BUILD], "--encoder", "miniature/clip"],
+    "evaluate": ["--device", "cpu"],
 }
 FLOORS = ("retrieval", "data_builders", "train", "inference", "metrics")
 NAMES = {"Q1": "Kirk Bridge", "Q2": "Moss Tower", "Q3": "Oak Mill"}
@@ -150,7 +150,7 @@ def test_a_papers_list_runs_from_downloads_to_tables(
         for words in commands(paper, [*prepared, *TABLES[paper]]):
             run(words, more)
     write_base("qwen3_vl", folder := downloads / "models/qwen3_vl")
-    own = {key: [*more[key], "--encoder", f"qwen3_vl:{folder}"] for key in SMALL}
+    own = {**more, BUILD: [*more[BUILD], "--encoder", f"qwen3_vl:{folder}"]}
     for words in commands("pmsr", ["table_a14_index@infoseek", "table_a14@infoseek"]):
         run(words, own)
     contents = [body["messages"][-1]["content"] for _, body in server.requests]
@@ -246,13 +246,13 @@ def test_ok_vqa_searches_the_index_of_encyclopedic_vqas_articles(
         assert metrics["pipelines"][paper]["overall"]["value"] == 1.0
         assert metrics["trajectories"][paper]["by_iteration"][0]["prr"]
     assert Path("runs/pmsr/judge_okvqa/metrics.json").is_file()
-    mixture = {key: [*more[key], "--encoder", ENCODER.replace("pair:", "mixture:")] for key in SMALL}
+    mixture = {**more, BUILD: [*more[BUILD], "--encoder", ENCODER.replace("pair:", "mixture:")]}
     unjudged = {"evqa": "rouge_l"}  # BEM is converted by hand
     run(*commands("mi_rag", ["large_index"]), mixture)
-    for paper, name, with_models in (("pmsr", "table_a8@10", more), ("mi_rag", "evaluate_large", mixture)):
+    for paper, name in (("pmsr", "table_a8@10"), ("mi_rag", "evaluate_large")):
         (given,) = commands(paper, [name])
         words = [unjudged.get(word, word) for word in given if word not in ("--bem", "runs/bem")]
-        run([*words, "--extract_split", ""], with_models)  # only the test split was converted
+        run([*words, "--extract_split", ""], more)  # only the test split was converted
     metrics = json.loads(Path("runs/pmsr/table_a8_10/metrics.json").read_text())
     assert metrics["pipelines"]["oracle_pairs"]["overall"]["n"] == 3
 
@@ -292,9 +292,8 @@ def test_mrags_multimodal_retriever_is_rehearsed_by_a_small_model(
     mrag_downloads: Path, stub_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(mrag_downloads)
-    small = ["--encoder", "gme:miniature/qwen2_vl", "--device", "cpu"]
-    more = {"retrieval/build_index.py": [*small, "--store", "exact", "--dtype", "float32"]}
-    more["evaluate"] = [*small, "--llm_url", stub_server(lambda text: "Ann.").url]
+    more = {BUILD: [*SMALL[BUILD], "--encoder", "gme:miniature/qwen2_vl"]}
+    more["evaluate"] = ["--device", "cpu", "--llm_url", stub_server(lambda text: "Ann.").url]
     for words in commands("mrag", ["infoseek", "table_2_index@gme", "table_2@gme_IQ_IT"]):
         run(words, more)
     folder = Path("runs/mrag/table_2_gme_IQ_IT")

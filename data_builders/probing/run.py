@@ -28,6 +28,7 @@ from reflectune.formats.reflection_data import read_manifest, stream_ids
 from reflectune.metrics.judging.bem import Bem
 from reflectune.metrics.scoring.registry import Metric, find_metric
 from reflectune.models.loading import Loaded, load
+from reflectune.models.names import recorded_encoder
 from reflectune.retrieval.rerankers.base import Reranker
 from reflectune.retrieval.rerankers.loading import open_reranker
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
@@ -92,7 +93,7 @@ def run(config: ProbeConfig) -> None:
 def _finish(config: ProbeConfig, dataset: Dataset, model: str) -> None:
     """Sort the probes into Parquet files, and print their statistics."""
     name = str(dataset.manifest.get("name", dataset.root.resolve().name))
-    about = {"model": model, "dataset": name, "encoder": config.encoder, "limit": config.limit}
+    about = {"model": model, "dataset": name, "encoder": recorded_encoder(config.index), "limit": config.limit}
     print(f"{seal(config.output, about):,} questions probed: {config.output}")
     if free_form := count_free_form(dataset, config.split, visual=config.visual):
         print(f"{free_form:,} free-form questions left out: no metric can score an answer in sentences")

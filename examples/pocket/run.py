@@ -253,7 +253,7 @@ def fresh_stages() -> dict[str, list[str]]:
         chosen = ["--against", BEST_READER, "--output", f"{RUN}/{output}"]
         return [*program("inference.compare"), "--evaluations", *evaluations, *chosen]
 
-    retrieved = f"--documents_of retrieved --documents 10 --index {RUN}/index --encoder pocket/clip --title_weight 0"
+    retrieved = f"--documents_of retrieved --documents 10 --index {RUN}/index --title_weight 0"
     return {
         **{name: command for name, command in stages().items() if name in kept},
         "fresh_mr2ag": ask("fresh", "mr2ag controls", "--model pocket/mr2ag"),

@@ -27,7 +27,7 @@ from reflectune.metrics.reporting.breakdown import in_per_cent
 
 RUN: Final = Path("runs/pocket")
 FOLDER: Final = RUN / "switches"
-PROBES: Final = f"--documents_of retrieved --index {RUN}/index --encoder pocket/clip --title_weight 0 --documents 10"
+PROBES: Final = f"--documents_of retrieved --index {RUN}/index --title_weight 0 --documents 10"
 BALANCE: Final = "--srt_balance 4"
 TEXTS: Final = "--documents_by reranker --reranker embedding --reranker_model pocket/text"
 TAUGHT_SPLITS: Final = ("train", "val_unseen_entity")

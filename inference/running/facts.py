@@ -20,6 +20,7 @@ from reflectune.inference.pipelines.requirements import RoleSettings
 from reflectune.inference.running.config import EvaluateConfig
 from reflectune.inference.scoring.notices import ModelFacts
 from reflectune.inference.scoring.scores import Traces
+from reflectune.models.names import recorded_encoder
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.rerankers.config import RerankerConfig
@@ -129,7 +130,7 @@ def _retriever_facts(retriever: RetrieverConfig) -> Mapping[str, str]:
     summaries = f", summary_share {retriever.summary_share:g}" if retriever.summary_share else ""
     return {
         "index": f"{retriever.index}, manifest {retriever.finder_fingerprint()}",
-        "encoder": retriever.encoder,
+        "encoder": recorded_encoder(retriever.index),
         "retriever": f"title_weight {retriever.title_weight:g}{summaries}",
     }
 

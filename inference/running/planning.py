@@ -27,7 +27,6 @@ from reflectune.inference.scoring.seeds import record_of
 from reflectune.models.remote.endpoint import RemoteConfig
 from reflectune.models.schemes.calibration import Calibration
 from reflectune.retrieval.config import RetrieverConfig
-from reflectune.retrieval.indexes.entry_index import read_manifest as read_index_manifest
 
 
 @dataclass(frozen=True)
@@ -184,7 +183,7 @@ def describe(config: EvaluateConfig) -> str:
         by = f"in batches of {size}" if size else f"by {RemoteConfig.of(config).llm_concurrency} requests at a time"
         lines.append(f"  {name}: {len(pipeline.questions)} questions {by}{reader}")
         lines += describe_cost(config, run.dataset, pipeline.recipe, use, pipeline.questions)
-    lines += absent_sentences(run.planned) + encoder_sentences(RetrieverConfig.of(config))
+    lines += absent_sentences(run.planned)
     lines.append(f"into {config.output}: traces/, metrics.json, report.html")
     return "\n".join(lines)
 
@@ -205,17 +204,6 @@ def _check_models(planned: Plan, models: ModelSettings) -> None:
     require_models([*names, *(use.second_model(models) for use in uses)])
     if any(use.reader == "model" or use.judges for use in uses):
         require_tuned(models)
-
-
-def encoder_sentences(retriever: RetrieverConfig) -> list[str]:
-    """Return a warning if an index was built with an encoder of another name; the files decide, and are not read."""
-    built_with = read_index_manifest(Path(retriever.index)).get("encoder") if retriever.index else retriever.encoder
-    if built_with == retriever.encoder:
-        return []
-    return [
-        f"warning: the index {retriever.index} was built with the encoder {built_with}, and `encoder` is "
-        f"{retriever.encoder}; the run refuses it unless their files are the same"
-    ]
 
 
 def batch_size(use: ModelUse, models: ModelSettings, questions: int) -> int | None:

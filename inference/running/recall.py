@@ -88,7 +88,7 @@ def _search_tables(config: RecallConfig, dataset: Dataset) -> Iterator[_SearchTa
         ranked = open_ranked(config.ranked_entities, dataset.knowledge, dataset.image_roots)
         yield _SearchTable("ranked_entities", "ranked_entities", {Path(config.ranked_entities).name: ranked.search})
     elif config.index:
-        encoder = open_encoder(config.encoder, config.index, device=config.device)
+        encoder = open_encoder(config.index, device=config.device)
         retriever = EntryRetriever(load_index(config.index, dataset.knowledge, encoder), encoder)
         twin = _exact_retriever(config, config.index, retriever)
         share = config.summary_share

@@ -19,7 +19,7 @@ from reflectune.inference.pipelines.mr2ag import ChoiceSettings, decide_again
 from reflectune.inference.pipelines.registry import find_recipe
 from reflectune.inference.running.loading import calibration_for, require_models, require_tuned
 from reflectune.inference.running.opening import is_current
-from reflectune.inference.running.planning import encoder_sentences, select
+from reflectune.inference.running.planning import select
 from reflectune.inference.scoring.scores import TraceScorer, check_scorable
 from reflectune.inference.scoring.seeds import RECORD, record_of
 from reflectune.inference.sweeps.caching import CacheStats
@@ -194,7 +194,6 @@ def describe(config: SweepConfig) -> str:
             f"{len(questions)} questions at {len(points)} points of {config.pipeline}: {runs} runs of it over one set",
             f"of forward passes, {config.batch_questions} questions at a time:",
             *(f"  {point.name}" for point in points),
-            *encoder_sentences(RetrieverConfig.of(config)),
             f"into {config.output}: sweep.json, sweep.html, one SVG a plot",
         ]
     )

@@ -222,7 +222,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         and set(known.get("fields") or ()) in _FIELDS
         and all(known["fields"].values())
     )
-    texts = [known.get("kb"), known.get("address", ""), known.get(PRECISION, "")]
+    texts = [known.get("kb"), known.get("encoder"), known.get("address", ""), known.get(PRECISION, "")]
     if (
         not is_known
         or not all(type(count) is int and count >= 0 for count in counts)
@@ -244,19 +244,18 @@ def origin_of(kb: KnowledgeBase, encoder: ImageTextEncoder) -> dict[str, Any]:
     }
 
 
-def open_encoder(name: str, index: str | Path, *, device: str) -> ImageTextEncoder:
-    """Load the encoder of an index, in the precision that the manifest records.
+def open_encoder(index: str | Path, *, device: str) -> ImageTextEncoder:
+    """Load the encoder that an index's manifest names, in the precision that it records.
 
     Args:
-        name: Name of the encoder; `load_index` refuses a different one.
         index: Folder of the index.
         device: Device of the encoder.
 
     Raises:
         UserError: The index or the encoder is missing.
     """
-    precision = read_manifest(Path(index)).get(PRECISION, "float32")
-    return load_encoder(name, device=device, dtype=precision)
+    manifest = read_manifest(Path(index))
+    return load_encoder(manifest["encoder"], device=device, dtype=manifest.get(PRECISION, "float32"))
 
 
 def check_origin(folder: Path, recorded: dict[str, Any], expected: dict[str, Any]) -> None:

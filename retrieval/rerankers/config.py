@@ -40,7 +40,7 @@ class RerankerConfig(Settings):
     )
     reranker_model: EncoderName = setting(
         "",
-        "miniature/text, a folder, or a hub id, owner/name[@COMMIT]; encoder: as `encoder`; q_former: a folder",
+        "miniature/text, a folder, or a hub id, owner/name[@COMMIT]; encoder: as for `build_index`; q_former: a folder",
         hashed=False,  # its content is
     )
     reranker_pooling: Pooling = setting("auto", "embedding: mean, last or cls; auto: as its model card says")

@@ -368,12 +368,12 @@ def open_retriever(config: RetrieverConfig, knowledge: KnowledgeBase, *, image_r
         device: Device of the encoder: `cpu`, `cuda`, `auto`, …
 
     Raises:
-        UserError: The index belongs to a different knowledge base or encoder, or has no summaries and `summary_share`
-            is above 0; or the ranked entities can't be used.
+        UserError: The index belongs to a different knowledge base, or its encoder is missing or has changed; it has no
+            summaries and `summary_share` is above 0; or the ranked entities can't be used.
     """
     if config.ranked_entities:
         return open_ranked(config.ranked_entities, knowledge, image_roots, config.ranked_scores)
-    encoder = open_encoder(config.encoder, config.index, device=device)
+    encoder = open_encoder(config.index, device=device)
     retriever = EntryRetriever(load_index(config.index, knowledge, encoder), encoder)
     return retriever.weighted(title_weight=config.title_weight, summary_share=config.summary_share)
 

@@ -71,14 +71,14 @@ def towers(tmp_path_factory: pytest.TempPathFactory, encoder: str) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path, towers: Path, encoder: str) -> Make:
+def config(tmp_path: Path, towers: Path) -> Make:
     shutil.copytree(towers, tmp_path, dirs_exist_ok=True)
     root, index = tmp_path / "world", str(tmp_path / "index")
     write_examples(tmp_path / "reflection" / "train.parquet", [example(0), SEEN, example(3)])
     write_manifest(tmp_path / "reflection", Manifest("mr2ag", root, {"train": "k"}))
 
     def make(**changes: Any) -> PlainConfig:
-        values: dict[str, Any] = {"dataset": str(root), "encoder": encoder, "top_n": 3, "passages": 2, "device": "cpu"}
+        values: dict[str, Any] = {"dataset": str(root), "top_n": 3, "passages": 2, "device": "cpu"}
         values |= {"index": index, "reflection": str(tmp_path / "reflection"), "output": str(tmp_path / "plain")}
         values |= {"evidence": ["none", "gold", "articles", "passages"]}
         return PlainConfig(**{**values, **changes})

@@ -111,9 +111,9 @@ def text_index(knowledge: KnowledgeBase, folder: Path, *cutting: Any) -> None:
     build_text_index(knowledge, encoder, folder, Cutting(*cutting))
 
 
-def keys(world: Path, encoder: str, models: SimpleNamespace, **more: object) -> dict[str, Any]:
+def keys(world: Path, models: SimpleNamespace, **more: object) -> dict[str, Any]:
     """Return the keys of a config that is run on a data set with its index and two models."""
-    where = {"dataset": str(world), "index": str(world / "index"), "encoder": encoder, "device": "cpu"}
+    where = {"dataset": str(world), "index": str(world / "index"), "device": "cpu"}
     return {**where, "model": models.tuned, "base_model": models.base, "max_new_tokens": 4, **more}
 
 

@@ -50,9 +50,9 @@ MMKB: dict[str, Any] = {"gamma": 0.0, "k": 3, "mct": "rerank", "max_reply_tokens
 
 
 @pytest.fixture
-def config(world, encoder, checkpoints, tmp_path, make) -> Callable[..., EvaluateConfig]:
+def config(world, checkpoints, tmp_path, make) -> Callable[..., EvaluateConfig]:
     def build(models: Any = checkpoints, **more: Any) -> EvaluateConfig:
-        values = make.keys(world, encoder, models, **{"output": str(tmp_path), "batch_questions": 2, **more})
+        values = make.keys(world, models, **{"output": str(tmp_path), "batch_questions": 2, **more})
         made = EvaluateConfig(**values)
         assert made.problems() == []
         return made
@@ -432,9 +432,9 @@ def test_another_base_model_does_not_mix(config, prompted, tmp_path) -> None:
 
 
 @ONE_FAMILY
-def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, world, encoder, prompted) -> None:
+def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, world, prompted) -> None:
     asked = {"image": str(world / "images/e1.png"), "question": "What does it eat?", "gamma": 0.0, "k": 2}
-    settings = make.keys(world, encoder, prompted, **asked)
+    settings = make.keys(world, prompted, **asked)
     trace = single.answer(AnswerConfig(**settings))
     assert (trace.pipeline, len(trace.passages), len(trace.kept)) == ("mmkb_rag", 6, 2)
     text = explain(trace)
@@ -445,9 +445,9 @@ def test_a_single_question_is_answered_by_the_pipeline_of_the_checkpoint(make, w
 
 
 @ONE_FAMILY
-def test_a_single_question_is_answered_by_a_named_pipeline_as_a_server_does(make, world, encoder, prompted) -> None:
+def test_a_single_question_is_answered_by_a_named_pipeline_as_a_server_does(make, world, prompted) -> None:
     image, question = str(world / "images/e1.png"), "What does it eat?"
-    keys = {**make.keys(world, encoder, prompted), "model": ""}
+    keys = {**make.keys(world, prompted), "model": ""}
     trace = single.answer(AnswerConfig(**keys, image=image, question=question, pipeline="naive_rag"))
     with AnswerService(ServeConfig(**keys, pipelines=["naive_rag"])) as service:
         served = service.submit(question, load_image(image), "naive_rag").result(60)
@@ -475,7 +475,7 @@ def test_a_killed_run_resumes_to_the_same_traces(config, tmp_path, start_program
 
 def kill_once_something_is_finished(wanted: EvaluateConfig, start_program: Callable[..., Any]) -> None:
     """Start the entry script and `kill -9` it after its first finished row."""
-    flags = [f"--{name}" for name in ("dataset", "index", "encoder", "model", "base_model", "output", "device")]
+    flags = [f"--{name}" for name in ("dataset", "index", "model", "base_model", "output", "device")]
     values = [getattr(wanted, flag[2:]) for flag in flags]
     numbers = ["--max_new_tokens", "4", "--batch_questions", "1", "--limit", "2"]
     numbers += ["--pipelines", *wanted.pipelines]

@@ -47,11 +47,11 @@ def question(name: str, split: str, place: int, text: str) -> Question:
 
 
 @pytest.fixture
-def run(folder: Path, encoder: str, monkeypatch, capsys) -> Callable[..., tuple[Any, str]]:
+def run(folder: Path, monkeypatch, capsys) -> Callable[..., tuple[Any, str]]:
     """Return a function that runs the command: its figures, and what it printed."""
 
     def start(*more: str, index: str = "index") -> tuple[Any, str]:
-        where = ["--index", str(folder / index), "--encoder", encoder] if index else []
+        where = ["--index", str(folder / index)] if index else []
         flags = ["--dataset", str(folder), "--device", "cpu", *where, "--output", str(folder / "recall.json")]
         monkeypatch.setattr(sys, "argv", ["recall", *flags, *more])
         recall.recall.main()
@@ -128,7 +128,7 @@ def test_of_an_index_of_sections_the_first_k_sections_are_counted_too(run, encod
     retriever = EntryRetriever(build_index(knowledge, loaded, folder / "rows", sections=True), loaded)
     flags = ("--dataset", str(folder), "--splits", SPLITS[0], "--depths", "2", "3")
     flags += ("--title_weights", "0", "--text_weights", "0", "0.5")
-    figures, printed = run(*flags, "--index", str(folder / "rows"), "--encoder", encoder, index="")
+    figures, printed = run(*flags, "--index", str(folder / "rows"), index="")
     record = figures[SPLITS[0]]
     for weight in ("0", "0.5"):
         queries = [Query(load_image(folder / each.image), each.text) for each in questions]

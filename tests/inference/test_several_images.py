@@ -187,9 +187,9 @@ def test_mrag_bench_from_its_file_to_its_score(checkpoints, tmp_path) -> None:
 
 
 @pytest.fixture
-def config(several, encoder, checkpoints, make, tmp_path) -> Callable[..., EvaluateConfig]:
+def config(several, checkpoints, make, tmp_path) -> Callable[..., EvaluateConfig]:
     def build(*pipelines: str, **more: Any) -> EvaluateConfig:
-        values = make.keys(several, encoder, checkpoints, output=str(tmp_path / "run"), splits=["several"], **more)
+        values = make.keys(several, checkpoints, output=str(tmp_path / "run"), splits=["several"], **more)
         made = EvaluateConfig(pipelines=list(pipelines), **values)
         assert made.problems() == []
         return made

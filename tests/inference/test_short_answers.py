@@ -134,9 +134,9 @@ QUESTIONS = [
 
 
 @pytest.fixture
-def settings(world: Path, encoder: str) -> Callable[..., dict[str, Any]]:
+def settings(world: Path) -> Callable[..., dict[str, Any]]:
     def make(**more: Any) -> dict[str, Any]:
-        where = {"dataset": str(world), "index": str(world / "index"), "encoder": encoder}
+        where = {"dataset": str(world), "index": str(world / "index")}
         return {**where, "top_n": 2, "max_new_tokens": 8, "token_budget": 2048, "device": "cpu", **more}
 
     return make

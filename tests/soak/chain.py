@@ -60,7 +60,7 @@ class Job:
         return os.environ | QUIET | ({} if "{out}" in self.settings else {"REFLECTUNE_CACHE": str(out)})
 
 
-_WORLD = f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --device cpu"
+_WORLD = f"--dataset {WORLD} --index {INDEX} --device cpu"
 _PROBE = (
     f"--dataset {WORLD} --index {INDEX} --model miniature/llava --device cpu --summary sentences "
     "--documents 5 --max_new_tokens 8 --window 8 --batch_questions 4 --limit 48 --output {out}"
@@ -129,7 +129,7 @@ JOBS: dict[str, Job] = {
     ),
     "trajectories": Job(
         "inference.evaluate",
-        f"--dataset {WORLD} --index {INDEX} --encoder miniature/clip --text_index text_index --limit 6 "
+        f"--dataset {WORLD} --index {INDEX} --text_index text_index --limit 6 "
         "--base_model miniature/llava --pipelines mi_rag pmsr mrag_agent --iterations 2 --text_passages 4 "
         "--pair_passages 2 --max_record_tokens 8 --max_new_tokens 8 --batch_questions 4 --device cpu --output {out}",
     ),

@@ -84,14 +84,13 @@ def tuned(tuned_checkpoint) -> Callable[..., str]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, world: Path, encoder: str, tuned) -> Callable[..., GrpoConfig]:
+def config(tmp_path: Path, world: Path, tuned) -> Callable[..., GrpoConfig]:
     def build(out: str = "out", scheme: str = "mr2ag", **changes: Any) -> GrpoConfig:
         values: dict[str, Any] = {
             "model": tuned(scheme),
             "scheme": scheme,
             "dataset": str(world),
             "index": str(world / "index"),
-            "encoder": encoder,
             "output_dir": str(tmp_path / out),
             "answer_model": "tuned",
             "top_n": 2,

@@ -102,7 +102,6 @@ class TablesConfig(MetricKeys, RerankerConfig):
         values = {
             "dataset": str(world),
             "index": str(index),
-            "encoder": self.encoder,
             "model": str(checkpoint),
             "base_model": self.base_model,
             "plain_model": str(plain or ""),

@@ -30,7 +30,6 @@ def preparation(config: TablesConfig) -> list[BuildStage]:
     probed = {
         "dataset": world,
         "index": index,
-        "encoder": config.encoder,
         "model": config.base_model,
         "limit": config.probe_limit,
         "dtype": None if config.dtype == "float32" else config.dtype,  # the recipe's own

@@ -226,7 +226,7 @@ def _stages(config: TablesConfig, run: Path, seed: int) -> list[BuildStage]:
     """Return the quick start's stages, without the baselines' and the evaluation."""
     world, index, data, checkpoint = (run / name for name in ("world", "index", "reflection", "checkpoint"))
     indexed = {"knowledge": world / "knowledge", "encoder": config.encoder, "output": index}
-    built = {"dataset": world, "index": index, "encoder": config.encoder, "output": data, "seed": seed}
+    built = {"dataset": world, "index": index, "output": data, "seed": seed}
     trained = {
         "model": config.base_model,
         "train_data": data,
@@ -258,7 +258,6 @@ def _plain_stages(config: TablesConfig, run: Path, made: Path, seed: int) -> lis
         "dataset": run / "world",
         "reflection": run / "reflection",
         "index": run / "index",
-        "encoder": config.encoder,
         "output": plain,
         "top_n": config.top_n,
         "passages": config.passages,

@@ -14,7 +14,7 @@ def lessons_about(tmp_path, encoder, checkpoints, make) -> Callable[..., Callabl
     def about(entries: Sequence[Entry], questions: Sequence[Question], **keys: Any) -> Callable[..., LessonsConfig]:
         root = tmp_path / "world"
         make.data_set(root, entries, questions, encoder, image_root=".")
-        where = {"dataset": str(root), "index": str(root / "index"), "encoder": encoder, "device": "cpu"}
+        where = {"dataset": str(root), "index": str(root / "index"), "device": "cpu"}
         models = {"base_model": checkpoints.base, "output": str(tmp_path / "lessons"), "token_budget": 4096}
         return lambda **changes: LessonsConfig(**{**where, **models, **keys, **changes})
 

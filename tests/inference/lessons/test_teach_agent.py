@@ -30,7 +30,7 @@ TOWER = Entry(
     sections=(Section("Size", "It is 70 m tall."), Section("People", "Ben Roth built it.")),
 )
 ELM = Entry("elm", "Elm Oak", summary="A blue oak.", images=("elm.png",), sections=OAK.sections)
-SEARCHED = {"encoder": "", "device": "cpu", "call_passages": 2}
+SEARCHED = {"device": "cpu", "call_passages": 2}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def config(tmp_path: Path, encoder: str, make) -> TeachingConfig:
     val = Question("v", "elm.png", "Who?", ("Ben",), split="val")
     make.data_set(world, [OAK, TOWER, ELM], [*asked, bare, val], encoder, image_root=".")
     where = {"dataset": str(world), "index": str(world / "index"), "output": str(tmp_path / "teacher")}
-    return TeachingConfig(**{**SEARCHED, **where, "encoder": encoder})
+    return TeachingConfig(**SEARCHED, **where)
 
 
 def test_the_teachers_trajectories_search_and_are_kept(config: TeachingConfig, tmp_path: Path) -> None:

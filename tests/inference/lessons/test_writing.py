@@ -202,7 +202,7 @@ def test_a_config_that_makes_no_sense_is_refused(config: Callable[..., LessonsCo
 @ONE_FAMILY
 def test_the_command_shows_one_questions_lessons_and_writes_nothing(config, monkeypatch, capsys) -> None:
     settings = config()
-    words = ["dataset", "index", "encoder", "base_model", "output", "iterations", "device"]
+    words = ["dataset", "index", "base_model", "output", "iterations", "device"]
     arguments = [part for name in words for part in (f"--{name}", str(getattr(settings, name)))]
     write_lessons.main([*arguments, "--pipelines", "mi_rag", "--dry_run", "true"])
     shown = capsys.readouterr().out

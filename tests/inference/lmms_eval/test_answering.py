@@ -54,7 +54,7 @@ def asked(images: list[Image.Image]) -> list[BenchmarkRequest]:
 @pytest.fixture
 def answers(checkpoints: SimpleNamespace, world: Path, asked: list[BenchmarkRequest]) -> Answer:
     """Return the answers to the requests under changed keys."""
-    common = {"device": "cpu", "model": checkpoints.tuned, "base_model": checkpoints.base, "encoder": ""}
+    common = {"device": "cpu", "model": checkpoints.tuned, "base_model": checkpoints.base}
     searched = {"dataset": str(world), "ranked_entities": str(world / "ranked.jsonl")}
 
     def answer(mode: str, requests: Sequence[BenchmarkRequest] | None = None, **more: Any) -> list[BenchmarkReply]:

@@ -119,16 +119,6 @@ def test_an_untuned_model_is_found_before_a_model_is_loaded(way, small_set, tmp_
         way(EvaluateConfig(**keys, model="miniature/llava"))
 
 
-def test_a_dry_run_warns_of_an_encoder_that_the_index_does_not_name(world, encoder) -> None:
-    keys = {"dataset": str(world), "index": str(world / "index"), "pipelines": ["naive_rag"]}
-    warned = {
-        name: "was built with the encoder"
-        in planning.describe(EvaluateConfig(**keys, base_model="miniature/llava", encoder=name))
-        for name in (encoder, "miniature/clip")
-    }
-    assert warned == {encoder: False, "miniature/clip": True}
-
-
 @pytest.mark.parametrize("way", [experiment.run, planning.describe])
 def test_a_question_that_cannot_be_scored_is_found_before_a_model_is_loaded(way, make, tmp_path) -> None:
     question = make.question(

@@ -316,10 +316,10 @@ def test_a_refusal_in_the_middle_is_that_questions(make, both, stub, images) -> 
 
 @ONE_FAMILY
 @pytest.mark.parametrize(("cached", "hits"), [(None, None), (512, 1.0)])
-def test_agreement_compares_both(world, encoder, make, checkpoints, stub, cached: int | None, hits: float) -> None:
+def test_agreement_compares_both(world, make, checkpoints, stub, cached: int | None, hits: float) -> None:
     """Of tokens that the server had in its cache, those of a prefix count."""
     stub.usage = {"prompt_tokens_details": cached if cached is None else {"cached_tokens": cached}}
-    keys = make.keys(world, encoder, checkpoints, server=stub.url, gamma=0.0, limit=2)
+    keys = make.keys(world, checkpoints, server=stub.url, gamma=0.0, limit=2)
     described = describe(AgreementConfig(**keys))
     assert "4 questions" in described
     assert stub.url in described

@@ -26,13 +26,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module")
 def service(
-    world: Path, encoder: str, checkpoints: SimpleNamespace, make, tmp_path_factory: pytest.TempPathFactory
+    world: Path, checkpoints: SimpleNamespace, make, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[AnswerService]:
     """A service whose gate is always open."""
     texts = tmp_path_factory.mktemp("texts") / "index"
     make.text_index(KnowledgeBase(world / "knowledge"), texts)
     more = {"gamma": 0.0, "top_n": 2, "text_index": str(texts), "pipelines": PIPELINES}
-    with AnswerService(make_config(ServeConfig, **make.keys(world, encoder, checkpoints, **more))) as opened:
+    with AnswerService(make_config(ServeConfig, **make.keys(world, checkpoints, **more))) as opened:
         yield opened
     assert not opened.is_healthy(), "its worker has ended"
 

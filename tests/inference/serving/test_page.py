@@ -166,8 +166,8 @@ def test_the_page_fits_a_phone_and_names_every_control(page) -> None:
     assert unnamed == 0
 
 
-def test_a_space_serves_the_page_of_its_config(world, encoder, checkpoints, make, tmp_path) -> None:
-    keys = {**make.keys(world, encoder, checkpoints), "pipelines": ["closed_book", "mr2ag"]}
+def test_a_space_serves_the_page_of_its_config(world, checkpoints, make, tmp_path) -> None:
+    keys = {**make.keys(world, checkpoints), "pipelines": ["closed_book", "mr2ag"]}
     (tmp_path / "serve.yaml").write_text(json.dumps(keys))
     reply = TestClient(build(tmp_path / "serve.yaml")).get("/")
     assert (reply.status_code, "to answer from the image" in reply.text) == (200, True)

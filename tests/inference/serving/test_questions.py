@@ -20,12 +20,12 @@ ASKED = "What does it eat?"
 
 
 @pytest.fixture(scope="module", params=["mr2ag", "mmkb_rag"])
-def asking(request, service, world, encoder, prompted, make) -> Iterator[PageQuestions]:
+def asking(request, service, world, prompted, make) -> Iterator[PageQuestions]:
     if request.param == "mr2ag":
         yield PageQuestions(service, "mr2ag")
         return
     more = {"gamma": 0.0, "top_n": 2, "pipelines": ["mmkb_rag", "closed_book"], "max_reply_tokens": 4}
-    with AnswerService(make_config(ServeConfig, **make.keys(world, encoder, prompted, **more))) as opened:
+    with AnswerService(make_config(ServeConfig, **make.keys(world, prompted, **more))) as opened:
         yield PageQuestions(opened, "mmkb_rag")
 
 

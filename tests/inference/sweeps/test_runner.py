@@ -57,13 +57,13 @@ MMKB += [
 
 
 @pytest.fixture
-def setting(world, encoder, make, checkpoints, prompted) -> Callable[[str], SimpleNamespace]:
+def setting(world, make, checkpoints, prompted) -> Callable[[str], SimpleNamespace]:
     """Config and data set for one pipeline's checkpoints, and what a point's traces are."""
 
     def build(pipeline: str = "mr2ag", **more: Any) -> SimpleNamespace:
         models = checkpoints if pipeline == "mr2ag" else prompted
         keys = {"plain_model": models.plain, "scheme": pipeline, "max_reply_tokens": 6, **more}
-        config, dataset = GridSettings(**make.keys(world, encoder, models, **keys)), Dataset(world)
+        config, dataset = GridSettings(**make.keys(world, models, **keys)), Dataset(world)
         questions = [q for split in ("val_unseen_question", "val_unseen_entity") for q in dataset.questions(split)]
         images = [load_image(q.image, root=world) for q in questions]
         runner = GridRunner(config, dataset, pipeline)

@@ -32,10 +32,9 @@ def run(world, checkpoints, tmp_path) -> Path:
 @ONE_FAMILY
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_python")
-def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -> None:
+def test_mr2ags_tables_from_finished_runs(run, checkpoints, tmp_path) -> None:
     config = TablesConfig(
         base_model=checkpoints.base,
-        encoder=encoder,
         seeds=[0, 1],
         runs=[str(run)] * 2,
         output=str(tmp_path / "out"),
@@ -55,14 +54,13 @@ def test_mr2ags_tables_from_finished_runs(run, encoder, checkpoints, tmp_path) -
 
 @pytest.mark.slow
 @ONE_FAMILY  # the sharding is the same for every family
-def test_two_processes_make_the_tables_of_one(run, encoder, checkpoints, tmp_path, start_program, start_launch) -> None:
+def test_two_processes_make_the_tables_of_one(run, checkpoints, tmp_path, start_program, start_launch) -> None:
     """Stages are the first one's alone: as one of two, a training would wait for the other, which answers nothing."""
     made = []
     for processes in (1, 2):
         output = tmp_path / f"out{processes}"
         settings = {
             "base_model": checkpoints.base,
-            "encoder": encoder,
             "seeds": 0,
             "runs": run,
             "output": output,

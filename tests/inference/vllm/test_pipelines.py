@@ -21,9 +21,7 @@ def any_mass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_mmkb_rag_and_the_baselines_answer_by_a_real_vllm(
-    served, world: Path, encoder: str, make, tmp_path: Path
-) -> None:
+def test_mmkb_rag_and_the_baselines_answer_by_a_real_vllm(served, world: Path, make, tmp_path: Path) -> None:
     server = served("qwen2_vl")
     pipelines = ["closed_book", "naive_rag", "oracle", "mmkb_rag"]
     more = {"pipelines": pipelines, "reranker": "embedding", "reranker_model": "miniature/text", "passages": 2}
@@ -32,7 +30,7 @@ def test_mmkb_rag_and_the_baselines_answer_by_a_real_vllm(
         models = SimpleNamespace(tuned=model, base=model)
         more["output"] = str(tmp_path / name)
         with server.alone():
-            metrics = run(EvaluateConfig(**make.keys(world, encoder, models, server=url, **more, **LIMITS)))
+            metrics = run(EvaluateConfig(**make.keys(world, models, server=url, **more, **LIMITS)))
         rows = {
             file.stem: [json.loads(line) for line in file.read_text().splitlines()[1:]]
             for file in (tmp_path / name / "traces").glob("*.jsonl")

@@ -207,6 +207,6 @@ def test_bfloat16_is_another_encoder_that_the_manifest_remembers(encoders, kb, d
     assert half.fingerprint != encoders(name).fingerprint
     index = build_index(kb, half, tmp_path / "index")
     assert index.manifest["encoder_dtype"] == "bfloat16"
-    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=name, title_weight=0.0)
+    config = RetrieverConfig(index=str(tmp_path / "index"), title_weight=0.0)
     (hits,) = open_retriever(config, kb, image_roots=tmp_path, device="cpu").search([Query(draw_image(4))], 3)
     assert hits[0].parts["image"] == pytest.approx(1, abs=1e-2)

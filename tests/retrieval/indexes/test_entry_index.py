@@ -14,6 +14,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
 from reflectune.retrieval.indexes.checksums import check_files, checksums
@@ -142,7 +143,7 @@ def test_the_manifest_says_in_which_precision_an_index_is_searched(kb, clip_fold
     built = load_encoder(clip_folder, dtype="bfloat16")
     index = build_index(kb, built, tmp_path / "index")
     assert index.manifest["encoder_dtype"] == "bfloat16"
-    opened = open_encoder(clip_folder, tmp_path / "index", device="cpu")
+    opened = open_encoder(tmp_path / "index", device="cpu")
     assert opened.fingerprint == built.fingerprint
     with pytest.raises(UserError, match="was built with the encoder"):
         load_index(tmp_path / "index", kb, load_encoder(clip_folder))
@@ -528,6 +529,15 @@ def test_a_knowledge_base_that_begins_otherwise_is_another_one(kb, entries, enco
     assert files(tmp_path / "index") == before
 
 
+def test_an_encoder_that_was_moved_is_a_problem_of_the_config(copied: Path, tmp_path: Path) -> None:
+    config = RetrieverConfig(index=str(copied))
+    assert config.problems() == []
+    write_manifest(copied, {"encoder": str(tmp_path / "gone")})
+    (problem,) = config.problems()
+    assert problem.startswith(f"`index`: {copied} was built with an encoder that is missing: ")
+    assert str(tmp_path / "gone") in problem
+
+
 def write_manifest(folder: Path, change: dict[str, Any] | None) -> None:
     """Change keys of an index's manifest; None replaces it by a list."""
     path = folder / "manifest.json"
@@ -548,6 +558,7 @@ def write_manifest(folder: Path, change: dict[str, Any] | None) -> None:
         {"precision": "float8"},
         {"address": 3},
         {"kb": None},
+        {"encoder": None},
     ],
     ids=str,
 )

@@ -138,16 +138,14 @@ def test_a_share_of_nothing_is_searched_for_as_ever(told_kb, encoder, tmp_path, 
     assert set(none[0][0].parts) == {"image", "title"}
 
 
-def test_an_index_without_summaries_is_refused_where_they_weigh(
-    told_kb, encoder, clip_folder, tmp_path, draw_image
-) -> None:
+def test_an_index_without_summaries_is_refused_where_they_weigh(told_kb, encoder, tmp_path, draw_image) -> None:
     index = build_index(told_kb, encoder, tmp_path / "index")
     told = "has no summaries; build one with `build_index --summaries`"
     with pytest.raises(UserError, match=told):
         EntryRetriever(index, encoder, summary_share=0.1).search([Query(draw_image(0))], 2)
     with pytest.raises(UserError, match=told):
         EntryRetriever(index, encoder).search([Query(text="owl")], 2, weights=Weights(text_summary=1))
-    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, summary_share=0.1)
+    config = RetrieverConfig(index=str(tmp_path / "index"), summary_share=0.1)
     with pytest.raises(UserError, match=told):
         open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
     ranked = RetrieverConfig(ranked_entities=str(tmp_path / "index/manifest.json"), summary_share=0.1)
@@ -160,7 +158,7 @@ def test_the_command_builds_what_a_config_searches(told_kb, clip_folder, encoder
     assert "summaries/s" in capsys.readouterr().out
     build_command(IndexConfig(knowledge=str(told_kb.folder), output=str(tmp_path / "index"), **settings))
     assert "10 titles, as many summaries and 10 images of owls" in capsys.readouterr().out
-    config = RetrieverConfig(index=str(tmp_path / "index"), encoder=clip_folder, title_weight=0.6, summary_share=1.0)
+    config = RetrieverConfig(index=str(tmp_path / "index"), title_weight=0.6, summary_share=1.0)
     retriever = open_retriever(config, told_kb, image_roots=tmp_path, device="cpu")
     index = load_index(tmp_path / "index", told_kb, encoder)
     weights = Weights(image=0.4, summary=0.6)

@@ -74,7 +74,7 @@ def test_the_baselines_model_is_tuned_on_the_same_questions_and_filter() -> None
         assert {stage.settings[name] for name in ("dataset", "index", "reflection")} <= set(folders)
         assert (stage.settings["dataset"], stage.settings["index"]) == (answering.world, answering.index)
         reading = config.reading(answering.world, answering.index, answering.checkpoint, answering.plain)
-        for name in ("top_n", "passages", "reranker", "reranker_model", "encoder"):
+        for name in ("top_n", "passages", "reranker", "reranker_model"):
             assert stage.settings[name] == getattr(reading, name)
         assert answering.plain in folders
         assert reading.plain_model == str(answering.plain)
