@@ -365,11 +365,8 @@ def test_commands_are_found() -> None:
     ("line", "issue"),
     [
         ("python benchmarks/retrieval.py --seed 0", "takes no --seed"),
-        ("python -m reflectune.examples.miniature.papers_tables --config configs/none.yaml", "configs/none.yaml"),
-        (
-            "python -m reflectune.examples.miniature.papers_tables --sedes 0",
-            "unknown key `sedes`; did you mean `seeds`?",
-        ),
+        ("python -m reflectune.examples.miniature.build_world --config configs/none.yaml", "configs/none.yaml"),
+        ("python -m reflectune.examples.miniature.build_world --sede 0", "unknown key `sede`; did you mean `seed`?"),
         ("reflectune nothing --seed 0", "has no command nothing"),
         ("python -m reflectune.inference.config", "is not a command"),
         ("reflectune export --to excel", "`to` should be one of"),

@@ -29,6 +29,7 @@ from reflectune.inference.pipelines.registry import (
     missing_parts,
     pipeline_settings,
     reflecting,
+    sweepable,
 )
 from reflectune.inference.pipelines.requirements import DOCUMENT_RERANKER, SERVER
 from reflectune.inference.running.runner import RunSettings
@@ -44,14 +45,14 @@ from reflectune.retrieval.retrievers.queries import Fusion
 if TYPE_CHECKING:
     AllPipelines = Settings
     ReflectingPipelines = Settings
-    SinglePassPipelines = Settings
+    SweptPipelines = Settings
 else:
     AllPipelines = pipeline_settings(all_recipes())
     """Settings of all registered pipelines."""
     ReflectingPipelines = pipeline_settings(reflecting(), without=(DOCUMENT_RERANKER,))
     """Settings of pipelines that are named like the scheme of their checkpoint."""
-    SinglePassPipelines = pipeline_settings(name for name, it in all_recipes().items() if not it.is_iterative)
-    """Settings of pipelines that retrieve at most once."""
+    SweptPipelines = pipeline_settings((*sweepable(), "closed_book"))
+    """Settings of pipelines that a sweep varies, and of the one that it holds RET against."""
 
 
 class SelectedPipelines(ModelSettings, AllPipelines):

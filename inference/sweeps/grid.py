@@ -33,7 +33,6 @@ class GridRun:
         image_root: Folder that image paths are relative to.
         path: The log of finished questions.
         fingerprint: Hash of everything that determines a row.
-        source: The data set's fingerprint.
         batch_questions: Questions in a batch.
         on_error: Stop at a question with a bad image or text, or count it as wrong.
     """
@@ -44,7 +43,6 @@ class GridRun:
     image_root: Path
     path: Path
     fingerprint: str
-    source: str = ""
     batch_questions: int = 8
     on_error: OnError = "stop"
 
@@ -80,7 +78,7 @@ def run_grid(grid_run: GridRun, questions: Sequence[Question], runner: GridRunne
     counted = [rows[question.id]["passes"] for question in ordered]
     stats = CacheStats(sum(each["asked"] for each in counted), sum(each["done"] for each in counted))
     ordered_rows = {question.id: rows[question.id] for question in ordered}
-    return GridOutcomes(ordered, ordered_rows, grid_run.measure, grid_run.source), stats
+    return GridOutcomes(ordered, ordered_rows, grid_run.measure), stats
 
 
 def _rows(grid_run: GridRun, batch: Sequence[Question], runner: GridRunner) -> list[tuple[str, dict[str, Any]]]:

@@ -80,13 +80,11 @@ class GridOutcomes:
         questions: The questions, in order of id.
         rows: Rows of `to_row`, by question id.
         measure: The scorer of the rows.
-        source: The data set's fingerprint, since two data sets may use the same ids.
     """
 
     questions: Sequence[Question]
     rows: Mapping[str, dict[str, Any]]
     measure: TraceScorer
-    source: str = ""
 
     @property
     def official(self) -> list[Question]:

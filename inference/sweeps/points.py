@@ -10,7 +10,7 @@ from typing import Any
 from reflectune.core.config import cross_check, find_problems
 from reflectune.inference.config import DatasetSettings, ModelSettings
 from reflectune.inference.reading.ranking import FULL, RANKINGS
-from reflectune.inference.running.config import SinglePassPipelines
+from reflectune.inference.running.config import SweptPipelines
 
 READ_ONLY = ("ranking",)
 """Settings that re-rank a finished trace, without running a pipeline."""
@@ -19,14 +19,14 @@ ELSEWHERE = ("pipeline", "relevance", "entries", *READ_ONLY)
 """Settings that are not fields of a config."""
 
 
-class GridSettings(ModelSettings, DatasetSettings, SinglePassPipelines):
-    """Settings that grid points start from: models, and the settings of all pipelines that retrieve at most once."""
+class GridSettings(ModelSettings, DatasetSettings, SweptPipelines):
+    """Settings that grid points start from: models, and the settings of the pipelines that are varied."""
 
     @cross_check
-    def one_reader_problems(self) -> Iterator[str]:
-        """Yield the problem of several plain models: a sweep loads one."""
-        if isinstance(self.plain_model, dict):
-            yield "`plain_model` must be one checkpoint here; only evaluate reads with several"
+    def model_problems(self) -> Iterator[str]:
+        """Yield the problems of models that a sweep doesn't load."""
+        if self.plain_model:
+            yield "`plain_model` is read by no pipeline of a sweep; leave it out"
         if self.server:
             yield "`server` is not for a sweep, which keeps keys and values of the models that it loads; leave it out"
 

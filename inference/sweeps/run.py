@@ -133,7 +133,7 @@ def _decide_again(
             _write_fitted(config, questions, stored, fitted, measure)
     whole = zip(questions, whole_traces(stored, [question.id for question in questions]), strict=True)
     rows = {q.id: decide_row(q, trace, [*decisions, *apart.get(q.id, ())], measure) for q, trace in whole}
-    return GridOutcomes(questions, rows, measure, dataset.fingerprint), fitted
+    return GridOutcomes(questions, rows, measure), fitted
 
 
 def _write_fitted(

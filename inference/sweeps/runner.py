@@ -61,10 +61,7 @@ class GridRunner:
             return {}
         taken_questions, taken_images = [q for q, _ in taken], [image for _, image in taken]
         traces = self._pipelines[point.run_key].run(taken_questions, taken_images)
-        role = self._recipe(point).model
-        if not find_recipe(self._pipeline).base_answers and role not in (None, "model"):
-            self.engine(role).forget()  # a baseline's context, which may be long, is read at no other point
-        elif "base_model" in self._engines:
+        if "base_model" in self._engines:
             self.engine("base_model").release()  # each point answers from contexts of its own
         return {trace.question_id: trace for trace in traces}
 

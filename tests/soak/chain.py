@@ -26,7 +26,6 @@ class Job:
         module: Module below `reflectune`.
         settings: Its arguments; `{out}` is the output, `{configs}` the folder of the miniature's recipes.
         launched: Recipe of the miniature for a launch in two processes; "" runs one process.
-        timed: Files of the output that record durations or the stages finished before: not compared.
         launcher_alone: True if a kill hits the launcher alone, and not its processes.
         fetches: True if it fetches packages, which needs a registry. Without `{out}` it writes into the user's cache.
     """
@@ -34,7 +33,6 @@ class Job:
     module: str
     settings: str
     launched: str = ""
-    timed: tuple[str, ...] = ()
     launcher_alone: bool = False
     fetches: bool = False
 
@@ -138,11 +136,6 @@ JOBS: dict[str, Job] = {
         "inference.sweep",
         f'--pipeline mr2ag --grid {{{{"gamma":[0.1,0.9],"top_n":[1,2]}}}} {_WORLD} --model tuned --limit 6 '
         "--output {out}",
-    ),
-    "tables": Job(
-        "examples.miniature.papers_tables",
-        f"--runs {INPUTS}/run --seeds 0 --epochs 0.2 --limit 4 --top_n 2 --device cpu --output {{out}}",
-        timed=("tables.md",),
     ),
     "scores": Job(
         "metrics.score", f"--predictions evaluation/traces/mr2ag.jsonl --dataset {WORLD} --output {{out}}/scores.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from chain import DATA, INDEX, INPUTS, WORLD
+from chain import INPUTS, WORLD
 from transformers import CLIPVisionConfig, CLIPVisionModelWithProjection, LlamaConfig, LlamaForCausalLM
 
 from reflectune.examples.miniature.models.architecture import build_clip, build_clip_processor, train_tokenizer
@@ -16,14 +16,12 @@ from reflectune.formats.knowledge_base import KnowledgeBase
 
 
 def write(folder: Path) -> None:
-    """Write a user's questions and articles, a title map's images, parts of a LLaVA, and a finished quick start."""
+    """Write a user's questions and articles, a title map's images, and parts of a LLaVA."""
     inputs = folder / INPUTS
-    for name in ("user", "language", "vision", "tower", "run"):
+    for name in ("user", "language", "vision", "tower"):
         (inputs / name).mkdir(parents=True)
     _write_user_data(folder / WORLD, inputs / "user")
     _write_llava_parts(inputs)
-    for name, target in {WORLD: WORLD, INDEX: INDEX, DATA: DATA, "checkpoint": "tuned"}.items():
-        (inputs / "run" / name).symlink_to(folder / target)
 
 
 def _write_user_data(world: Path, folder: Path) -> None:

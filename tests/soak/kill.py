@@ -20,7 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,11 +146,10 @@ def disturbed(job: Job, out: Path, log: Path, kills: int, seconds: float, rng: r
             ended = True
 
 
-def compare(result: Result, first: Path, second: Path, killed: Path, timed: Sequence[str]) -> None:
-    """Compare the killed run's files with those of the undisturbed runs, without `timed`."""
+def compare(result: Result, first: Path, second: Path, killed: Path) -> None:
+    """Compare the killed run's files with those of the undisturbed runs."""
     expected, again, found = files_of(first), files_of(second), files_of(killed)
-    differing = {name for name in expected.keys() | again.keys() if expected.get(name) != again.get(name)}
-    result.volatile = sorted(differing | set(timed))
+    result.volatile = sorted(name for name in expected.keys() | again.keys() if expected.get(name) != again.get(name))
     stable = sorted(expected.keys() - set(result.volatile))
     result.compared = len(stable)
     result.problems += [f"differs: {name}" for name in stable if name in found and found[name] != expected[name]]
@@ -197,7 +196,7 @@ def main() -> None:
         alone = ", its launcher alone" if job.launcher_alone else ""
         results[f"`{job.module}`, {name}{alone}"] = result = disturbed(job, killed, log, arguments.kills, seconds, rng)
         if not result.problems:
-            compare(result, first, second, killed, job.timed)
+            compare(result, first, second, killed)
         print(name, result, flush=True)
     problems = sum(len(result.problems) for result in results.values())
     print("\n".join(rows(results)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.errors import UserError
 from reflectune.core.images import load_image
 from reflectune.formats.dataset import Dataset
 from reflectune.inference.config import ModelRole
@@ -36,9 +35,6 @@ MR2AG = [
     Point("one entry", {"gamma": 0.0, "top_n": 1}),
     Point("closed gate", {"gamma": 1.0}),
     Point("closed book", {"gamma": 0.0, "fallback": "closed_book"}),
-    Point("naive", {"pipeline": "naive_rag_article"}),
-    Point("naive, tuned", {"pipeline": "naive_rag_passages_tuned", "top_n": 2}),
-    Point("closed book, tuned", {"pipeline": "closed_book_tuned"}),
 ]
 MMKB = [
     Point(f"{mct} {k}", {"gamma": 0.0, "mct": mct, "k": k, "answer_model": answer})
@@ -62,7 +58,7 @@ def setting(world, make, checkpoints, prompted) -> Callable[[str], SimpleNamespa
 
     def build(pipeline: str = "mr2ag", **more: Any) -> SimpleNamespace:
         models = checkpoints if pipeline == "mr2ag" else prompted
-        keys = {"plain_model": models.plain, "scheme": pipeline, "max_reply_tokens": 6, **more}
+        keys = {"scheme": pipeline, "max_reply_tokens": 6, **more}
         config, dataset = GridSettings(**make.keys(world, models, **keys)), Dataset(world)
         questions = [q for split in ("val_unseen_question", "val_unseen_entity") for q in dataset.questions(split)]
         images = [load_image(q.image, root=world) for q in questions]
@@ -94,16 +90,10 @@ def plainly(case: SimpleNamespace) -> Callable[[Point], dict[str, Any]]:
         role = find_recipe(name).model
         assert role is not None
         base = engine("base_model") if name in ("mmkb_rag", "reflection") else None
-        taken = [
-            (q, image)
-            for q, image in zip(case.questions, case.images, strict=True)
-            if not name.startswith("naive") or q.requires_retrieval
-        ]
         pipeline = build_pipeline(
             name, point.config(case.config), dataclasses.replace(parts, engine=engine(role), base=base)
         )
-        traces = pipeline.run([q for q, _ in taken], [image for _, image in taken])
-        return {trace.question_id: comparable(trace) for trace in traces}
+        return {trace.question_id: comparable(trace) for trace in pipeline.run(case.questions, case.images)}
 
     return run
 
@@ -154,13 +144,8 @@ def test_without_relevance_every_passage_is_answered_from(setting) -> None:
 def test_an_oracle_finds_the_questions_own_entry(setting) -> None:
     case = setting()
     traces = case.run("gold", gamma=0.0, entries="gold")
-    passages = case.run("gold", pipeline="naive_rag_passages", entries="gold")
-    assert set(passages) == {question.id for question in case.questions if question.requires_retrieval}
     for question in case.questions:
         assert [hit.entry_id for hit in traces[question.id].hits] == list(question.entity_ids)
-        if question.requires_retrieval:
-            read = {each.passage.entry_id for each in passages[question.id].passages}
-            assert read == set(question.entity_ids)
 
 
 def test_gold_retrieval_leaves_out_a_question_whose_entry_the_base_lacks(setting) -> None:
@@ -170,11 +155,6 @@ def test_gold_retrieval_leaves_out_a_question_whose_entry_the_base_lacks(setting
         Point("gold", {"gamma": 0.0, "entries": "gold"}), [absent, case.questions[1]], case.images[:2]
     )
     assert list(traces) == [case.questions[1].id]
-
-
-def test_the_tuned_baselines_model_must_have_been_tuned_plainly(setting, checkpoints) -> None:
-    with pytest.raises(UserError, match="was not fine-tuned with scheme plain"):
-        setting(plain_model=checkpoints.base).run("tuned", pipeline="closed_book_tuned")
 
 
 def test_the_contexts_that_the_base_model_answers_from_are_not_kept(setting, monkeypatch) -> None:
@@ -200,25 +180,11 @@ def test_the_contexts_that_the_base_model_answers_from_are_not_kept(setting, mon
     assert [trace.answer for trace in again.values()] == answers[2]
 
 
-def test_a_baselines_contexts_are_not_kept(setting) -> None:
-    """Each is read at one point alone; those of all depths together would fill the memory."""
-    case = setting()
-    for settings, model, is_kept in (
-        ({"pipeline": "naive_rag_articles"}, "base_model", False),
-        ({"gamma": 0.0}, "model", True),
-    ):
-        done = []
-        for _ in range(2):
-            case.run("point", **settings)
-            done.append(case.runner.engine(model).stats.done)
-        assert (done[0] == done[1]) is is_kept
-
-
 def test_the_reranker_is_part_of_decisive_settings(setting) -> None:
     runner = setting().runner
     assert set(runner.fingerprints(["model"], [Point("start")])) == {"model"}
-    points = [Point("naive", {"pipeline": "naive_rag_passages"})]
-    assert set(runner.fingerprints(["model", "plain_model"], points)) == {"model", "plain_model", "reranker"}
+    points = [Point("reranked", {"pipeline": "mmkb_rag"})]
+    assert set(runner.fingerprints(["model"], points)) == {"model", "reranker"}
 
 
 def test_a_point_retrieves_by_its_own_weights(setting) -> None:

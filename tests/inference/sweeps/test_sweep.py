@@ -139,6 +139,27 @@ def test_another_grid_does_not_mix(sweep, checkpoints) -> None:
         sweep_run.run(sweep(checkpoints, "mr2ag", {"gamma": [0.1]}))
 
 
+@pytest.mark.slow
+@ONE_FAMILY  # the questions are divided in the same way for every family
+def test_two_processes_make_the_sweep_of_one(sweep, checkpoints, tmp_path, start_program, start_launch) -> None:
+    made = []
+    for processes in (1, 2):
+        config = sweep(checkpoints, "mr2ag", {"top_n": [1, 3]}, gamma=0.0, output=str(tmp_path / f"out{processes}"))
+        names = ("dataset", "index", "model", "output", "gamma", "max_new_tokens", "batch_questions", "device")
+        flags = [word for name in names for word in (f"--{name}", str(getattr(config, name)))]
+        flags += ["--grid", json.dumps(config.grid)]
+        if processes == 1:
+            program = start_program(["-m", "reflectune", "sweep", *flags])
+        else:
+            program = start_launch("inference/sweep.py", flags)
+        assert program.wait(timeout=580) == 0, program.stderr[-3000:]
+        assert not Path(config.output, "parts").exists()
+        record = json.loads(Path(config.output, "sweep.json").read_text())
+        made.append((record["points"], list(read_rows(config.log()))))
+    assert made[0] == made[1]
+    assert len(made[0][1]) == 5
+
+
 def test_problems_are_told_before_anything_is_loaded(world) -> None:
     issues = find_problems(SweepConfig, {"dataset": str(world), "grid": {"gamma": [2.0]}})
     assert any("`gamma` must be between 0 and 1" in issue for issue in issues)

@@ -1,1 +1,0 @@
-"""The papers' ablations, run on the miniature."""
