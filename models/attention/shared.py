@@ -230,10 +230,8 @@ def shared_attention(
     `shared_context` arrives through the model's keyword arguments. An integer mask of shape (B, 1, 1, L) holds the
     segments of trees; see `tree_attention`. `packed_mask` and `memory` are those of `packed_attention`.
     """
-    query, key = (
-        query.to(value.dtype),
-        key.to(value.dtype),
-    )  # float32 after rotation under autocast
+    # under autocast the rotation returns float32
+    query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packed_mask is not None:
         return packed_attention(query, key, value, packed_mask, scale, memory), None
