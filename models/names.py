@@ -79,12 +79,12 @@ def model_name(value: str) -> str:
 
 def recorded_scheme(model: str) -> str:
     """Return the scheme that a checkpoint's folder names; "" for other models, and for a file that can't be read."""
-    return _recorded(Path(model, "scheme.json"), "name")
+    return _recorded(model, "scheme.json", "name")
 
 
 def recorded_encoder(index: str) -> str:
     """Return the encoder that an index's manifest names; "" for a file that can't be read."""
-    return _recorded(Path(index, "manifest.json"), "encoder")
+    return _recorded(index, "manifest.json", "encoder")
 
 
 def encoder_name(value: str) -> str:
@@ -134,9 +134,11 @@ EncoderName = Annotated[str, checked_by(encoder_name)]
 BemName = Annotated[str, checked_by(bem_name)]
 
 
-def _recorded(file: Path, key: str) -> str:
+def _recorded(folder: str, file: str, key: str) -> str:
+    if not folder:
+        return ""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(Path(folder, file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     return str(record.get(key, "")) if isinstance(record, dict) else ""

@@ -15,6 +15,7 @@ from reflectune.inference.config import ModelSettings
 from reflectune.inference.evaluate import evaluate
 from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipeline_settings
 from reflectune.inference.running.config import AllPipelines, AnswerConfig, EvaluateConfig
+from reflectune.models.names import recorded_scheme
 from reflectune.models.remote.endpoint import ConnectionKeys
 
 Q_FORMER = {"reranker": "q_former", "reranker_model": "/tmp"}
@@ -159,6 +160,12 @@ def test_a_checkpoint_of_another_scheme_is_a_problem_of_the_config(folders, tmp_
     (problem,) = find_problems(EvaluateConfig, {**asked, "pipelines": ["mmkb_rag"]})
     assert "was trained with scheme mr2ag, and mmkb_rag needs a checkpoint of scheme mmkb_rag" in problem
     assert not find_problems(EvaluateConfig, {**asked, "pipelines": ["mr2ag"]})
+
+
+def test_a_model_that_is_not_named_has_no_scheme_of_the_working_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "scheme.json").write_text('{"name": "mr2ag"}')
+    monkeypatch.chdir(tmp_path)
+    assert (recorded_scheme(str(tmp_path)), recorded_scheme("")) == ("mr2ag", "")
 
 
 def test_what_a_server_computes_is_the_same_from_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
