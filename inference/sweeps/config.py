@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -12,11 +12,13 @@ from reflectune.core.config import cross_check, setting
 from reflectune.core.values import InputFile, one_of, output_of
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
-from reflectune.inference.pipelines.registry import find_recipe, sweepable
+from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings, sweepable
+from reflectune.inference.running.config import SweptPipelines
 from reflectune.inference.running.opening import OnError
 from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
 from reflectune.inference.sweeps.stored import CHOICES
 from reflectune.metrics.config import MetricConfig
+from reflectune.models.remote.endpoint import ConnectionKeys
 from reflectune.retrieval.config import RetrieverConfig
 
 WEIGHTS: Final = ("title_weight", "summary_share", "ranked_scores")
@@ -48,6 +50,13 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     on_error: OnError = setting(
         "stop", "a question with a bad image or no text: stop, or count it as wrong", hashed=False
     )
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys of models that a sweep doesn't load, and those that the pipeline doesn't read."""
+        pipeline = values.get("pipeline", cls.model_fields["pipeline"].default)
+        read = pipeline_settings([pipeline] if pipeline in sweepable() else sweepable()).model_fields.keys()
+        return {"plain_model", "server", *ConnectionKeys.model_fields} | (SweptPipelines.model_fields.keys() - read)
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

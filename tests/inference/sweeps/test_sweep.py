@@ -169,7 +169,11 @@ def test_problems_are_told_before_anything_is_loaded(world) -> None:
 @pytest.mark.parametrize("pipeline", ["mr2ag", "mmkb_rag"])
 def test_every_setting_that_decides_an_answer_can_be_varied_and_no_other(pipeline) -> None:
     decide = {*find_recipe(pipeline).settings.model_fields, "entries", "title_weight", "summary_share", "ranked_scores"}
-    assert set(SweepConfig(pipeline=pipeline).may_vary()) - {"relevance", "ranking"} == decide
+    varied = set(SweepConfig(pipeline=pipeline).may_vary())
+    assert varied - {"relevance", "ranking"} == decide
+    hidden = SweepConfig.unread_keys({"pipeline": pipeline})
+    assert not hidden & varied
+    assert ("srt" in hidden, "exponents" in hidden) == (pipeline == "mr2ag", pipeline == "mmkb_rag")
 
 
 def test_a_setting_of_another_pipeline_is_refused(world) -> None:
