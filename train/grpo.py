@@ -7,14 +7,15 @@ The pipeline answers the training questions without and with retrieval, and the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
+from typing import Any
 
 from reflectune.core.command import command
 from reflectune.core.config import cross_check
 from reflectune.inference.config import BaseModelSettings, DatasetSettings, EngineSettings, ModelSettings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
-from reflectune.inference.pipelines.registry import find_recipe, reflecting
+from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings, reflecting
 from reflectune.inference.pipelines.settings import GateSettings
 from reflectune.inference.running.config import ReflectingPipelines
 from reflectune.models.rendering.image_config import ImageKeys
@@ -24,6 +25,13 @@ from reflectune.train.gate_rewards.config import GateConfig
 
 class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings, ReflectingPipelines):
     """Settings of the training of gates, and of the pipeline that measures their rewards."""
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys of other schemes' pipelines, and of a gate's decision: both outcomes are measured."""
+        scheme = values.get("scheme", cls.model_fields["scheme"].default)
+        read = pipeline_settings([scheme] if scheme in reflecting() else reflecting()).model_fields.keys()
+        return {"gamma", "ret"} | (ReflectingPipelines.model_fields.keys() - read)
 
     @cross_check
     def grpo_problems(self) -> Iterator[str]:

@@ -523,6 +523,15 @@ def test_settings_that_have_no_meaning_here_are_refused(tmp_path: Path, text: st
         parse_config(GrpoConfig, argv=["--config", str(path)])
 
 
+def test_the_help_leaves_out_the_keys_of_other_schemes() -> None:
+    hidden = {scheme: GrpoConfig.unread_keys({"scheme": scheme}) for scheme in ("mr2ag", "mmkb_rag")}
+    for keys in hidden.values():
+        assert {"gamma", "ret"} <= keys
+        assert not {"scheme", "top_n", "index", "base_model", "gates"} & keys
+    assert "srt" in hidden["mr2ag"] - hidden["mmkb_rag"]
+    assert "exponents" in hidden["mmkb_rag"] - hidden["mr2ag"]
+
+
 def test_rewards_count_every_passage_that_was_read() -> None:
     passage = Passage("e0", 0, 0, "", "", "", "")
     passages = (PassageOutcome(passage, 1.0, 2.0), PassageOutcome(passage, 0.0, -3.0))
