@@ -31,7 +31,7 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
         """Return the keys of other schemes' pipelines, and of a gate's decision: both outcomes are measured."""
         scheme = values.get("scheme", cls.model_fields["scheme"].default)
         read = pipeline_settings([scheme] if scheme in reflecting() else reflecting()).model_fields.keys()
-        return {"gamma", "ret"} | (ReflectingPipelines.model_fields.keys() - read)
+        return super().unread_keys(values) | {"gamma", "ret"} | (ReflectingPipelines.model_fields.keys() - read)
 
     @cross_check
     def grpo_problems(self) -> Iterator[str]:

@@ -172,7 +172,8 @@ class PipelinesConfig(SelectedPipelines):
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the settings that none of the selected pipelines reads."""
         given = values.get("pipelines", cls.model_fields["pipelines"].default)
-        return cls.unread_by(name for name in given if isinstance(name, str)) if isinstance(given, list) else set()
+        names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+        return super().unread_keys(values) | cls.unread_by(names)
 
     @cross_check
     def empty_problems(self) -> Iterator[str]:
@@ -251,7 +252,8 @@ class AnswerConfig(AskedPipelines, DatasetSettings):
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the settings that the pipeline doesn't read; without one, those of no pipeline of a scheme."""
-        return cls.unread_by([str(values.get("pipeline"))] if values.get("pipeline") else reflecting())
+        names = [str(values.get("pipeline"))] if values.get("pipeline") else reflecting()
+        return super().unread_keys(values) | cls.unread_by(names)
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded, so that they must exist now."""

@@ -56,7 +56,8 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
         """Return the keys of models that a sweep doesn't load, and those that the pipeline doesn't read."""
         pipeline = values.get("pipeline", cls.model_fields["pipeline"].default)
         read = pipeline_settings([pipeline] if pipeline in sweepable() else sweepable()).model_fields.keys()
-        return {"plain_model", "server", *ConnectionKeys.model_fields} | (SweptPipelines.model_fields.keys() - read)
+        unread = {"plain_model", "server", *ConnectionKeys.model_fields, *(SweptPipelines.model_fields.keys() - read)}
+        return super().unread_keys(values) | unread
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -54,6 +54,13 @@ class RerankerConfig(Settings):
     )
     reranker_token_budget: int = setting(16_384, "maximum tokens per forward pass", ge=1, hashed=False)
     reranker_dtype: Dtype = setting("float32", "float32, bfloat16 or float16")
+
+    @classmethod
+    def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
+        """Return the keys that the chosen reranker doesn't read."""
+        kind = values.get("reranker", cls.model_fields["reranker"].default)
+        unread = {key for key, kinds in _READERS.items() if kind not in kinds}
+        return {*super().unread_keys(values), *unread, *(["reranker_model"] if kind == "words" else [])}
 
     def reranker_settings(self) -> TextSettings:
         """Return the encoder's settings. Unset values are those of the model's preset, if it has one."""

@@ -17,6 +17,7 @@ from reflectune.inference.pipelines.registry import all_forms, all_recipes, pipe
 from reflectune.inference.running.config import AllPipelines, AnswerConfig, EvaluateConfig
 from reflectune.models.names import recorded_scheme
 from reflectune.models.remote.endpoint import ConnectionKeys
+from reflectune.retrieval.rerankers.config import RerankerConfig
 
 Q_FORMER = {"reranker": "q_former", "reranker_model": "/tmp"}
 
@@ -243,10 +244,21 @@ def test_k_is_a_word_or_a_number_in_yaml_and_on_the_command_line(folders, tmp_pa
 
 @pytest.mark.parametrize("name", all_forms())
 def test_a_pipelines_help_has_its_own_keys_and_shared_ones(name: str) -> None:
-    unread = EvaluateConfig.unread_keys({"pipelines": [name]})
+    unread, of_words = EvaluateConfig.unread_keys({"pipelines": [name]}), RerankerConfig.unread_keys({})
     own = pipeline_settings([form for form in all_forms()[name] if form in all_recipes()])
-    assert not unread & {*own.model_fields, "model", "output", "limit", "device", "metric", "pipelines"}
-    assert unread == AllPipelines.model_fields.keys() - own.model_fields.keys() - ConnectionKeys.model_fields.keys()
+    read = own.model_fields.keys() - of_words
+    assert not unread & {*read, "model", "output", "limit", "device", "metric", "pipelines"}
+    assert unread == AllPipelines.model_fields.keys() - read - ConnectionKeys.model_fields.keys()
+
+
+@pytest.mark.parametrize("kind", ["words", "embedding", "cross_encoder", "encoder", "q_former"])
+def test_the_help_hides_the_keys_of_a_reranker_that_would_be_refused(kind: str) -> None:
+    unread = EvaluateConfig.unread_keys({"pipelines": ["naive_rag"], "reranker": kind})
+    others = {"reranker_pooling": "cls", "reranker_max_length": 8, "reranker_dtype": "bfloat16"}
+    for key, value in others.items():
+        problems = find_problems(RerankerConfig, {"reranker": kind, "reranker_model": "m", key: value})
+        assert (key in unread) == any("doesn't read" in problem for problem in problems)
+    assert ("reranker_model" in unread) == (kind == "words")
 
 
 def evaluate_help(*words: str) -> str:
@@ -264,7 +276,8 @@ def test_help_reads_the_pipelines_of_flags_and_files(tmp_path) -> None:
     assert "--saturation" not in by_flag
     whole = evaluate_help("--pipelines", "mr3ag")
     assert "--saturation" in whole
-    assert whole.count("\n  --") - by_flag.count("\n  --") == int(by_flag.splitlines()[-1].split()[0])
+    hidden, always_hidden = (int(shown.splitlines()[-1].split()[0]) for shown in (by_flag, whole))
+    assert whole.count("\n  --") - by_flag.count("\n  --") == hidden - always_hidden
 
 
 def test_help_without_pipelines_has_the_keys_of_those_that_run_by_default(tmp_path) -> None:
