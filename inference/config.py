@@ -15,6 +15,7 @@ from reflectune.models.names import PlacementKeys, model_name
 from reflectune.models.remote.endpoint import ConnectionKeys, url_problem
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.models.schemes.registry import reflecting_schemes
+from reflectune.retrieval.config import missing_encoder
 from reflectune.retrieval.contexts import CONTEXT_FORMS
 
 ModelRole = Literal["model", "plain_model", "base_model"]
@@ -141,10 +142,11 @@ class TextIndexSettings(Settings):
 
     @cross_check
     def text_index_problems(self) -> Iterator[str]:
-        """Yield the problems of folders that are not an index or a knowledge base."""
+        """Yield the problems of folders that are not an index or a knowledge base, and of a missing encoder."""
         for key, marker in (("text_index", "manifest.json"), ("text_knowledge", "kb.json")):
             if (folder := getattr(self, key)) and not Path(folder, marker).is_file():
                 yield f"`{key}`: {folder} has no {marker}"
+        yield from missing_encoder("text_index", self.text_index)
 
     def article_source(self, dataset: Dataset) -> KnowledgeBase:
         """Return the knowledge base of the index."""

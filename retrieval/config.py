@@ -46,9 +46,8 @@ class IndexKeys(SummarySettings):
         """Yield the problems of these keys."""
         if self.index and not Path(self.index, "manifest.json").is_file():
             yield f"`index`: {self.index} has no manifest.json; build it with `reflectune build_index`"
-        elif self.index and (problem := encoder_name(recorded_encoder(self.index))):
-            where = f"`index`: {self.index} was built with an encoder that is missing"
-            yield f"{where}: {problem}; move it back, or link to it"
+        elif self.index:
+            yield from missing_encoder("index", self.index)
         if self.index and self.ranked_entities:
             yield "`index` and `ranked_entities` are both given; drop one of them"
         if self.ranked_entities and self.summary_share:
@@ -59,6 +58,17 @@ class IndexKeys(SummarySettings):
         if self.ranked_entities and self.ranked_scores != "reciprocal_rank":
             return fingerprint([file_fingerprint(self.ranked_entities), self.ranked_scores])
         return file_fingerprint(self.ranked_entities or Path(self.index, "manifest.json"))
+
+
+def missing_encoder(key: str, index: str) -> Iterator[str]:
+    """Yield the problem of an index whose manifest names an encoder that isn't there.
+
+    Args:
+        key: The key that names the index.
+        index: Folder of the index, of entries or of passages.
+    """
+    if problem := encoder_name(recorded_encoder(index)):
+        yield f"`{key}`: {index} was built with an encoder that is missing: {problem}; move it back, or link to it"
 
 
 class RetrieverConfig(IndexKeys):

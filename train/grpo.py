@@ -15,9 +15,9 @@ from reflectune.core.command import command
 from reflectune.core.config import cross_check
 from reflectune.inference.config import BaseModelSettings, DatasetSettings, EngineSettings, ModelSettings
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings
-from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings, reflecting
+from reflectune.inference.pipelines.registry import find_recipe, reflecting
 from reflectune.inference.pipelines.settings import GateSettings
-from reflectune.inference.running.config import ReflectingPipelines
+from reflectune.inference.running.config import ReflectingPipelines, unread_settings
 from reflectune.models.rendering.image_config import ImageKeys
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.train.gate_rewards.config import GateConfig
@@ -29,9 +29,8 @@ class GrpoConfig(GateConfig, BaseModelSettings, EngineSettings, DatasetSettings,
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the keys of other schemes' pipelines, and of a gate's decision: both outcomes are measured."""
-        scheme = values.get("scheme", cls.model_fields["scheme"].default)
-        read = pipeline_settings([scheme] if scheme in reflecting() else reflecting()).model_fields.keys()
-        return super().unread_keys(values) | {"gamma", "ret"} | (ReflectingPipelines.model_fields.keys() - read)
+        scheme = str(values.get("scheme", cls.model_fields["scheme"].default))
+        return super().unread_keys(values) | {"gamma", "ret"} | unread_settings(cls, ReflectingPipelines, [scheme])
 
     @cross_check
     def grpo_problems(self) -> Iterator[str]:

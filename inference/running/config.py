@@ -55,6 +55,23 @@ else:
     """Settings of pipelines that a sweep varies, and of the one that it holds RET against."""
 
 
+def unread_settings(config: type[Settings], pipelines: type[Settings], names: Iterable[str]) -> Set[str]:
+    """Return the keys of pipelines that none of the named ones reads; none if no name is known.
+
+    Args:
+        config: A config class. Keys that its other base classes declare too are read.
+        pipelines: Its base class with the settings of pipelines.
+        names: The pipelines that run.
+    """
+    chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
+    if not chosen:
+        return frozenset()
+    kinds = [kind for kind in config.__mro__ if issubclass(kind, Settings)]
+    others = [kind for kind in kinds if not issubclass(kind, pipelines) and not issubclass(pipelines, kind)]
+    read = {key for kind in (*others, pipeline_settings(chosen)) for key in kind.model_fields}
+    return pipelines.model_fields.keys() - read
+
+
 class SelectedPipelines(ModelSettings, AllPipelines):
     """Pipelines that are selected by name, and their models.
 
@@ -68,17 +85,6 @@ class SelectedPipelines(ModelSettings, AllPipelines):
         """Return the names that are given."""
         names: Sequence[str] = getattr(self, self.selector)
         return names
-
-    @classmethod
-    def unread_by(cls, names: Iterable[str]) -> Set[str]:
-        """Return the settings that none of these pipelines reads."""
-        chosen = [form for name in names for form in all_forms().get(name, (name,)) if form in all_recipes()]
-        if not chosen:
-            return frozenset()
-        kinds = [kind for kind in cls.__mro__ if issubclass(kind, Settings)]
-        others = [it for it in kinds if not issubclass(it, AllPipelines) and not issubclass(AllPipelines, it)]
-        read = {key for kind in (*others, pipeline_settings(chosen)) for key in kind.model_fields}
-        return AllPipelines.model_fields.keys() - read
 
     @cross_check
     def pipelines_problems(self) -> Iterator[str]:
@@ -173,7 +179,7 @@ class PipelinesConfig(SelectedPipelines):
         """Return the settings that none of the selected pipelines reads."""
         given = values.get("pipelines", cls.model_fields["pipelines"].default)
         names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
-        return super().unread_keys(values) | cls.unread_by(names)
+        return super().unread_keys(values) | unread_settings(cls, AllPipelines, names)
 
     @cross_check
     def empty_problems(self) -> Iterator[str]:
@@ -253,7 +259,7 @@ class AnswerConfig(AskedPipelines, DatasetSettings):
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the settings that the pipeline doesn't read; without one, those of no pipeline of a scheme."""
         names = [str(values.get("pipeline"))] if values.get("pipeline") else reflecting()
-        return super().unread_keys(values) | cls.unread_by(names)
+        return super().unread_keys(values) | unread_settings(cls, AllPipelines, names)
 
     def roles(self) -> list[ModelRole]:
         """Return the keys whose models are loaded, so that they must exist now."""

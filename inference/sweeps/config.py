@@ -12,8 +12,8 @@ from reflectune.core.config import cross_check, setting
 from reflectune.core.values import InputFile, one_of, output_of
 from reflectune.formats.dataset import SplitsKeys
 from reflectune.inference.config import ModelRole
-from reflectune.inference.pipelines.registry import find_recipe, pipeline_settings, sweepable
-from reflectune.inference.running.config import SweptPipelines
+from reflectune.inference.pipelines.registry import find_recipe, sweepable
+from reflectune.inference.running.config import SweptPipelines, unread_settings
 from reflectune.inference.running.opening import OnError
 from reflectune.inference.sweeps.points import ELSEWHERE, GridSettings, Point, expand, problems
 from reflectune.inference.sweeps.stored import CHOICES
@@ -54,10 +54,9 @@ class SweepConfig(SplitsKeys, MetricConfig, GridSettings):
     @classmethod
     def unread_keys(cls, values: Mapping[str, Any]) -> Set[str]:
         """Return the keys of models that a sweep doesn't load, and those that the pipeline doesn't read."""
-        pipeline = values.get("pipeline", cls.model_fields["pipeline"].default)
-        read = pipeline_settings([pipeline] if pipeline in sweepable() else sweepable()).model_fields.keys()
-        unread = {"plain_model", "server", *ConnectionKeys.model_fields, *(SweptPipelines.model_fields.keys() - read)}
-        return super().unread_keys(values) | unread
+        pipeline = str(values.get("pipeline", cls.model_fields["pipeline"].default))
+        of_models = {"plain_model", "server", *ConnectionKeys.model_fields}
+        return super().unread_keys(values) | of_models | unread_settings(cls, SweptPipelines, [pipeline])
 
     @model_validator(mode="after")
     def _choose_scheme(self) -> Self:

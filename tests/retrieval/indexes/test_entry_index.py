@@ -14,6 +14,7 @@ from reflectune.core.errors import UserError
 from reflectune.core.launching import Processes
 from reflectune.core.types import Entry
 from reflectune.formats.knowledge_base import KnowledgeBase, write_knowledge_base
+from reflectune.inference.config import TextIndexSettings
 from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.encoders.encoder import load_encoder
 from reflectune.retrieval.indexes.building import build_index
@@ -530,12 +531,13 @@ def test_a_knowledge_base_that_begins_otherwise_is_another_one(kb, entries, enco
 
 
 def test_an_encoder_that_was_moved_is_a_problem_of_the_config(copied: Path, tmp_path: Path) -> None:
-    config = RetrieverConfig(index=str(copied))
-    assert config.problems() == []
+    configs = {"index": RetrieverConfig(index=str(copied)), "text_index": TextIndexSettings(text_index=str(copied))}
+    assert [config.problems() for config in configs.values()] == [[], []]
     write_manifest(copied, {"encoder": str(tmp_path / "gone")})
-    (problem,) = config.problems()
-    assert problem.startswith(f"`index`: {copied} was built with an encoder that is missing: ")
-    assert str(tmp_path / "gone") in problem
+    for key, config in configs.items():
+        (problem,) = config.problems()
+        assert problem.startswith(f"`{key}`: {copied} was built with an encoder that is missing: ")
+        assert str(tmp_path / "gone") in problem
 
 
 def write_manifest(folder: Path, change: dict[str, Any] | None) -> None:
