@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import workload as w
-from peft import LoraConfig, get_peft_model
 from results import table
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
@@ -75,7 +74,9 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
     """
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     base: Any = w.build("llava", arguments.size, dtype=dtype, device=device)
-    model = _with_lora(base, 128 if arguments.size == "7b" else 4)
+    model = w.with_adapters(base, 128 if arguments.size == "7b" else 4)
+    model.enable_input_require_grads()
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     figures.put("model", "trainable", sum(parameter.numel() for parameter in trainable))
     optimizer = torch.optim.AdamW(trainable, lr=2e-4, fused=device == "cuda")
@@ -119,16 +120,6 @@ def lora_step(arguments: argparse.Namespace, figures: Figures) -> None:
         figures.put("loss", "flat rows", flat_loss().item())
         figures.put("loss", "trees, dense masks", tree_loss(dense).item())
         figures.put("loss", "trees", tree_loss(packed).item())
-
-
-def _with_lora(base: Any, rank: int) -> Any:
-    """Add the recipe's adapters, with recomputation, and set the model to training."""
-    targets = r".*language_model.*(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
-    model: Any = get_peft_model(base, lora)
-    model.enable_input_require_grads()
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
 
 
 @contextmanager

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from peft import LoraConfig, PeftModel, get_peft_model
 from results import table
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from trl import SFTConfig, SFTTrainer
-from workload import build, tree_of
+from workload import build, tree_of, with_adapters
 
 from reflectune.examples.miniature.models.architecture import train_tokenizer
 from reflectune.models.attention.positions import inner_model
@@ -47,7 +46,6 @@ WARM_UP = 3
 """Steps that aren't timed: layers are compiled in most of them. Of the others the median counts."""
 AT_ONCE = 2
 """Questions of a forward pass in configs/recipes/mr2ag_lora.yaml."""
-TARGETS = SftConfig.model_fields["lora_targets"].default
 
 
 class Clock(TrainerCallback):
@@ -108,15 +106,6 @@ def joined_rows(rows: Sequence[Tree]) -> dict[str, Tensor]:
     }
     vision = {name: torch.cat([row.vision[name] for row in rows]) for name in rows[0].vision}
     return {**{name: torch.tensor([values]) for name, values in joined.items()}, **vision}
-
-
-def with_adapters(model: Any, rank: int) -> PeftModel:
-    """Add the recipe's adapters; all sides start from the same ones."""
-    torch.manual_seed(0)
-    adapted: Any = get_peft_model(
-        model, LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=TARGETS)
-    )
-    return adapted.train()
 
 
 def arguments_of(kind: type[TrainingArguments], arguments: argparse.Namespace, folder: str, **more: Any) -> Any:

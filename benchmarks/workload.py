@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import (
     AutoModelForImageTextToText,
@@ -31,6 +32,7 @@ from reflectune.models.prefix.forward import Forward
 from reflectune.models.prefix.packed import PackedReader
 from reflectune.models.rendering.renderer import Rendered
 from reflectune.train.estimates.from_shapes import model_config
+from reflectune.train.settings.sft import SftConfig
 
 IMAGE_TOKEN = 3
 QWEN_TOKENS: dict[str, Any] = {
@@ -203,6 +205,16 @@ def freeze_vision_tower(model: Any) -> None:
     """Freeze the weights of the vision tower."""
     tower = model.model.vision_tower if model.config.model_type == "llava" else model.model.visual
     tower.requires_grad_(False)
+
+
+def with_adapters(model: PreTrainedModel, rank: int) -> Any:
+    """Add the recipe's adapters, the same ones in each process, and set the model to training."""
+    targets = SftConfig.model_fields["lora_targets"].default
+    torch.manual_seed(0)
+    adapted: Any = get_peft_model(
+        model, LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.05, target_modules=targets)
+    )
+    return adapted.train()
 
 
 def language_parameters(model: PreTrainedModel) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.durable import write_json
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import equal_depth
@@ -123,7 +124,7 @@ def main() -> None:
     metrics = json.loads(path.read_text(encoding="utf-8"))
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     metrics["minutes"], metrics["peak_gib"] = minutes, round(max(children, metrics.get("peak_gib") or 0), 2)
-    path.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    write_json(path, metrics)
     print(f"\n{results(metrics)}\n\nreport: {(run / 'report.html').resolve()}")
 
 

@@ -185,8 +185,6 @@ def main() -> None:
     if unknown := [name for name in arguments.switches if name not in SWITCHES]:
         sys.exit(f"unknown switch {unknown[0]}; one of {', '.join(SWITCHES)}")
     names = ["retrieved", *(name for name in arguments.switches or SWITCHES if name != "retrieved")]
-    if not arguments.table:
-        FOLDER.mkdir(parents=True, exist_ok=True)
     for name in () if arguments.table else names:
         commands = stages(name, arguments.device, arguments.splits)
         if arguments.commands:
@@ -194,6 +192,7 @@ def main() -> None:
             if SWITCHES[name].fused:
                 print(f"# evaluate_{name} also takes the options in {choice(name) / CHOICE_FILE}")
             continue
+        FOLDER.mkdir(parents=True, exist_ok=True)
         *before, (last, evaluate) = commands.items()
         run_stages(FOLDER, dict(before))
         run_stages(FOLDER, {last: [*evaluate, *(fused_flags(name) if SWITCHES[name].fused else [])]})
