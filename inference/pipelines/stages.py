@@ -98,7 +98,12 @@ def _relevance(name: str, settings: LeadSettings, parts: PipelineParts) -> Relev
     return Relevance(reader, needed(parts.probes))
 
 
+def _with_image_and_entry(question: Question) -> bool:
+    """Return True if entries can be searched by the question's image, and its own entry is known."""
+    return bool(question.image) and with_entry(question)
+
+
 RECIPES = {
-    "retrieval": Recipe(_retrieval, DepthSettings, None, with_entry, requires=(ENTRIES,)),
+    "retrieval": Recipe(_retrieval, DepthSettings, None, _with_image_and_entry, requires=(ENTRIES,)),
     "relevance": Recipe(_relevance, LeadSettings, "model", with_evidence, reads_gold=True, requires=(PROBES,)),
 }

@@ -76,6 +76,12 @@ def test_each_pipeline_takes_the_questions_that_it_can_answer(make) -> None:
     assert taken(planned) == {**naive, **oracles, "closed_book": "0123", "mr2ag": "0123", "relevance": "0"}
 
 
+def test_questions_without_an_image_are_not_searched_by_one(make) -> None:
+    questions = [make.question(number, entity_ids=("e1",), image=image) for number, image in enumerate(("a.png", ""))]
+    config = EvaluateConfig(pipelines=["mi_rag"], index="entries", text_index="texts")
+    assert taken(planning.plan(config, questions, ENTRIES)) == {"mi_rag": "01", "retrieval": "0"}
+
+
 def test_an_oracle_leaves_out_questions_whose_entry_the_knowledge_base_lacks(make) -> None:
     questions = [make.question(number, entity_ids=(name,)) for number, name in enumerate(("e1", "e404", "e7"))]
     planned = planning.plan(EvaluateConfig(pipelines=["oracle", "naive_rag_article"]), questions, ENTRIES)
