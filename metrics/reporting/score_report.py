@@ -47,7 +47,7 @@ def score_files(
         report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
     if answered_splits_only:
-        splits = {question.split for question, _ in join(files[0].rows, questions, "official", metric).pairs}
+        splits = join(files[0].rows, questions, "official", metric).splits
         questions = [question for question in questions if question.split in splits]
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []

@@ -45,6 +45,7 @@ class Joined:
         unknown: Predictions whose question is not in the data set.
         doubled: Predictions for a question that an earlier one answers; they are also in `pairs`.
         left_out: Predictions for questions that the score leaves out (`is_scored`).
+        splits: Splits of all questions with a prediction, those that the score leaves out included.
     """
 
     pairs: tuple[tuple[Question, Prediction], ...]
@@ -52,6 +53,7 @@ class Joined:
     unknown: tuple[Prediction, ...]
     doubled: tuple[Prediction, ...]
     left_out: tuple[Prediction, ...] = ()
+    splits: frozenset[str] = frozenset()
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -134,6 +136,7 @@ def join(
         unknown=tuple(unknown),
         doubled=tuple(doubled),
         left_out=tuple(prediction for question, prediction in scored if not is_counted(question)),
+        splits=frozenset(question.split for question, _ in scored),
     )
 
 

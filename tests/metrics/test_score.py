@@ -125,6 +125,20 @@ def test_a_data_set_of_nothing_but_train_is_scored_on_it(tmp_path: Path, run: Ru
     assert "1 questions, 0 missing" in run("--predictions", tmp_path / "p.jsonl", "--dataset", tmp_path / "own").stdout
 
 
+def test_answers_of_a_split_that_the_metric_leaves_out_are_known(tmp_path: Path, run: Run) -> None:
+    hop = Question("hop", "", "Whose?", answers=("Ann",), split="two_hop", meta={"two_hop": "yes"})
+    write_questions(tmp_path / "own", "two_hop", [hop])
+    write_questions(tmp_path / "own", "val", [Question("q0", "", "Who?", answers=("Ann",), split="val")])
+    write_json(tmp_path / "own/dataset.json", {"fingerprint": "f", "metric": "infoseek"})
+    path, rows = tmp_path / "p.jsonl", [json.dumps({"data_id": key, "prediction": "Ann"}) for key in ("hop", "q0")]
+    path.write_text("\n".join(rows))
+    both = run("--predictions", path, "--dataset", tmp_path / "own", "--mode", "strict")
+    assert "1 questions, 0 missing, 0 doubled, 0 of no known question, 1 left out" in both.stdout
+    path.write_text(rows[0])
+    alone = run("--predictions", path, "--dataset", tmp_path / "own")
+    assert "infoseek scores none of its questions" in alone.stderr
+
+
 def test_two_files_are_compared(tmp_path: Path, dataset: Path, run: Run) -> None:
     first, second = predict(tmp_path / "p.jsonl", 2), predict(tmp_path / "q.jsonl", 1)
     done = run("--predictions", first, "--dataset", dataset, "--against", second)
