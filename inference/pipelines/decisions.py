@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from reflectune.core.config import Settings
 from reflectune.formats.hits import Hit
+from reflectune.inference.pipelines.gated import random_position
 from reflectune.inference.pipelines.mmkb_rag import MmkbRagSettings, keep_documents
 from reflectune.inference.pipelines.mr2ag import ChoiceSettings, choose_again
 from reflectune.inference.pipelines.settings import DepthSettings
@@ -68,7 +69,8 @@ class Decision:
         confidence: S_ans.
         hits: The entries to read, best first.
         scores: mR²AG: scores of each candidate, by its position in `passages`.
-        used: Positions of the passages that are answered from, in order; in mR²AG the one with the highest product.
+        used: Positions of the passages that are answered from, in order; in mR²AG the one with the highest product, or
+            the one that the fallback `random` draws.
         fallback: Fallback used if no passage is relevant; "" otherwise.
     """
 
@@ -157,8 +159,12 @@ def _choose(asked: Alternatives, controls: Controls, settings: ChoiceSettings, h
         return Decision(True, "", None, hits, fallback="abstain")
     if choice is None or (choice.fallback and fallback == "closed_book"):
         return Decision(True, asked.closed.answer, asked.closed.confidence, hits, fallback="closed_book")
-    passage = opened.passages[choice.chosen]
-    return Decision(True, passage.answer, passage.s_ans, hits, choice.scores, (choice.chosen,), choice.fallback)
+    chosen, scores, used_fallback = choice.chosen, choice.scores, choice.fallback
+    if choice.fallback and fallback == "random":
+        chosen = [*scores][random_position(opened.question_id, len(scores))]
+        scores, used_fallback = {chosen: scores[chosen]}, "random"
+    passage = opened.passages[chosen]
+    return Decision(True, passage.answer, passage.s_ans, hits, scores, (chosen,), used_fallback)
 
 
 def _documents(

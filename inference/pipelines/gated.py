@@ -137,6 +137,6 @@ def fallback_of(trace: Trace, fallback: Fallback, *, judging: bool = True) -> Fa
     return "closed_book" if fallback in ("best_product", "random") and not trace.passages else fallback
 
 
-def random_position(question: Question, count: int) -> int:
+def random_position(question_id: str, count: int) -> int:
     """Draw one of `count` positions by the question's id."""
-    return random.Random(question.id).randrange(count)
+    return random.Random(question_id).randrange(count)

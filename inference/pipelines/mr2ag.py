@@ -110,7 +110,7 @@ class MR2AG(GatedPipeline):
         rows = [(i, k) for i, row in enumerate(reads) for k, p in enumerate(row) if p.relevant or not self.judging]
         for i, fallback in fallbacks.items():
             positions = range(len(reads[i]))
-            drawn = [random_position(opened.questions[i], len(reads[i]))] if fallback == "random" else []
+            drawn = [random_position(opened.questions[i].id, len(reads[i]))] if fallback == "random" else []
             rows += [(i, k) for k in (positions if fallback == "best_product" else drawn)]
         rows.sort()
         for (i, k), answer in zip(rows, self._reader.answer_from(judged, rows), strict=True):

@@ -88,7 +88,7 @@ class ReflectiVA(GatedPipeline):
             return dataclasses.replace(trace, kept=relevant, used=relevant)
         used: tuple[int, ...] = ()
         if fallback == "random":
-            used = (random_position(question, len(positions)),)
+            used = (random_position(question.id, len(positions)),)
         if fallback == "best_product":
             used = (max(positions, key=lambda k: trace.passages[k].s_rel or 0.0),)
         return dataclasses.replace(trace, used=used, fallback=fallback)

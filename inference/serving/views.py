@@ -146,7 +146,8 @@ def _why(asked: AskedQuestion, decision: Decision, controls: Controls) -> str:
         return "Retrieved, but answered from the image: no passage was found."
     titles = dict.fromkeys(passages[k].passage.title for k in decision.used)
     where = f"Retrieved from {', '.join(f'“{title}”' for title in titles)}"
-    return f"{where}; no passage is relevant, this one has the best score." if decision.fallback else f"{where}."
+    reason = "was drawn at random" if decision.fallback == "random" else "has the best score"
+    return f"{where}; no passage is relevant, this one {reason}." if decision.fallback else f"{where}."
 
 
 def _notes(alternatives: Alternatives, decision: Decision, controls: Controls) -> list[str]:

@@ -57,6 +57,7 @@ def alternatives(ask):
         ({"entries": 1}, {"top_n": 1}),
         ({"entries": 1}, {"top_n": 1, "fallback": "closed_book"}),
         ({"entries": 1}, {"top_n": 1, "fallback": "abstain"}),
+        ({"entries": 1}, {"top_n": 1, "fallback": "random"}),
         ({"entries": 2}, {"top_n": 2, "s_ret_temperature": 0.1, "relevant_shift": 2.0}),
         ({}, {"exponents": [0.0, 1.0, 1.0]}),
     ],

@@ -103,7 +103,7 @@ class Released:
         if token == self.ids["no_retrieve"]:
             return None, text
         relevant = [k for k, p in enumerate(passages) if self.is_relevant(user, image, passage_text(p))]
-        read = relevant or [random_position(question, len(passages))]
+        read = relevant or [random_position(question.id, len(passages))]
         paragraph = "".join(passage_text(passages[k]) for k in read)
         turns = self.behind_gate(user, f"{paragraph}</paragraph>. Give a short answer.")
         return read, self.generate(turns, image)[1]

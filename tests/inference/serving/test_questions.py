@@ -8,13 +8,17 @@ import pytest
 
 from reflectune.core.config import make_config
 from reflectune.core.errors import UserError
-from reflectune.inference.pipelines.decisions import Controls, decide
+from reflectune.core.types import Passage
+from reflectune.formats.hits import Hit
+from reflectune.inference.pipelines.decisions import Alternatives, Controls, decide
+from reflectune.inference.pipelines.gated import GatedSettings
 from reflectune.inference.reading.ranking import product
 from reflectune.inference.serving import questions
 from reflectune.inference.serving.config import ServeConfig
 from reflectune.inference.serving.questions import PageQuestions
 from reflectune.inference.serving.service import AnswerService
-from reflectune.inference.serving.views import view
+from reflectune.inference.serving.views import AskedQuestion, view
+from reflectune.inference.trace import PassageTrace, Trace
 
 ASKED = "What does it eat?"
 
@@ -84,3 +88,18 @@ def test_a_question_without_words_or_image_is_refused_in_a_sentence(asking, phot
     ):
         with pytest.raises(UserError, match=problem):
             next(asking.ask(text, image))
+
+
+@pytest.mark.parametrize(
+    ("fallback", "why"), [("random", "was drawn at random"), ("best_product", "has the best score")]
+)
+def test_the_page_says_how_a_passage_was_chosen_if_none_is_relevant(fallback, why: str) -> None:
+    passages = (PassageTrace(Passage("a", 0, 0, "Oak", "", "", ""), 0.5, 0.2, 0.8),)
+    found = Trace(
+        "q", "reflectiva", gate=0.9, hits=(Hit("a", 0.5, 1),), passages=passages, used=(0,), fallback=fallback
+    )
+    alternatives = Alternatives(found, Trace("q", "reflectiva"), "reflectiva")
+    asked = AskedQuestion("id", ASKED, "", alternatives, entries={"a": ("Oak", "")})
+    assert (
+        f"no passage is relevant, this one {why}." in view(asked, Controls(), GatedSettings(fallback=fallback)).status
+    )
