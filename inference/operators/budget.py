@@ -13,9 +13,9 @@ Spent: TypeAlias = tuple[int, float]
 """Tokens that a run's remote model has read and written, and their cost."""
 
 _MESSAGES: Final = {
-    "question_tokens": "the question's {:,g} tokens are used up",
-    "run_tokens": "the run's {:,g} tokens are used up",
-    "run_cost": "the run's budget of {:,g} is used up",
+    "question_tokens": "the question's {:,.0f} tokens are used up",
+    "run_tokens": "the run's {:,.0f} tokens are used up",
+    "run_cost": "the run's budget of {:,.10g} is used up",
 }
 
 

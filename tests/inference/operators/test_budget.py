@@ -106,6 +106,11 @@ def test_a_budget_that_is_not_reached_changes_nothing(script: Callable[[], Any])
     assert trace.limit == {}
 
 
+def test_a_large_budget_is_named_as_it_was_set() -> None:
+    assert str(Limit("run_tokens", 12_345_678)) == "the run's 12,345,678 tokens are used up"
+    assert str(Limit("run_cost", 1_234_567.5)) == "the run's budget of 1,234,567.5 is used up"
+
+
 def test_a_run_that_is_out_of_money_asks_nothing_for_what_has_not_begun(script: Callable[[], Any]) -> None:
     asked = script()
     (trace,) = run("pmsr", asked, Budget(run_cost=2.5, spent=lambda: (10, 2.5)))
