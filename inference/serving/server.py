@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -18,6 +19,8 @@ from reflectune.inference.serving.service import AnswerService
 
 _GRACE: Final = 5
 """Seconds after which idle connections are closed at shutdown, such as those of an open page."""
+_NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Errors of an address that this machine lacks, such as ::1 in a container without IPv6."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -70,24 +73,42 @@ def serve(config: ServeConfig) -> None:
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """Return sockets bound to an address, which don't listen yet.
+    """Return sockets bound to a host's addresses, which don't listen yet. Addresses that the machine lacks are skipped.
 
     Raises:
-        UserError: The address is unknown, or in use.
+        UserError: The host is unknown, none of its addresses is this machine's, or one is in use.
     """
     sockets: list[socket.socket] = []
+    lacking: OSError | None = None
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            sockets.append(socket.socket(family, kind))
-            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sockets[-1].bind(address)
+            try:
+                sockets.append(_bound(family, kind, address))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                lacking = error
+        if lacking and not sockets:
+            raise lacking
     except OSError as error:
         for opened in sockets:
             opened.close()
         raise UserError(f"`host`, `port`: {host}:{port} can't be used: {error.strerror}; choose others") from error
     return sockets
+
+
+def _bound(family: int, kind: int, address: Any) -> socket.socket:
+    """Return a socket bound to one address."""
+    opened = socket.socket(family, kind)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(address)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def server_config(app: FastAPI, host: str, port: int) -> uvicorn.Config:

@@ -499,3 +499,19 @@ def test_a_port_in_use_is_refused_before_models_are_loaded() -> None:
     (free,) = bound("127.0.0.1", 0)
     with free, pytest.raises(ConnectionRefusedError):  # not ready yet
         socket.create_connection(free.getsockname())
+
+
+def test_a_hosts_addresses_that_the_machine_lacks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, elsewhere = ("127.0.0.1", 0), ("192.0.2.1", 0)  # of RFC 5737: no machine has it
+
+    def resolve(*names: tuple[str, int]) -> None:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", name) for name in names]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    resolve(elsewhere, here)
+    (free,) = bound("localhost", 0)
+    with free:
+        assert free.getsockname()[0] == "127.0.0.1"
+    resolve(elsewhere)
+    with pytest.raises(UserError, match="localhost:0 can't be used: Cannot assign requested address"):
+        bound("localhost", 0)
