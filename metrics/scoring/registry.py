@@ -147,7 +147,7 @@ def exact_match(answer: str, question: Question) -> float:
 
     A number (`number_agrees`) must lie in the question's range, if it has one; a number in words must be an accepted
     answer. A list (`multi_answer`) must have the same items in one of its readings (`evqa.answer_readings`). If
-    normalisation deletes a whole accepted answer (vitamin "A"), it must be given as it is.
+    normalisation deletes a whole accepted answer or item (vitamin "A"), it must be given as it is.
 
     Raises:
         UserError: The question has no answers, and no range.
@@ -198,7 +198,12 @@ def not_equivalent(*segments: str) -> tuple[float, float]:
 
 
 def _normalized(items: Sequence[str]) -> set[str]:
-    return {infoseek.normalize_answer(item) for item in items} - {""}
+    """Return the items of a list after InfoSeek's normalisation; one that it deletes (blood group "A") as it is."""
+    return {infoseek.normalize_answer(item) or _bare(item) for item in items} - {""}
+
+
+def _bare(item: str) -> str:
+    return item.strip().casefold() if any(map(str.isalnum, item)) else ""
 
 
 def _wrong_if_too_long(bem: evqa.BemLogits) -> evqa.BemLogits:

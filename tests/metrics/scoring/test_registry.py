@@ -71,6 +71,15 @@ def test_a_perfect_list_is_right_whatever_its_items_hold(metric: registry.Metric
     assert answer_metric(metric)("Trinidad && Tobago && R & D", listed) == 0.0
 
 
+def test_an_item_that_normalisation_deletes_is_needed_in_exact_match() -> None:
+    groups = dataclasses.replace(OAK, answers=("A && B && AB && O",), answer_type="multi_answer")
+    worth = answer_metric("exact_match")
+    assert [worth(answer, groups) for answer in ("A && B && AB && O", "b, a, o and ab")] == [1, 1]
+    assert worth("B && AB && O", groups) == 0
+    vitamin = dataclasses.replace(groups, answers=("A",))
+    assert [worth(answer, vitamin) for answer in ("a", "A.", "", "C")] == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("metric", ["exact_match", "infoseek"])
 def test_an_answer_of_one_item_is_right_whatever_it_holds(metric: registry.Metric) -> None:
     """Natural Questions' annotators may answer by one item or by several."""
