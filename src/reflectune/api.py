@@ -24,7 +24,7 @@ def answer(*, image: str | Path, question: str, dataset: str | Path, model: str 
 
     Example:
         >>> trace = answer(model="runs/quickstart/checkpoint", dataset="runs/quickstart/world", image="owl.jpg",
-        ...                question="What does it eat?", index="runs/quickstart/index", encoder="miniature/clip")
+        ...                question="What does it eat?", index="runs/quickstart/index")
         >>> print(explain(trace))
     """
     from reflectune.inference.running.config import AnswerConfig  # slow to import
