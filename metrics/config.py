@@ -91,6 +91,14 @@ class ScoreConfig(MetricKeys, RemoteConfig):
                 yield f"`{key}`: not found: {path}"
 
     @cross_check
+    def submission_problems(self) -> Iterator[str]:
+        """Yield the problems of keys that have no effect: a submission scores nothing, and some keys need one."""
+        for key in ("against", "judge", "output") if self.submission else ("official", "fill_missing"):
+            if getattr(self, key):
+                reason = "`submission` scores nothing" if self.submission else "it is for a `submission`"
+                yield f"`{key}` has no effect: {reason}; leave it out"
+
+    @cross_check
     def judge_problems(self) -> Iterator[str]:
         """Yield the problems of the judge's keys, if one is asked."""
         if not self.judge:

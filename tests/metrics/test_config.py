@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.core.types import METRICS
 from reflectune.data_builders.probing.config import ProbeConfig
@@ -46,6 +46,18 @@ def test_every_reader_of_one_set_has_a_metric() -> None:
     assert set(QUESTIONS) - set(METRIC_OF) == {"ara", "m2kr", "reflectiva"}
     assert set(METRIC_OF) <= set(QUESTIONS)
     assert set(METRIC_OF.values()) <= set(METRICS)
+
+
+def test_keys_without_effect_on_a_score_or_a_submission_are_refused() -> None:
+    def told(**keys: Any) -> list[str]:
+        return [problem for problem in find_problems(ScoreConfig, keys) if "has no effect" in problem]
+
+    assert told(fill_missing=True) == ["`fill_missing` has no effect: it is for a `submission`; leave it out"]
+    assert told(submission="s.jsonl", fill_missing=True) == []
+    scored = told(submission="s.jsonl", against="q.jsonl", output="o.json")
+    assert scored == [
+        f"`{key}` has no effect: `submission` scores nothing; leave it out" for key in ("against", "output")
+    ]
 
 
 @pytest.mark.parametrize("kind", [ProbeConfig, EvaluateConfig, SweepConfig, GrpoConfig, ScoreConfig])
