@@ -71,10 +71,10 @@ def compare(first: Scored, second: Scored, seed: int) -> dict[str, Any]:
 def retrieval_table(file: PredictionFile, joined: Joined, mode: Mode) -> dict[str, Any]:
     """Return the file's retrieval metrics: article recall and MRR over ranked articles; PMSR's entity-mention recall.
 
-    In a file with retrieval results, a question without any counts as not found; in strict mode so does one without a
-    row.
+    An article that is listed several times, e.g. since two knowledge bases hold it, counts at its first place. In a
+    file with retrieval results, a question without any counts as not found; in strict mode so does one without a row.
     """
-    known = [(p.retrieved, q.entity_ids) for q, p in joined.pairs if q.entity_ids]
+    known = [(tuple(dict.fromkeys(p.retrieved)), q.entity_ids) for q, p in joined.pairs if q.entity_ids]
     if mode == "strict":
         known += [((), question.entity_ids) for question in joined.missing if question.entity_ids]
     retrieval_scores: dict[str, Any] = {}

@@ -117,6 +117,13 @@ def test_retrieval_where_the_file_says_what_was_found() -> None:
     assert retrieval_table(file, join((), questions, "official"), "official") == {}
 
 
+def test_an_article_that_two_knowledge_bases_hold_takes_one_rank() -> None:
+    question = Question("a", "", "?", entity_ids=("u2",))
+    rows = (Prediction("r:1", ("a",), retrieved=("u1", "u1", "u2", "u2")),)
+    scores = retrieval_table(PredictionFile("traces", rows), join(rows, [question], "official"), "official")
+    assert (scores["article_recall@1"], scores["mrr"]) == (0.0, 0.5)
+
+
 def test_a_question_for_which_nothing_was_retrieved_is_not_found() -> None:
     """Left out, it would raise the recall of a system that retrieves for easy questions alone."""
     questions = [Question("a", "", "?", entity_ids=("u1",)), Question("b", "", "?", entity_ids=("u2",))]
