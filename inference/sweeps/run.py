@@ -68,14 +68,15 @@ def run(config: SweepConfig) -> dict[str, Any]:
     errors = [row["error"] for row in outcomes.rows.values() if "error" in row]
     if len(errors) == len(questions):
         raise UserError(f"all questions failed; the first error: {errors[0]}")
+    scored = measure.official(questions)
     record = {
         "pipeline": config.pipeline,
         "model": config.traces or config.model,
         "data_set": {"folder": config.dataset, "fingerprint": dataset.fingerprint},
-        "metric": measure.facts(measure.official(questions)),
+        "metric": measure.facts(scored),
         "questions": len(questions),
         "failed": len(errors),
-        "resampled": units(questions),
+        "resampled": units(scored),
         "seed": config.seed,
         "start": config.start(),
         "fitted_exponents": fitted.exponents if fitted else None,

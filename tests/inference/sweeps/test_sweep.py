@@ -55,6 +55,7 @@ def test_mmkb_rag_ends_in_scores_and_plots(sweep, prompted) -> None:
     assert by_name["gamma=0.0"]["retrieval_rate"] == 1.0
     assert by_name["gamma=1.0"]["retrieval_rate"] == by_name["gamma=1.0"]["passages_read"] == 0.0
     assert by_name["start"]["accuracy"]["n"] == 4
+    assert record["resampled"] == "3 entities"  # the visual question is in no interval of a score
     assert record["start"] == {"gamma": 0.5, "k": "auto", "mct": "filter"}
     passes = record["forward_passes"]
     assert passes["asked"] == passes["made"] + passes["saved"]
