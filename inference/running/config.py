@@ -149,9 +149,13 @@ class SelectedPipelines(ModelSettings, AllPipelines):
     def forms(self) -> list[str]:
         """Return the selected pipelines. `naive_rag`, `oracle` and `tuned_baselines` select several each.
 
-        If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one.
+        If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one. One that is
+        also named by itself is needed.
         """
-        selected = {form: name for name in self.names() for form in all_forms().get(name, (name,))}
+        selected: dict[str, str] = {}
+        for name in self.names():
+            for form in all_forms().get(name, (name,)):
+                selected[form] = selected.get(form, name) if name == TUNED_BASELINES else name
         readers = self.plain_model if isinstance(self.plain_model, dict) else {}
         return [
             form

@@ -77,7 +77,7 @@ def literal(value: Any) -> Any:
         return value
     try:
         return ast.literal_eval(value.strip())
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError):  # TypeError: a set of lists
         return value
 
 

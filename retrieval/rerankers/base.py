@@ -62,8 +62,8 @@ class ImageReranker(ABC):
             UserError: Always.
         """
         raise UserError(
-            f"the reranker {self.name} needs the question's image, which only naive_rag, build_plain and mrag "
-            "(`rerank: reranker`) give it; set `reranker` to words, embedding or cross_encoder"
+            f"the reranker {self.name} needs the question's image, which this command or pipeline doesn't "
+            "give it; set `reranker` to words, embedding or cross_encoder"
         )
 
     @abstractmethod

@@ -86,6 +86,10 @@ def test_without_splits_all_but_train_are_answered(tmp_path: Path) -> None:
             {"plain_model": {"none": "b"}, "pipelines": ["text_rag_tuned"]},
             "no checkpoint for text_rag_tuned, which reads passages",
         ),
+        (
+            {"plain_model": {"none": "b"}, "pipelines": ["naive_rag_article_tuned", "tuned_baselines"]},
+            "no checkpoint for naive_rag_article_tuned, which reads article",
+        ),
         ({"pipelines": ["mr2ag_oracle"], "model": ""}, "`model` is needed by mr2ag_oracle"),
         ({"reranker": "cross_encoder"}, "needs `reranker_model`"),
         (

@@ -33,6 +33,7 @@ def row(*texts: str, captions: tuple[str, ...] = (), **fields: Any) -> dict[str,
         ("['Rome', 'Oslo']", "oslo", True),
         ("The", "anything", True),
         ("[not a list", "it is [not a list]", True),
+        ("{['Rome']}", "rome", True),  # Python can't evaluate it: no set holds a list
         ("St. Mary's", "st marys", True),
         ("ten", "10 men", True),
         ("Rome", "", False),
