@@ -308,7 +308,8 @@ def resume_or_train(
             trainer.train_vision(stage)
         else:
             trainer.train(stage, rng, unfinished)
-        save_model(trainer.model, str(path))
+        with writing(path) as partial:
+            save_model(trainer.model, str(partial))
         unfinished.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,19 @@ def test_a_killed_stage_goes_on_as_one_that_was_not(school, tmp_path, monkeypatc
     resumed = trained("killed", 13)
     assert all(torch.equal(value, resumed[name]) for name, value in straight.items())
     assert [path.name for path in (tmp_path / "killed").iterdir()] == ["00-words.safetensors"]
+
+
+def test_a_crash_while_a_stage_is_saved_leaves_no_part_of_it(school, tmp_path, monkeypatch) -> None:
+    trainer, teacher, _ = school
+
+    def crash(_: Any, path: str) -> None:
+        Path(path).write_bytes(b"part")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(pretraining, "save_model", crash)
+    with pytest.raises(OSError, match="no space left"):
+        resume_or_train(trainer, tmp_path, [Stage("words", 1, 1, 1e-3, [(1.0, teacher.look)])], random.Random(0))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
