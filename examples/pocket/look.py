@@ -9,7 +9,6 @@ compared with the loss of a different image's caption. An image is read once for
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from reflectune.core.durable import write_atomically, write_json
 from reflectune.core.entry_point import entry_point
 from reflectune.core.images import load_image
 from reflectune.core.types import Question
@@ -204,9 +204,9 @@ def main() -> None:
     lines, scores = examine(arguments)
     print("\n".join(lines))
     if arguments.output:
-        arguments.output.write_text("\n".join(["# Looking", "", *lines]) + "\n", encoding="utf-8")
+        write_atomically(arguments.output, "\n".join(["# Looking", "", *lines]) + "\n")
     if arguments.json:
-        arguments.json.write_text(json.dumps(scores, indent=2) + "\n", encoding="utf-8")
+        write_json(arguments.json, scores)
 
 
 if __name__ == "__main__":

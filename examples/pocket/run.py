@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from reflectune.core.devices import computes_bfloat16
+from reflectune.core.durable import write_atomically
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.marks import marks, minutes_table, report
 from reflectune.examples.staging import cores, finished, module, program, run_in_lanes, run_stages
@@ -324,7 +325,7 @@ def main() -> None:
     print(text)
     print("reports:", *(RUN / folder / "report.html" for folder in reports))
     if output:
-        output.write_text(text, encoding="utf-8")
+        write_atomically(output, text)
 
 
 def marks_text(minutes: Mapping[str, float], *, quick: bool) -> tuple[str, Sequence[str]]:
