@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import os
 import shutil
@@ -46,7 +45,7 @@ from results import Benchmark
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiler
 
-from reflectune.core.durable import write_json
+from reflectune.core.durable import read_json, write_json
 from reflectune.train.runs.utilization import product_rate
 
 LIMITS = {"exact": 90, "llava": 200, "qwen2_vl": 200, "qwen3_5": 400, "again": 45}
@@ -259,7 +258,7 @@ def run_section(name: str, limit: float, arguments: argparse.Namespace) -> dict[
         problem = f"ended with status {done.returncode}" if done.returncode else None
     except subprocess.TimeoutExpired:
         problem = f"cut off after {limit:g} s"
-    figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    figures: dict[str, Any] = read_json(path, "the figures of a section") if path.is_file() else {}
     path.unlink(missing_ok=True)
     figures["seconds"] = round(time.monotonic() - start)
     return {**figures, "errors": {**figures.get("errors", {}), name: problem}} if problem else figures

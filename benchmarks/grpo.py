@@ -16,6 +16,7 @@ from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.core.durable import read_json
 from reflectune.examples.miniature import quickstart
 from reflectune.examples.staging import MMKB, flags, launch, module, run_stages
 
@@ -71,7 +72,7 @@ def _folder(variant: str) -> str:
 
 def points_of(run: Path, name: str, cost: float) -> list[dict[str, float]]:
     """Return γ, accuracy, passages read and reward of each point of a sweep."""
-    record = json.loads((run / f"sweep_{name}/sweep.json").read_text(encoding="utf-8"))
+    record = read_json(run / f"sweep_{name}/sweep.json", "the sweep")
     points = []
     for point in record["points"]:
         if point["settings"] == {**record["start"], "gamma": point["settings"]["gamma"]}:

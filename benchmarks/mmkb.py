@@ -8,12 +8,12 @@ evaluation, each by its command. A finished stage is not run again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.core.durable import read_json
 from reflectune.examples.miniature import quickstart
 from reflectune.examples.scores import at
 from reflectune.examples.staging import MMKB, flags, launch, module, run_stages
@@ -72,10 +72,10 @@ def measure(run: Path, family: str, seed: int) -> dict[str, Any]:
     """Run the unfinished stages; return the labels' agreement with the truth, and the evaluation's scores."""
     run.mkdir(parents=True, exist_ok=True)
     run_stages(run, stages(run, family, seed))
-    metrics = json.loads((run / "evaluation/metrics.json").read_text(encoding="utf-8"))
+    metrics = read_json(run / "evaluation/metrics.json", "the scores")
     truth = {}
     for name in RULES:
-        statistics = json.loads((run / _folder(name) / "statistics.json").read_text(encoding="utf-8"))["train"]
+        statistics = read_json(run / _folder(name) / "statistics.json", "the labels' statistics")["train"]
         truth[name] = {key: statistics["truth"][key] for key in TRUTH}
     reflection = metrics["reflection"]
     return {

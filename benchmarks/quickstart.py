@@ -7,7 +7,6 @@ Each run is `python -m reflectune.examples.miniature.quickstart` in its own fold
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,7 @@ from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.core.durable import read_json
 from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import at
 from reflectune.examples.staging import METHODS, cores
@@ -203,7 +203,7 @@ def main() -> None:
     run_all(arguments.run, runs, arguments.jobs)
     figures: dict[str, list[dict[str, Any]]] = {}
     for family, method, seed in runs:
-        metrics = json.loads((arguments.run / f"{family}-{method}-{seed}/metrics.json").read_text(encoding="utf-8"))
+        metrics = read_json(arguments.run / f"{family}-{method}-{seed}/metrics.json", "the scores")
         figures.setdefault(f"{family} {method}", []).append(figures_of(metrics))
     return BENCHMARK.finish(figures, arguments)
 

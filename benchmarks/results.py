@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.durable import write_atomically
+from reflectune.core.durable import read_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "benchmarks"
@@ -74,7 +74,7 @@ class Benchmark:
         }
         commands = [command_line()]
         if self.joined and path.is_file():
-            earlier = json.loads(path.read_text(encoding="utf-8"))
+            earlier = read_json(path, "the results")
             if measured.items() <= earlier.items():
                 figures = earlier["figures"] | figures
                 commands = list(dict.fromkeys([*earlier["command"].split(" && "), *commands]))
@@ -99,7 +99,7 @@ class Benchmark:
         for name, tables in {self.name: self.tables, **(self.also or {})}.items():
             path = results / f"{name}.json"
             if path.is_file():
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = read_json(path, "the results")
                 lines += [_source(record), "", *tables(record["figures"]), ""]
         return "\n".join(lines).rstrip() + "\n"
 
@@ -177,7 +177,7 @@ def board(results: Path = RESULTS) -> str:
     """Return the board of claims as Markdown, one row a claim."""
     rows = []
     for path in sorted(results.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path, "the results")
         for row in record["claims"]:
             page = f"[{record['benchmark']}]({record['benchmark']}.md)"
             cells = (row["claim"], row["value"], row["reference"], record["machine"], record["commit"], page)

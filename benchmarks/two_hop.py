@@ -18,6 +18,7 @@ from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.core.durable import read_json
 from reflectune.examples.staging import PLAIN, flags, launch, module, program, run_stages
 
 RECIPES = "examples/miniature"
@@ -176,8 +177,7 @@ def figures_of(run: Path, test: Sequence[int]) -> dict[str, Any]:
     for (evaluation, pipeline), name in ROWS.items():
         right = count = 0.0
         for seed in test:
-            metrics = json.loads((run / f"{evaluation}_{seed}/metrics.json").read_text(encoding="utf-8"))
-            score = metrics["two_hop"][pipeline]
+            score = read_json(run / f"{evaluation}_{seed}/metrics.json", "the scores")["two_hop"][pipeline]
             right, count = right + score["value"] * score["n"], count + score["n"]
         figures[name] = {"score": right / count, "questions": int(count)}
     return figures
@@ -187,7 +187,7 @@ def agent_figures(run: Path, test: int) -> dict[str, Any]:
     """Return each row's share of right answers with its interval, and its costs, in a test world."""
     figures = {}
     for (evaluation, pipeline), name in AGENT_ROWS.items():
-        metrics = json.loads((run / f"{evaluation}_{test}/metrics.json").read_text(encoding="utf-8"))
+        metrics = read_json(run / f"{evaluation}_{test}/metrics.json", "the scores")
         costs = metrics["costs"][pipeline]
         figures[name] = {**metrics["two_hop"][pipeline], "searches": costs["searches"], "read": costs["read"]}
     return figures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 import os
 import shlex
 import signal
@@ -18,7 +17,7 @@ from typing import Any, Final
 
 import psutil
 
-from reflectune.core.durable import write_atomically
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.launch_variables import without_launcher
 
 CONFIGS: Final = Path(str(importlib.resources.files("reflectune.configs")))
@@ -244,14 +243,14 @@ def _save_minutes(run: Path, name: str, command: list[str], start: float, *, fin
     """Save a stage's minutes, under `minutes` if it is finished and under `spent` if not, and return them."""
     minutes = round((time.monotonic() - start) / 60, 2)
     stage = {"minutes" if finished else "spent": minutes, "command": _as_typed(command)}
-    write_atomically(run / RECORD, json.dumps({**_record(run), name: stage}, indent=1))
+    write_json(run / RECORD, {**_record(run), name: stage})
     return minutes
 
 
 def _record(run: Path) -> dict[str, dict[str, Any]]:
     """Read each stage's `command`, and its `minutes` if it is finished, else `spent`."""
     path = run / RECORD
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path, "the record of stages") if path.exists() else {}
 
 
 def _as_typed(command: list[str]) -> str:

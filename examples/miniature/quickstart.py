@@ -9,13 +9,12 @@ A finished stage is not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from reflectune.core.durable import write_json
+from reflectune.core.durable import read_json, write_json
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.miniature.models.architecture import FAMILIES
 from reflectune.examples.scores import equal_depth
@@ -121,7 +120,7 @@ def main() -> None:
     commands = stages(run, arguments.family, arguments.method, arguments.seed, processes, device=device)
     minutes = run_stages(run, commands, processes)
     path = run / "metrics.json"
-    metrics = json.loads(path.read_text(encoding="utf-8"))
+    metrics = read_json(path, "the scores")
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     metrics["minutes"], metrics["peak_gib"] = minutes, round(max(children, metrics.get("peak_gib") or 0), 2)
     write_json(path, metrics)

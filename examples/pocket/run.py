@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from reflectune.core.devices import computes_bfloat16
-from reflectune.core.durable import write_atomically
+from reflectune.core.durable import read_json, write_atomically
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.marks import marks, minutes_table, report
 from reflectune.examples.staging import cores, finished, module, program, run_in_lanes, run_stages
@@ -288,7 +288,7 @@ def fresh_stages() -> dict[str, list[str]]:
 def written(name: str) -> dict[str, Any]:
     """Read the JSON file of a stage; return {} if the stage did not run."""
     path = RUN / name
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path, "the result of a stage") if path.is_file() else {}
 
 
 @entry_point

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reflectune.core.durable import read_json
 from reflectune.core.entry_point import entry_point
 from reflectune.examples.pocket.choice_fit import CHOICE_FILE, DocumentChoice
 from reflectune.examples.staging import module, program, run_stages
@@ -166,7 +167,7 @@ def table(names: Sequence[str]) -> str:
     for name in names:
         path = FOLDER / f"evaluation_{name}/metrics.json"
         if path.is_file():
-            score = json.loads(path.read_text(encoding="utf-8"))["pipelines"]["mmkb_rag"]
+            score = read_json(path, "the scores")["pipelines"]["mmkb_rag"]
             shown = [f"{key.replace('_', ' ')} {in_per_cent(it)}" for key, it in score.items() if it and "value" in it]
             lines.append(f"| {name} | {', '.join(shown)} |")
     return "\n".join(lines)
