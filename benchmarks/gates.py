@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from results import Benchmark, table
+from results import Benchmark, score_cells, table
 
 from reflectune.core.config import Settings
 from reflectune.core.images import load_image
@@ -295,7 +295,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
             (
                 rule.replace("1 searches", "1 search"),
                 f"{100 * row['validation']['value']:.1f}",
-                *_score(row),
+                *score_cells(row),
                 f"{row['calls']:.1f}",
             )
             for rule, row in of_pipeline["stop"]["rows"].items()
@@ -311,7 +311,7 @@ def tables(figures: dict[str, Any]) -> list[str]:
         ]
         lines += [*table(("other thresholds", "test, % right", "calls per question"), shown), ""]
         cuts = [
-            (cut, *_score(row), f"{row['documents']:.1f}", f"{row['calls']:.1f}")
+            (cut, *score_cells(row), f"{row['documents']:.1f}", f"{row['calls']:.1f}")
             for cut, row in of_pipeline["filter"].items()
         ]
         if not cuts:
@@ -319,10 +319,6 @@ def tables(figures: dict[str, Any]) -> list[str]:
         head = (f"filter, {ITERATIONS + 1} searches", "test, % right", "95 %", "passages read", "calls per question")
         lines += [*table(head, cuts), ""]
     return lines[:-1]
-
-
-def _score(row: Mapping[str, Any]) -> tuple[str, str]:
-    return f"{100 * row['value']:.1f}", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
 
 
 BENCHMARK = Benchmark(

@@ -93,7 +93,9 @@ def tables(figures: dict[str, Any]) -> list[str]:
     """Return the page's tables."""
     lines: list[str] = []
     for family, found in figures.items():
-        rows = [(f"`{name}`", *(_share(row[key]) for key in TRUTH)) for name, row in found["labels"].items()]
+        rows = [
+            (f"`{name}`", *(in_per_cent({"value": row[key]}) for key in TRUTH)) for name, row in found["labels"].items()
+        ]
         head = (f"{FAMILIES[family]}, labels", "`[Rel]` precision", "recall of labelled documents", "of all probed")
         lines += [*table(head, rows), ""]
     columns = list(figures.values())
@@ -103,10 +105,6 @@ def tables(figures: dict[str, Any]) -> list[str]:
         names = dict.fromkeys(name for found in columns for name in found[group])
         rows += [(f"`{name}`", *(in_per_cent(found[group].get(name)) for found in columns)) for name in names]
     return [*lines, *table(("", *(FAMILIES[family] for family in figures)), rows)]
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f}"
 
 
 def claims(figures: dict[str, Any]) -> list[tuple[str, str, str]]:

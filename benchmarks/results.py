@@ -117,6 +117,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
+def score_cells(score: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the cells of a score in per cent: its value, and its interval."""
+    return f"{100 * score['value']:.1f}", f"{100 * score['low']:.1f} to {100 * score['high']:.1f}"
+
+
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from results import Benchmark, table
+from results import Benchmark, score_cells, table
 
 from reflectune.core.durable import read_json
 from reflectune.examples.staging import PLAIN, flags, launch, module, program, run_stages
@@ -196,10 +196,10 @@ def agent_figures(run: Path, test: int) -> dict[str, Any]:
 def agent_tables(figures: dict[str, Any]) -> list[str]:
     """Return the table of an agent."""
     head = ("pipeline", "per cent right", "interval", "searches", "tokens read", "questions")
-    rows = []
-    for name, row in figures.items():
-        value, low, high = (f"{100 * row[key]:.1f}" for key in ("value", "low", "high"))
-        rows.append((name, value, f"{low} to {high}", f"{row['searches']:.1f}", round(row["read"]), row["n"]))
+    rows = [
+        (name, *score_cells(row), f"{row['searches']:.1f}", round(row["read"]), row["n"])
+        for name, row in figures.items()
+    ]
     return ["The agent had fewer lessons than the models above. Questions are of one world:", "", *table(head, rows)]
 
 

@@ -27,15 +27,14 @@ def equal_depth(metrics: dict[str, Any]) -> list[str]:
     """Return baselines at one entry and at as many as mR²AG reads, untuned and tuned, as lines of a table."""
 
     def cell(name: str) -> str:
-        score = (metrics["pipelines"].get(name) or {}).get("overall")
+        score = at(metrics, "pipelines", name, "overall")
         return f"{100 * score['value']:.1f}" if score else "–"
 
     lines = [f"{'':38}{'untuned':>9}{'tuned':>9}"]
     lines += [f"{title:38}{cell(name):>9}{cell(f'{name}_tuned'):>9}" for title, name in _BASELINES.items()]
     lines += [f"{'mR²AG, 5 entries':38}{'':>9}{cell('mr2ag'):>9}"]
     lines += [f"{'mR²AG, oracle entry':38}{'':>9}{cell('mr2ag_oracle'):>9}"]
-    lead = metrics["comparisons"].get("mr2ag - best_baseline")
-    if lead:
+    if lead := metrics["comparisons"].get("mr2ag - best_baseline"):
         low, high = 100 * lead["low"], 100 * lead["high"]
         lines.append(
             f"lead over the best of them ({metrics['best_baseline']}): {100 * lead['value']:+.1f} "
