@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from results import Benchmark, score_cells, table
+from two_hop import SPLITS
 
 from reflectune.core.config import Settings
 from reflectune.core.images import load_image
@@ -45,7 +46,6 @@ from reflectune.retrieval.config import RetrieverConfig
 from reflectune.retrieval.retrievers.entry_retriever import open_retriever
 from reflectune.retrieval.retrievers.text_retriever import open_text_retriever
 
-SPLITS = ("two_hop_val", "two_hop_test")
 QUERY_FORMS = ("{title}: {heading}", "{heading} of {title}")
 """As in `lessons.yaml`."""
 ITERATIONS, BATCH = 3, 32
@@ -95,42 +95,34 @@ def stages(run: Path, train: Sequence[int]) -> dict[str, list[str]]:
     return made
 
 
-@dataclass(frozen=True)
-class World:
-    """A world with its questions, and the engine of the gate."""
-
-    folder: Path
-    seed: int
-    engine: PrefixEngine
-
-    def courses(self, name: str, **settings: Any) -> Pairs:
-        """Run a pipeline with the teacher as its reader."""
-        dataset = Dataset(self.folder / f"world_{self.seed}")
-        questions = [question for split in SPLITS for question in dataset.questions(split)]
-        teachers = {it.id: teacher_of(it, dataset.knowledge, QUERY_FORMS) for it in questions}
-        questions = [question for question in questions if teachers[question.id]]
-        index = RetrieverConfig(index=str(self.folder / f"index_{self.seed}"))
-        parts = PipelineParts(
-            dataset.knowledge,
-            dataset.root,
-            engine=self.engine,  # the teacher replies in its place
-            gate=self.engine,
-            retriever=open_retriever(index, dataset.knowledge, image_roots=dataset.image_roots, device="cpu"),
-            texts=open_text_retriever(self.folder / f"texts_{self.seed}", dataset.knowledge, device="cpu"),
-        )
-        pipeline = build_pipeline(name, PIPELINES[name](**{**READING, **settings}), parts)
-        assert isinstance(pipeline, TrajectoryPipeline)
-        written: dict[str, list[Step]] = {question.id: [] for question in questions}
-        taught = pipeline.guided(lambda it, steps: replied(teachers[it.id], steps, written[it.id]))
-        made: list[tuple[Question, Course]] = []
-        for start in range(0, len(questions), BATCH):
-            asked = questions[start : start + BATCH]
-            images = [load_image(it.image, root=dataset.image_roots, needed_by=it.id) for it in asked]
-            for question, trace in zip(asked, taught.run(asked, images), strict=True):
-                whole = dataclasses.replace(trace, steps=(*written[question.id], *trace.steps))
-                filtered = bool(settings.get("gate_filter"))
-                made.append((question, Course.of(whole, pipeline.tools.embed, filtered=filtered)))
-        return made
+def run_courses(run: Path, seed: int, engine: PrefixEngine, name: str, settings: Mapping[str, Any]) -> Pairs:
+    """Run a pipeline on a world's questions, with the teacher as its reader and `engine` as its gate."""
+    dataset = Dataset(run / f"world_{seed}")
+    questions = [question for split in SPLITS for question in dataset.questions(split)]
+    teachers = {it.id: teacher_of(it, dataset.knowledge, QUERY_FORMS) for it in questions}
+    questions = [question for question in questions if teachers[question.id]]
+    index = RetrieverConfig(index=str(run / f"index_{seed}"))
+    parts = PipelineParts(
+        dataset.knowledge,
+        dataset.root,
+        engine=engine,  # the teacher replies in its place
+        gate=engine,
+        retriever=open_retriever(index, dataset.knowledge, image_roots=dataset.image_roots, device="cpu"),
+        texts=open_text_retriever(run / f"texts_{seed}", dataset.knowledge, device="cpu"),
+    )
+    pipeline = build_pipeline(name, PIPELINES[name](**{**READING, **settings}), parts)
+    assert isinstance(pipeline, TrajectoryPipeline)
+    written: dict[str, list[Step]] = {question.id: [] for question in questions}
+    taught = pipeline.guided(lambda it, steps: replied(teachers[it.id], steps, written[it.id]))
+    made: list[tuple[Question, Course]] = []
+    for start in range(0, len(questions), BATCH):
+        asked = questions[start : start + BATCH]
+        images = [load_image(it.image, root=dataset.image_roots, needed_by=it.id) for it in asked]
+        for question, trace in zip(asked, taught.run(asked, images), strict=True):
+            whole = dataclasses.replace(trace, steps=(*written[question.id], *trace.steps))
+            filtered = bool(settings.get("gate_filter"))
+            made.append((question, Course.of(whole, pipeline.tools.embed, filtered=filtered)))
+    return made
 
 
 def replied(
@@ -263,21 +255,21 @@ def stop_figures(validation: Pairs, test: Pairs) -> dict[str, Any]:
 def measure(run: Path, validation: Sequence[int], test: Sequence[int]) -> dict[str, Any]:
     """Run all trajectories, and apply the rules."""
     engine = PrefixEngine(load(str(run / "gate"), scheme="mr2ag"), token_budget=16_384)
+
+    def courses(seeds: Sequence[int], name: str, **settings: Any) -> Pairs:
+        return [pair for seed in seeds for pair in run_courses(run, seed, engine, name, settings)]
+
     figures: dict[str, Any] = {}
     for name in PIPELINES:
-
-        def courses(seeds: Sequence[int], name: str = name, **settings: Any) -> Pairs:
-            return [pair for seed in seeds for pair in World(run, seed, engine).courses(name, **settings)]
-
-        whole = {"validation": courses(validation), "test": courses(test)}
-        cuts: dict[str, dict[str, Any]] = {
-            width: {"text_passages": texts, "pair_passages": pairs} for width, (texts, pairs) in WIDTHS.items()
-        }
-        cuts |= {f"gate, p = {least:g}": {"gate_filter": least, "gate_stop": 0.0} for least in FILTERS}
+        whole = {"validation": courses(validation, name), "test": courses(test, name)}
         figures[name] = {"stop": stop_figures(**whole), "filter": {}}
         if name == FILTERED:
-            filtered = {cut: courses(test, **settings) for cut, settings in cuts.items()}
-            figures[name]["filter"] = {cut: read(of_cut) for cut, of_cut in {"none": whole["test"], **filtered}.items()}
+            cuts: dict[str, dict[str, Any]] = {
+                width: {"text_passages": texts, "pair_passages": pairs} for width, (texts, pairs) in WIDTHS.items()
+            }
+            cuts |= {f"gate, p = {least:g}": {"gate_filter": least, "gate_stop": 0.0} for least in FILTERS}
+            filtered = {cut: read(courses(test, name, **settings)) for cut, settings in cuts.items()}
+            figures[name]["filter"] = {"none": read(whole["test"]), **filtered}
     return figures
 
 
