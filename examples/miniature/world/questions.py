@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -57,7 +59,7 @@ class WorldInterviewer:
     ) -> None:
         self._articles, self._rng, self._photograph, self._numbers = articles, rng, photograph, images
         self._images: dict[tuple[str, int], tuple[str, int]] = {}
-        self._count: dict[str, int] = {}
+        self._count = defaultdict[str, Iterator[int]](itertools.count)
         self._by_title = {article.entity.title: article for article in articles}
 
     def ask_all(self) -> dict[str, list[Question]]:
@@ -212,9 +214,7 @@ class WorldInterviewer:
         return self._images[key]
 
     def _next_id(self, split: str) -> str:
-        number = self._count.get(split, 0)
-        self._count[split] = number + 1
-        return f"world_{split}_{number:06d}"
+        return f"world_{split}_{next(self._count[split]):06d}"
 
 
 def _phrasing(split: str) -> Phrasing:

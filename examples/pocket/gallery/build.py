@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 from PIL import Image
 
 from reflectune.core.durable import write_atomically, write_json
-from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.hashing import file_fingerprint, fingerprint, sha256_of
 from reflectune.core.images import open_image
 from reflectune.core.progress import progress_bar
 from reflectune.core.types import Entry, Question
@@ -177,9 +176,8 @@ def read_images(folder: Path, images: Sequence[SourceImage]) -> tuple[dict[str, 
         except Unusable:
             left_out.append(image.id)
             continue
-        content = path.read_bytes()
         small = open_image(path).convert("L").resize((16, 16), Image.Resampling.BOX).tobytes()
-        usable[image.id] = Look(hashlib.sha256(content).hexdigest(), small)
+        usable[image.id] = Look(sha256_of(path), small)
     return usable, left_out
 
 
@@ -196,13 +194,19 @@ def _visuals(folder: Path, entity: GalleryEntity, seed: int) -> Iterator[Visual]
             by_attribute.setdefault(visual.attribute, []).append(visual)
     for same in by_attribute.values():
         yield rng.choice(same)
-    if counted := count_question(entity.category, entity.asked, rng):
-        visual, count = counted
-        path = folder / visual.image
-        whole = repeated(read_image(visual.source), count, rng)
-        if not path.exists():
-            save_jpeg(whole, path)
-        yield visual
+    if counted := draw_counted(folder, entity.category, entity.asked, rng):
+        yield counted
+
+
+def draw_counted(folder: Path, kind: str, images: Sequence[SourceImage], rng: random.Random) -> Visual | None:
+    """Return the visual question of `count_question`, and write its composed image; None if there is none."""
+    if not (counted := count_question(kind, images, rng)):
+        return None
+    visual, count = counted
+    path, whole = folder / visual.image, repeated(read_image(visual.source), count, rng)
+    if not path.exists():
+        save_jpeg(whole, path)
+    return visual
 
 
 def _write_images(folder: Path, entities: Sequence[GalleryEntity]) -> None:

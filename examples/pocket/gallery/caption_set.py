@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
+import itertools
 import os
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from reflectune.core.hashing import file_fingerprint, fingerprint
+from reflectune.core.hashing import file_fingerprint, fingerprint, sha256_of
 from reflectune.core.images import open_image
 from reflectune.core.types import Question
-from reflectune.examples.data_sets import begin, count_questions, finish, save_jpeg
-from reflectune.examples.pocket.gallery.build import GallerySettings, make_linked_entities, read_images
+from reflectune.examples.data_sets import begin, count_questions, finish
+from reflectune.examples.pocket.gallery.build import GallerySettings, draw_counted, make_linked_entities, read_images
 from reflectune.examples.pocket.gallery.captions import (
     FLAG_PROMPTS,
     SENTENCE_PROMPTS,
@@ -27,8 +27,7 @@ from reflectune.examples.pocket.gallery.collecting import Collection
 from reflectune.examples.pocket.gallery.entities import Look
 from reflectune.examples.pocket.gallery.linking import read_reviewed
 from reflectune.examples.pocket.gallery.questions import SPLITS, image_path
-from reflectune.examples.pocket.gallery.sources.images import SourceImage, read_image
-from reflectune.examples.pocket.gallery.visual_questions import Visual, count_question, repeated, visuals
+from reflectune.examples.pocket.gallery.visual_questions import Visual, visuals
 from reflectune.formats.dataset import Dataset, load_manifest, write_questions
 
 VERSION: Final = 2
@@ -107,10 +106,10 @@ class _Splits:
 
     def __init__(self, gallery: Path, looks: Mapping[str, Look], seed: int) -> None:
         self._gallery, self._looks, self._seed = gallery, looks, seed
-        self._numbers = Counter[str]()
+        self._numbers = defaultdict[str, Iterator[int]](itertools.count)
         dataset = Dataset(gallery)
         tested = {q.image for split in SPLITS if split not in TRAINED for q in dataset.questions(split)}
-        self._tested = {_content(gallery / image) for image in tested}
+        self._tested = {sha256_of(gallery / image) for image in tested}  # as `Look.pixels`
 
     def of(self, captions: Sequence[Caption]) -> dict[str, list[Question]]:
         """Return the questions of each split."""
@@ -177,20 +176,9 @@ class _Splits:
         for visual in list(visuals(kind, caption.names, image, open_image(self._gallery / path), path, rng)):
             if visual.attribute != "name" or kind == "flag":
                 yield from self._visual(caption, visual, rng)
-        if counted := self._counted(kind, image, rng):
+        counted = draw_counted(self._gallery, kind, [image], rng)
+        if counted and sha256_of(self._gallery / counted.image) not in self._tested:
             yield from self._visual(caption, counted, rng)
-
-    def _counted(self, kind: str, image: SourceImage, rng: random.Random) -> Visual | None:
-        """Return a question for the number of copies in a composed image, if no test has it."""
-        counted = count_question(kind, [image], rng)
-        if counted is None:
-            return None
-        visual, count = counted
-        path = self._gallery / visual.image
-        whole = repeated(read_image(image), count, rng)
-        if not path.exists():
-            save_jpeg(whole, path)
-        return None if _content(path) in self._tested else visual
 
     def _visual(self, caption: Caption, visual: Visual, rng: random.Random) -> Iterator[Question]:
         for text in visual.ask_variously(rng, WORDINGS[visual.attribute]):
@@ -206,14 +194,7 @@ class _Splits:
             )
 
     def _next_id(self, split: str) -> str:
-        number = self._numbers[split]
-        self._numbers[split] += 1
-        return f"captions_{split}_{number:06d}"
-
-
-def _content(path: Path) -> str:
-    """Hash a file's content, as `Look.pixels` is."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        return f"captions_{split}_{next(self._numbers[split]):06d}"
 
 
 def _about(caption: Caption) -> dict[str, str]:

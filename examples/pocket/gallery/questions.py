@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from reflectune.core.types import Entry, Evidence, Question
@@ -58,7 +59,7 @@ class GalleryInterviewer:
     ) -> None:
         self._entities, self._facts, self._entries = entities, facts, entries
         self._visual, self._chains, self._seed = visual, chains, seed
-        self._numbers = Counter[str]()
+        self._numbers = defaultdict[str, Iterator[int]](itertools.count)
         self.unstated = Counter[str]()
         """Facts left out because no passage of the article states them, by relation."""
 
@@ -179,9 +180,7 @@ class GalleryInterviewer:
             )
 
     def _next_id(self, split: str) -> str:
-        number = self._numbers[split]
-        self._numbers[split] += 1
-        return f"gallery_{split}_{number:06d}"
+        return f"gallery_{split}_{next(self._numbers[split]):06d}"
 
 
 def _held_out_count(facts: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from reflectune.core.durable import read_json, write_json
 from reflectune.core.errors import UserError
+from reflectune.core.hashing import sha256_of
 from reflectune.examples.pocket.models.cache import locked, replacing
 from reflectune.examples.pocket.models.parts import PARTS, cache_folder, fetch, is_fetched, read_part
 
@@ -83,7 +83,7 @@ def _kept(folder: Path, made_of: Callable[[], dict[str, Any] | None], write: Cal
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {path.name: sha256_of(path) for path in files}
 
 
 def _made_of(trained: Path, image_size: int) -> dict[str, Any] | None:
