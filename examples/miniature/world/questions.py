@@ -125,27 +125,9 @@ class WorldInterviewer:
     def knowledge(self, article: EntityArticle, relation: str, split: str) -> Question:
         """Draw a question whose answer is in the entity's article."""
         phrasing = _phrasing(split)
-        value = article.entity.facts[relation]
         text = ask(relation, article.entity.looks.category, self._rng, phrasing)
-        evidence = tuple(Evidence(article.entity.id, section) for section in article.sections_of(relation))
-        answer_type = RELATIONS[relation].answer_type
-        return Question(
-            id=self._next_id(split),
-            image=self._image(article)[0],
-            text=text,
-            answers=(value,),
-            range=_range(value) if answer_type == "numerical" else None,
-            answer_type=answer_type,
-            split=split,
-            requires_retrieval=True,
-            entity_ids=(article.entity.id,),
-            evidence=evidence,
-            meta={
-                "relation": relation,
-                "phrasing": "seen" if phrasing == "train" else "held_out",
-                "famous": "yes" if article.role == "famous" else "no",
-            },
-        )
+        famous = "yes" if article.role == "famous" else "no"
+        return self._question(article, article, relation, text, split, phrasing, famous=famous)
 
     def visual(self, article: EntityArticle, split: str, count: int) -> Iterator[Question]:
         """Draw questions that the image answers, about `count` different attributes."""
@@ -182,27 +164,34 @@ class WorldInterviewer:
         question_text = question_text.replace(
             named if named in question_text else f"this {noun}", f"the {noun} beside this {category}"
         )
-        answer_type = RELATIONS[relation].answer_type
-        value = other.entity.facts[relation]
+        bridge = Evidence(article.entity.id, article.relations.index("neighbour"))
+        return self._question(article, other, relation, question_text, split, phrasing, bridge, two_hop="yes")
+
+    def _question(
+        self,
+        article: EntityArticle,
+        other: EntityArticle,
+        relation: str,
+        text: str,
+        split: str,
+        phrasing: Phrasing,
+        *bridge: Evidence,
+        **meta: str,
+    ) -> Question:
+        """Return a question about a fact of `other`, perhaps the same entity, with an image of `article`."""
+        value, answer_type = other.entity.facts[relation], RELATIONS[relation].answer_type
         return Question(
             id=self._next_id(split),
             image=self._image(article)[0],
-            text=question_text,
+            text=text,
             answers=(value,),
             range=_range(value) if answer_type == "numerical" else None,
             answer_type=answer_type,
             split=split,
             requires_retrieval=True,
-            entity_ids=(article.entity.id, other.entity.id),
-            evidence=(
-                Evidence(article.entity.id, article.relations.index("neighbour")),
-                *(Evidence(other.entity.id, index) for index in other.sections_of(relation)),
-            ),
-            meta={
-                "relation": relation,
-                "phrasing": "seen" if phrasing == "train" else "held_out",
-                "two_hop": "yes",
-            },
+            entity_ids=tuple(dict.fromkeys((article.entity.id, other.entity.id))),
+            evidence=(*bridge, *(Evidence(other.entity.id, section) for section in other.sections_of(relation))),
+            meta={"relation": relation, "phrasing": "seen" if phrasing == "train" else "held_out", **meta},
         )
 
     def _image(self, article: EntityArticle) -> tuple[str, int]:
