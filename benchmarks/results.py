@@ -165,9 +165,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def command_line(words: Sequence[str] | None = None) -> str:
+def command_line() -> str:
     """Return the command of this process as it is typed in the repository, without options that change no figure."""
-    script, *left = sys.argv if words is None else words
+    script, *left = sys.argv
     kept: list[str] = []
     while left:
         word = left.pop(0)
