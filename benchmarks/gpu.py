@@ -108,8 +108,7 @@ def exact(arguments: argparse.Namespace, figures: Figures) -> None:
         figures.put(family, "equal answers", sum(map(list.__eq__, found, answers)))
         figures.put(family, "answers", ANSWERS)
         del model, engine
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
 
 def inference(family: str, arguments: argparse.Namespace, figures: Figures) -> None:

@@ -156,15 +156,13 @@ def gradients(arguments: argparse.Namespace, figures: Figures) -> None:
         for recomputed in (False, True):
             if recomputed:
                 model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.zero_grad()
-            loss, weight = loss_terms(model, trees_on(model, [tree], arguments.device))
-            (loss / weight).backward()
+            loss = w.tree_step(model, trees_on(model, [tree], arguments.device))
             far = max(
                 float((found - wanted[name]).norm() / wanted[name].norm()) for name, found in _gradients(model).items()
             )
             row = f"{family}, recomputed" if recomputed else family
             figures.put("relative difference of a gradient", row, far)
-            figures.put("relative difference of the loss", row, float(abs(loss / weight - expected) / expected))
+            figures.put("relative difference of the loss", row, float(abs(loss - expected) / expected))
 
 
 def _gradients(model: Any) -> dict[str, Tensor]:
@@ -182,8 +180,7 @@ def all_weights(arguments: argparse.Namespace, figures: Figures) -> None:
             case = replace(case, tokens=case.tokens // 8, image=case.image // 4)
         if case.family != family:
             del model
-            if arguments.device == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             family = case.family
             model = w.build(family, arguments.size, dtype=dtype, device=arguments.device).train()
             w.freeze_vision_tower(model)
@@ -205,12 +202,6 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
 
     batch = trees_on(model, trees, device)
 
-    def tree_pass() -> float:
-        model.zero_grad()
-        loss, weight = loss_terms(model, batch)
-        (loss / weight).backward()
-        return float(loss / weight)
-
     def measure(name: str, run: Callable[[], float], tokens: int) -> None:
         loss = figures.time("pass", f"{case.name}, {name}", run)
         if loss is not None:
@@ -221,10 +212,10 @@ def _measure_case(model: Any, case: Case, device: str, figures: Figures) -> None
     with compiled(model, on=device == "cuda"):
         if rows:
             measure("flat rows", flat_pass, rows["input_ids"].numel())
-        measure("trees", tree_pass, sum(tree.length for tree in trees))
+        measure("trees", lambda: w.tree_step(model, batch), sum(tree.length for tree in trees))
         if device == "cuda" and case.trees > 1:
             with profile(activities=[ProfilerActivity.CUDA]) as record:
-                tree_pass()
+                w.tree_step(model, batch)
             events = sorted(record.key_averages(), key=lambda event: -event.self_device_time_total)[:8]
             figures.put(
                 "profile, ms", case.name, {e.key[:60]: round(e.self_device_time_total / 1e3, 1) for e in events}

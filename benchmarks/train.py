@@ -22,14 +22,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from results import Benchmark, table
-from torch import Tensor
 from transformers import PreTrainedModel
 from trl import SFTConfig, SFTTrainer
 from whole_training import SIDES, head_to_head, whole_claims, whole_tables
-from workload import FAMILIES, NAMES, SIZES, build, flat_rows, freeze_vision_tower, timed, tree_of
+from workload import FAMILIES, NAMES, SIZES, build, flat_rows, freeze_vision_tower, timed, tree_of, tree_step
 
 from reflectune.examples.miniature.models.architecture import train_tokenizer
-from reflectune.models.attention.collation import TreeCollator, loss_terms
+from reflectune.models.attention.collation import TreeCollator
 
 
 def stock_trainer(model: PreTrainedModel, folder: str, rows: int) -> SFTTrainer:
@@ -54,14 +53,6 @@ def stock_trainer(model: PreTrainedModel, folder: str, rows: int) -> SFTTrainer:
 
 def _unchanged(rows: list[Any]) -> Any:
     return rows
-
-
-def tree_step(model: PreTrainedModel, batch: dict[str, Tensor]) -> float:
-    """Run a forward and a backward pass on trees, and return the loss."""
-    model.zero_grad()
-    loss, weight = loss_terms(model, batch)
-    (loss / weight).backward()
-    return float((loss / weight).detach())
 
 
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:

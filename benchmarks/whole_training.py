@@ -278,8 +278,7 @@ def head_to_head(arguments: argparse.Namespace, write: Callable[[dict[str, Any]]
         print(kind, sides[kind], flush=True)
         write({**figures, "sides": sides})
         gc.collect()
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
     return {**figures, "sides": sides}
 
 

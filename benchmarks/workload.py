@@ -26,6 +26,7 @@ from transformers import (
     Qwen3_5Config,
 )
 
+from reflectune.models.attention.collation import loss_terms
 from reflectune.models.attention.tree import IGNORE, Segment, Tree
 from reflectune.models.prefix.engine import PrefixEngine, end_tokens
 from reflectune.models.prefix.forward import Forward
@@ -405,6 +406,14 @@ def flat_rows(model: PreTrainedModel, tree: Tree) -> dict[str, Tensor]:
     labels = torch.tensor([[*tree.prefix.labels, *branch.labels] for branch in tree.branches])
     labels[1:, : len(tree.prefix.ids)] = IGNORE  # [Retrieval] counts once
     return {**batch, "labels": labels.to(model.device)}
+
+
+def tree_step(model: Any, batch: dict[str, Tensor]) -> float:
+    """Run a forward and a backward pass on trees, and return the loss."""
+    model.zero_grad()
+    loss, weight = loss_terms(model, batch)
+    (loss / weight).backward()
+    return float((loss / weight).detach())
 
 
 def timed(
