@@ -22,7 +22,7 @@ from reflectune.examples.pocket.gallery.card import card
 from reflectune.examples.pocket.gallery.collecting import Collection, collect_facts
 from reflectune.examples.pocket.gallery.entities import GalleryEntity, Look, make_entities
 from reflectune.examples.pocket.gallery.facts import entry_of
-from reflectune.examples.pocket.gallery.linking import Links, Reviewed, link_images, read_reviewed
+from reflectune.examples.pocket.gallery.linking import Links, link_images, read_reviewed
 from reflectune.examples.pocket.gallery.pages import write_link_page
 from reflectune.examples.pocket.gallery.questions import GalleryInterviewer, image_path
 from reflectune.examples.pocket.gallery.sources.categories import CATEGORIES
@@ -69,8 +69,7 @@ def build_gallery(folder: Path, sources: Collection, settings: GallerySettings, 
     Raises:
         UserError: The folder holds a different data set, or a source has a bad image or article.
     """
-    reviewed = read_reviewed()
-    made_of = {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": _plain(reviewed)}
+    made_of = {"version": VERSION, "settings": settings, "sources": sources.described, "reviewed": read_reviewed()}
     key = fingerprint({**made_of, **({"flags": flags} if flags < 1 else {})})
     if built := begin(folder, key):
         return built
@@ -240,8 +239,3 @@ def _kinds(questions: Sequence[Question]) -> dict[str, int]:
     """Count the questions of each sort: knowledge by kind of thing, visual by attribute."""
     named = ("visual: " + q.meta["attribute"] if "attribute" in q.meta else q.meta["kind"] for q in questions)
     return dict(sorted(Counter(named).items()))
-
-
-def _plain(reviewed: Reviewed) -> dict[str, Any]:
-    """Return the fields of the reviewed list, with sets as sorted lists."""
-    return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in vars(reviewed).items()}
