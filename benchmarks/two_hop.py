@@ -87,18 +87,13 @@ def stages(run: Path, checkpoint: Path, train: Sequence[int], test: Sequence[int
         neighbours, two_hop = NEIGHBOURS["train" if seed in train else "test"], WORLD_QUESTIONS if seed in train else 0
         made |= _world(run, seed, neighbours, two_hop)
     for seed in train:
-        courses: dict[str, Sequence[str]] = {"lessons": (), "longer_lessons": LONGER}
-        for name, options in courses.items():
-            command = module("examples.lessons.write_lessons", f"{RECIPES}/lessons.yaml")
-            output = ("--output", str(run / f"{name}_{seed}"))
-            made[f"{name} {seed}"] = [*command, *_searched(run, seed), *options, *output]
+        lessons = [*module("examples.lessons.write_lessons", f"{RECIPES}/lessons.yaml"), *_searched(run, seed)]
+        for name, options in (("lessons", ()), ("longer_lessons", LONGER)):
+            made[f"{name} {seed}"] = [*lessons, *options, "--output", str(run / f"{name}_{seed}")]
     first, last = str(run / "checkpoint"), str(run / TAUGHT)
-    trainings: dict[str, tuple[str, Sequence[str]]] = {
-        "train": ("lessons", ("--output_dir", first)),
-        "train longer": ("longer_lessons", ("--model", first, "--learning_rate", "4e-4", "--output_dir", last)),
-    }
-    for name, (lessons, options) in trainings.items():
-        made[name] = [*_training(run, lessons, train, LESSONS), *options]
+    made["train"] = [*_training(run, "lessons", train, LESSONS), "--output_dir", first]
+    longer = ("--model", first, "--learning_rate", "4e-4", "--output_dir", last)
+    made["train longer"] = [*_training(run, "longer_lessons", train, LESSONS), *longer]
     for seed in test:
         for name, (model, pipelines, iterations) in EVALUATIONS.items():
             base = str(run / model) if model == TAUGHT else model
