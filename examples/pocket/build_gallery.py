@@ -35,11 +35,10 @@ class GalleryConfig(Settings):
 
     @cross_check
     def gallery_problems(self) -> Iterator[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
+        """Yield the problems of keys that must fit each other."""
         if self.captions and Path(self.captions).resolve() == Path(self.output).resolve():
             yield "`captions` must be another folder than `output`"
-        unknown = [name for name in self.sources if name not in SOURCES]
-        if unknown:
+        if unknown := [name for name in self.sources if name not in SOURCES]:
             yield f"`sources`: {', '.join(unknown)} unknown; there are {', '.join(SOURCES)}"
 
 

@@ -34,7 +34,7 @@ class TitleMapConfig(Settings):
 
     @cross_check
     def title_map_problems(self) -> Iterator[str]:
-        """Return the problems of keys that must fit each other, and of files that they name."""
+        """Yield the problems of keys, and of files that they name."""
         if self.output and not self.output.endswith(".safetensors"):
             yield f"`output` must end in .safetensors, found {self.output}"
         if Path(self.knowledge).is_dir() and self.knowledge and not Path(self.knowledge, "kb.json").is_file():

@@ -114,9 +114,9 @@ class Examiner:
         return self._engine.branch(prefixes, prompts)
 
 
-def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice], things: int) -> list[str]:
+def caption_lines(captioned: Sequence[Question], choices: Sequence[CaptionChoice]) -> list[str]:
     """Return the table of the caption choice."""
-    count = len(choices[0].others) + 1
+    count, things = len(choices[0].others) + 1, len({question.meta["thing"] for question in captioned})
     right = sum(choice.right for choice in choices) / len(choices)
     strange = sum(choice.strange for choice in choices) / len(choices)
     share = _with_interval(captioned, [choice.is_right for choice in choices])
@@ -168,10 +168,9 @@ def examine(arguments: argparse.Namespace) -> tuple[list[str], dict[str, Any]]:
     captioned = [question for question in captions.questions("val") if question.answer_style == "free"]
     rng.shuffle(captioned)
     examiner = Examiner(engine, captions)
-    things = len({question.meta["thing"] for question in captioned})
     choices = examiner.choices(captioned)
     scores = {"caption": mean(captioned, [float(choice.is_right) for choice in choices], 0)}
-    lines = ["## Captions", "", *caption_lines(captioned, choices, things), ""]
+    lines = ["## Captions", "", *caption_lines(captioned, choices), ""]
     lines += ["| the image's caption | the model's caption |", "|---|---|"]
     some = captioned[:SHOWN]
     for question, reply in zip(some, examiner.answers(some), strict=True):
