@@ -112,7 +112,7 @@ def run_all(folder: Path, runs: Sequence[tuple[str, str, int]], jobs: int) -> No
     def start(run: tuple[str, str, int]) -> None:
         family, method, seed = run
         path = folder / f"{family}-{method}-{seed}"
-        if (path / "metrics.json").exists():
+        if is_finished(path):
             return
         options = f"--family {family} --method {method} --seed {seed} --processes 1 --run {path}"
         path.mkdir(parents=True, exist_ok=True)
@@ -123,6 +123,12 @@ def run_all(folder: Path, runs: Sequence[tuple[str, str, int]], jobs: int) -> No
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(start, runs))  # raises the error of a run that failed
+
+
+def is_finished(run: Path) -> bool:
+    """Return True if a quick start has ended: it adds the minutes of its stages to the scores last."""
+    path = run / "metrics.json"
+    return path.exists() and "train" in read_json(path, "the scores")["minutes"]
 
 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from reflectune.core.durable import write_json
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 HELPERS = {"results", "workload", "gpu_tables", "gpu_training", "whole_training"}
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if path.stem not in HELPERS)
@@ -35,6 +37,15 @@ def test_the_board_is_made_from_the_results(script) -> None:
 
     assert (BENCHMARKS / "board.md").read_text(encoding="utf-8") == board
     assert board.count("\n") <= 6 + 20
+
+
+def test_a_quick_start_that_was_cut_off_after_its_evaluation_is_run_again(script, tmp_path) -> None:
+    quickstart = script("quickstart")
+    assert not quickstart.is_finished(tmp_path)
+    write_json(tmp_path / "metrics.json", {"minutes": {"evaluate": 1.0}})
+    assert not quickstart.is_finished(tmp_path)
+    write_json(tmp_path / "metrics.json", {"minutes": {"train": 2.0, "evaluate": 1.0}})
+    assert quickstart.is_finished(tmp_path)
 
 
 def test_a_record_names_what_its_figures_depend_on(script, tmp_path, monkeypatch) -> None:
