@@ -11,7 +11,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from reflectune.core.durable import read_json, write_atomically, write_json
 from reflectune.core.entry_point import entry_point
@@ -70,16 +69,12 @@ def pack(checkpoint: Path, output: Path) -> dict[str, int]:
     if PROJECTOR not in made:
         write_atomically(output / SCHEME_FILE, (checkpoint / SCHEME_FILE).read_bytes())
         write_info(output, read_info(checkpoint))
-    return {name: _numbers(tensors) for name, tensors in made.items()}
+    return {name: sum(tensor.numel() for tensor in tensors.values()) for name, tensors in made.items()}
 
 
 def _base_of(checkpoint: Path) -> str:
     """Return the base model of a checkpoint's adapters; "" if it is not recorded."""
     return str(read_info(checkpoint)["base_model"]) if (checkpoint / INFO_FILE).is_file() else ""
-
-
-def _numbers(tensors: dict[str, Tensor]) -> int:
-    return sum(tensor.numel() for tensor in tensors.values())
 
 
 @entry_point

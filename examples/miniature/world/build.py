@@ -159,7 +159,7 @@ def _write_probes(
     write_atomically(folder / PROBES, "".join(lines))
 
 
-def describe_world(size: str, traffic: int = 0, two_hop: int = 0) -> str:
+def describe_world(size: str, traffic: int, two_hop: int) -> str:
     """Return the lines of a dry run."""
     counts = SIZES[size]
     entities = (counts.train + counts.val + counts.test) * 2  # each with a look-alike

@@ -102,7 +102,7 @@ class Teacher:
             turns.append(self._other_reading(relation, looks))
         return Lesson(index if with_image else None, question, tuple(turns))
 
-    def read_many(self, turns: int = 4) -> Lesson:
+    def read_many(self, turns: int) -> Lesson:
         """Draw one question with answers from several entities' passages, without an image: dense practice."""
         looks = random_looks(self._rng, held_out=False)
         relation = self._rng.choice(list(RELATIONS))
@@ -169,7 +169,8 @@ class Teacher:
         index = self._rng.choice(self._by_looks[entity.looks])
         category = entity.looks.category
         facts = tuple(
-            LessonTurn(f"{ask(r, category, self._rng)} {_instruction(r)}", v, "recall") for r, v in entity.facts.items()
+            LessonTurn(f"{ask(r, category, self._rng)} {answer_prompt(_style(r), documents=False)}", v, "recall")
+            for r, v in entity.facts.items()
         )
         return Lesson(index, "", facts)
 
@@ -254,11 +255,6 @@ def _shown_words(text: str, described: Looks, seen: Looks, start: int = 0) -> tu
 
 def _style(relation: str) -> AnswerStyle:
     return "list" if RELATIONS[relation].answer_type == "multi_answer" else "short"
-
-
-def _instruction(relation: str) -> str:
-    """Return the instruction for an answer about a relation without a document."""
-    return answer_prompt(_style(relation), documents=False)
 
 
 def _yes(holds: bool) -> str:

@@ -75,7 +75,7 @@ NEIGHBOURS = 1 / 7
 """Share of the articles that name a neighbour of their entity."""
 
 
-def populate(size: WorldSize, rng: random.Random, neighbours: float = NEIGHBOURS) -> list[EntityArticle]:
+def populate(size: WorldSize, rng: random.Random, neighbours: float) -> list[EntityArticle]:
     """Invent all entities of a world, and the extra sections of its articles.
 
     Args:

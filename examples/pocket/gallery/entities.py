@@ -69,7 +69,7 @@ def make_entities(
     reviewed: Reviewed,
     usable: Mapping[str, Look],
     seed: int,
-    limit: int = 0,
+    limit: int,
 ) -> list[GalleryEntity]:
     """Group links by article, and draw each entity's image for the knowledge base, and its role.
 
