@@ -210,7 +210,7 @@ def parse_config(kind: type[Config], argv: Sequence[str] | None = None) -> Confi
     values: dict[str, Any] = {}
     if not unclear and path is not None:
         try:
-            values = _read_file(path)
+            values = _read_file(kind, path)
         except UserError as error:
             unclear = [str(error)]
     if unclear:
@@ -228,7 +228,7 @@ def given_values(kind: type[Settings], words: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if path is not None:
         with suppress(UserError):
-            values = _read_file(path)
+            values = _read_file(kind, path)
     return {**values, **read_flags(kind.model_fields, words)[0]}
 
 
@@ -283,11 +283,21 @@ def _cross_checks(kind: type) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(kind: type[Settings], path: Path) -> dict[str, Any]:
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path} must hold `key: value` lines, found {type(values).__name__}")
-    return values
+    return {key: _as_word(value, kind.model_fields.get(key)) for key, value in values.items()}
+
+
+def _as_word(value: Any, field: FieldInfo | None) -> Any:
+    """Return `on` or `off` for a truth value, as which YAML 1.1 reads these words, if the field takes that word."""
+    if field is None or not isinstance(value, bool):
+        return value
+    word = "on" if value else "off"
+    options = options_of(field.annotation)
+    is_word = any(typing.get_origin(option) is Literal and word in typing.get_args(option) for option in options)
+    return word if is_word and bool not in options else value
 
 
 def _checked(kind: type[Config], values: Mapping[str, Any], problems: Sequence[Problem] = ()) -> Config:

@@ -24,6 +24,7 @@ class Plain(Settings):
     learning_rate: float = setting(1e-3, "peak learning rate")
     steps: int = setting(10, "steps", ge=1)
     method: Literal["full", "lora"] = setting("full", "weights to train")
+    compile: Literal["auto", "on", "off"] = setting("auto", "compile layers")
     names: list[str] = setting([], "names")
     limit: int | None = setting(None, "most rows")
     name: str = setting("", "a name")
@@ -55,6 +56,8 @@ def problems(kind: type[Settings], argv: list[str]) -> list[str]:
         ("{}", ["--learning_rate", "-1", "--rates", "-1", "-2e-3"], {"learning_rate": -1, "rates": [-1, -2e-3]}),
         ("names: [c]\n", ["--names", "[]"], {"names": []}),
         ("limit: null\n", [], {"limit": None}),
+        ("compile: off\ndry_run: on\n", [], {"compile": "off", "dry_run": True}),  # YAML 1.1 reads both as truth values
+        ("compile: on\nresume: off\n", [], {"compile": "on", "resume": False}),
         ("limit: 3\n", ["--limit", "null"], {"limit": None}),
         ("{}", ["--dry_run"], {"dry_run": True, "resume": True}),
         ("{}", ["--dry-run", "--no-resume"], {"dry_run": True, "resume": False}),
