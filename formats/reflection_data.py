@@ -43,7 +43,7 @@ def write_examples(path: str | Path, examples: Sequence[StoredExample], example_
         manifest = read_manifest(Path(path).parent)
         others = {split: key for split, key in manifest.fingerprints.items() if split != Path(path).stem}
         if others != manifest.fingerprints:
-            print(f"replaces {path}, which was built with other settings")
+            print(f"replaces {path}, which was built before")
         write_manifest(Path(path).parent, dataclasses.replace(manifest, fingerprints=others))
     schema = schema_of(example_type or type(examples[0]))
     write_parquet(Path(path), pa.Table.from_pylist([to_row(example) for example in examples], schema=schema))
