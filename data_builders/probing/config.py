@@ -108,10 +108,12 @@ class ProbeConfig(
             yield f"`trained_on`: {self.trained_on} has no {MANIFEST}; give a folder that a data builder wrote"
 
     @cross_check
-    def reranker_problems(self) -> Iterator[str]:
-        """Yield the problem of a reranker that needs the question's image."""
+    def ranking_problems(self) -> Iterator[str]:
+        """Yield the problem of a reranker that needs the question's image, or that nothing asks for."""
         if self.documents_by == "reranker":
             yield from self.text_issues("probes")
+        elif self.reranker != "words":
+            yield "`reranker` ranks documents with `documents_by: reranker` only; set it, or leave `reranker` out"
 
     @cross_check
     def retrieval_problems(self) -> Iterator[str]:

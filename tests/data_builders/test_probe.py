@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from reflectune.core.config import parse_config
+from reflectune.core.config import find_problems, parse_config
 from reflectune.core.errors import UserError
 from reflectune.data_builders.probing.config import ProbeConfig
 
@@ -24,3 +24,19 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
         "`device_map` should be one of 'auto', 'balanced', 'balanced_low_0', 'sequential', found 'half'",
     ):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"documents_by": "reranker", "reranker": "embedding"}, "`reranker: embedding` needs `reranker_model`"),
+        ({"reranker": "embedding", "reranker_model": "miniature/text"}, "with `documents_by: reranker` only"),
+        ({"reranker_model": "miniature/text"}, "`reranker: words` uses no model"),
+        ({"documents_by": "reranker", "reranker": "encoder", "reranker_model": "miniature/clip"}, "by texts alone"),
+        ({"documents_by": "reranker", "reranker": "embedding", "reranker_model": "miniature/text"}, ""),
+    ],
+)
+def test_a_reranker_without_a_model_or_a_reader_is_a_problem(keys: dict[str, str], problem: str) -> None:
+    found = [text for text in find_problems(ProbeConfig, keys) if "`reranker" in text]
+    assert len(found) == bool(problem)
+    assert all(problem in text for text in found)
