@@ -237,7 +237,7 @@ class ExampleBuilder:
         return self._settings.without_image == "blank" and path == self._blank
 
     def _article(self, question: Question) -> list[Passage]:
-        return [passage for entry_id in question.entity_ids for passage in self._passages(entry_id)]
+        return [passage for entry_id in dict.fromkeys(question.entity_ids) for passage in self._passages(entry_id)]
 
     def _others(self, question: Question) -> list[list[Passage]]:
         """Return the passages of the best entries other than the question's own."""

@@ -78,7 +78,8 @@ class DocumentSource:
         if self._retriever:
             hits = self._retriever.search(image_queries(questions, images), self._settings.top_n)
         else:
-            hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(q.entity_ids, start=1)] for q in questions]
+            names = [dict.fromkeys(question.entity_ids) for question in questions]
+            hits = [[Hit(name, 1.0, rank) for rank, name in enumerate(row, start=1)] for row in names]
         texts = [question.text for question in questions]
         found = find_documents(texts, hits, self._passages, self._settings.documents, self._reranker)
         if not self._retriever:

@@ -70,6 +70,13 @@ def test_negatives_come_from_the_best_ranked_entries_but_never_from_the_question
         assert alike <= {f"e{i}" for i in range(5)}  # four deep, after the question's own entry is taken out
 
 
+def test_an_entry_that_a_question_names_twice_gives_no_passage_twice(config, folder: Path) -> None:
+    rewrite(folder, entity_ids=("e0", "e0"))
+    (first, *_) = build(config(positives=2))
+    ids = [branch.passage.id for branch in first.branches]
+    assert len(ids) == len(set(ids)) == 6
+
+
 @pytest.mark.parametrize(
     ("half", "chunk", "chunks"),
     [

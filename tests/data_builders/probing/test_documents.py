@@ -39,6 +39,12 @@ def test_own_documents_need_no_index_and_are_of_the_question_s_entry(world: Path
         assert {(document.score, document.found) for document in mine} == {(1.0, "")}
 
 
+def test_an_entry_that_a_question_names_twice_is_read_once(world: Path, config: Make) -> None:
+    source, question = own(world, config(index="", documents_of="own")), questions(world)[0]
+    twice = dataclasses.replace(question, entity_ids=question.entity_ids * 2)
+    assert source.find([twice], []) == source.find([question], [])
+
+
 def test_random_documents_come_last_each_of_another_entry(world: Path, config: Make) -> None:
     documents = found(world, config(index="", documents_of="own", documents_random=2))
     for question in questions(world):
