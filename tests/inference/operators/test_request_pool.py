@@ -145,8 +145,14 @@ def test_an_unusable_question_fails_alone(stub_server, tools) -> None:
 
 
 def test_a_spent_budget_begins_no_further_question(stub_server, tools) -> None:
-    server = stub_server(say)
-    budget = Budget(run_tokens=1, spent=lambda: (len(server.delivered), 0.0))
+    asked: list[str] = []  # counted before the reply, so that no thread can be faster than the count
+
+    def count(text: str) -> str:
+        asked.append(text)
+        return say(text)
+
+    server = stub_server(count)
+    budget = Budget(run_tokens=1, spent=lambda: (len(asked), 0.0))
     run = TrajectoryPipeline("mi_rag", PIPELINES["mi_rag"], tools(server.url, 2, budget=budget))
     traces = run.run(questions(30), [IMAGE] * 30)
     assert all(trace.limit == {"run_tokens": 1} for trace in traces)
