@@ -32,7 +32,6 @@ from reflectune.formats.reflection_data import (
     add_split,
     add_statistics,
     is_built,
-    read_statistics,
     write_examples,
 )
 from reflectune.models.rendering.turns import passage_text
@@ -41,8 +40,6 @@ from reflectune.retrieval.retrievers.entry_retriever import Retriever, open_retr
 
 CHUNK = 64
 """Number of images per search, and of questions annotated and logged at a time."""
-QUESTIONS = "questions_fingerprint"
-"""Key of a split's statistics for the hash of the files of its questions."""
 
 
 def run(config: BuildConfig) -> None:
@@ -90,18 +87,16 @@ def build_split(
         UserError: A row is bad and `on_error` is `stop`, or no question has an example.
     """
     output, split, is_first = Path(config.output), config.split, processes.index == 0
-    key, questions = _fingerprint(config, dataset), _questions_fingerprint(config, dataset)
-    known = read_statistics(output).get(split, {}).get(QUESTIONS, questions)  # data of earlier versions have none
-    if is_built(output, split, Manifest("mr2ag", dataset.root, {}), key) and known == questions:
+    key = _fingerprint(config, dataset)
+    if is_built(output, split, Manifest("mr2ag", dataset.root, {}), key):
         if is_first:
             print(f"nothing to do: {output / split}.parquet is built")
         return
-    log_key = fingerprint([key, questions])  # rows are logged by position: others' rows would be taken twice or lost
     knowledge, visual = select_questions(dataset, QuestionSettings.of(config), config.seed)
     builder = _builder(config, dataset, retriever, annotate or by_string)
     if config.without_image == "blank" and is_first:
         _write_blank(output)
-    _search_logged(builder, knowledge, Logs(output, f".{split}.{log_key}.hits.*.jsonl", log_key), processes)
+    _search_logged(builder, knowledge, Logs(output, f".{split}.{key}.hits.*.jsonl", key), processes)
     if annotate is None:
         return
     if isinstance(annotate, LlmAnnotator):
@@ -110,18 +105,17 @@ def build_split(
             requests.describe(config.endpoint()) if requests.requests else "every reply is cached: no request is sent"
         )
     sharing = ALONE if config.annotator == "llm" else processes
-    logs = Logs(output, f".{split}.{log_key}.examples.*.jsonl", log_key)
+    logs = Logs(output, f".{split}.{key}.examples.*.jsonl", key)
     built, count = _build_logged(builder.build_knowledge, knowledge, logs, sharing)
     visual_count = len(visual) if config.visual_ratio == 1 else config.visual_count(count)
-    logs = Logs(output, f".{split}.{log_key}.visual.*.jsonl", log_key)
+    logs = Logs(output, f".{split}.{key}.visual.*.jsonl", key)
     visual_built, _ = _build_logged(builder.build_visual, visual[:visual_count], logs, sharing, "visual questions")
     if not is_first:
         return
     built.extend(visual_built)
     missing = visual_count - len(visual_built.examples)  # bad rows
     built.extend(builder.build_visual(visual[visual_count:], missing))
-    numbers = statistics(built, knowledge, visual_count)
-    numbers |= {"annotator": _annotator_record(config, annotate), QUESTIONS: questions}
+    numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
     if not built.examples:
         raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
     write_examples(output / f"{split}.parquet", built.examples, ReflectionExample)
@@ -129,7 +123,7 @@ def build_split(
     roots = image_roots(dataset, QuestionSettings.of(config), output)
     write_page(page, built.examples, page_article, roots, title, count=PAGE_EXAMPLES)
     _record(config, dataset, key, numbers)
-    for log_path in output.glob(f".{split}.{'?' * len(log_key)}.*.jsonl"):  # also those of abandoned builds
+    for log_path in output.glob(f".{split}.{'?' * len(key)}.*.jsonl"):  # also those of abandoned builds
         log_path.unlink()
     print(summary(output / f"{split}.parquet", numbers))
 
@@ -161,18 +155,12 @@ def preview(dataset: Dataset, retriever: Retriever | None, config: BuildConfig) 
 
 def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
     index = config.finder_fingerprint() if config.negatives_retrieved else ""
-    visual = config.open_visual()
+    visual = config.open_visual() or dataset
     prompt_hash = PROMPT_HASH if config.annotator == "llm" else ""
-    return fingerprint([config.hashed(), dataset.fingerprint, index, visual.fingerprint if visual else "", prompt_hash])
-
-
-def _questions_fingerprint(config: BuildConfig, dataset: Dataset) -> str:
-    """Hash the files of the questions, which may have been edited since their data set was built."""
-    files = [dataset.split_fingerprint(config.split)]
-    other, visual_split = config.open_visual(), config.visual_split or config.split
-    if other is not None or visual_split != config.split:
-        files.append((other or dataset).split_fingerprint(visual_split))
-    return fingerprint(files)
+    splits = dict.fromkeys([(dataset, config.split), (visual, config.visual_split or config.split)])
+    # rows are logged by position, so those of edited questions would be taken twice or lost
+    questions = [source.split_fingerprint(split) for source, split in splits]
+    return fingerprint([config.hashed(), dataset.fingerprint, index, visual.fingerprint, prompt_hash, questions])
 
 
 def _builder(config: BuildConfig, dataset: Dataset, retriever: Retriever | None, annotate: Annotator) -> ExampleBuilder:
