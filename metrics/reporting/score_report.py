@@ -47,7 +47,8 @@ def score_files(
         report["bem"] = {"name": bem.name, "fingerprint": bem.fingerprint}
     files = [read_predictions(path) for path in paths]
     if answered_splits_only:
-        splits = join(files[0].rows, questions, "official", metric).splits
+        known = join(files[0].rows, questions, "official", metric)
+        splits = {question.split for question, _ in (*known.pairs, *known.left_out)}
         questions = [question for question in questions if question.split in splits]
     report["splits"] = sorted({question.split for question in questions})
     scored: list[Scored] = []

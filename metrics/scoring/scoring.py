@@ -44,16 +44,14 @@ class Joined:
         missing: Questions without a prediction.
         unknown: Predictions whose question is not in the data set.
         doubled: Predictions for a question that an earlier one answers; they are also in `pairs`.
-        left_out: Predictions for questions that the score leaves out (`is_scored`).
-        splits: Splits of all questions with a prediction, those that the score leaves out included.
+        left_out: Each question that the score leaves out (`is_scored`), and its prediction.
     """
 
     pairs: tuple[tuple[Question, Prediction], ...]
     missing: tuple[Question, ...]
     unknown: tuple[Prediction, ...]
     doubled: tuple[Prediction, ...]
-    left_out: tuple[Prediction, ...] = ()
-    splits: frozenset[str] = frozenset()
+    left_out: tuple[tuple[Question, Prediction], ...] = ()
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -135,8 +133,7 @@ def join(
         missing=tuple(missing),
         unknown=tuple(unknown),
         doubled=tuple(doubled),
-        left_out=tuple(prediction for question, prediction in scored if not is_counted(question)),
-        splits=frozenset(question.split for question, _ in scored),
+        left_out=tuple(pair for pair in scored if not is_counted(pair[0])),
     )
 
 
