@@ -9,13 +9,13 @@ results/pocket_trained.json, each with the commit that they are of.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from results import Benchmark, table
 
+from reflectune.core.durable import read_json
 from reflectune.examples.pocket.run import BEST_READER, RUN
 from reflectune.metrics.reporting.breakdown import in_per_cent
 
@@ -53,7 +53,7 @@ def figures_of(run: Path) -> dict[str, Any]:
     """
     figures: dict[str, Any] = {}
     for folder, search in SEARCHES.items():
-        leads = json.loads((run / RUN / folder / "compare.json").read_text(encoding="utf-8"))["leads"]
+        leads = read_json(run / RUN / folder / "compare.json", "the comparison")["leads"]
         figures[search] = {_row(name): row for name, row in leads["parts"]["overall"].items() if _row(name) in TITLES}
     return figures
 

@@ -149,8 +149,8 @@ class SelectedPipelines(ModelSettings, AllPipelines):
     def forms(self) -> list[str]:
         """Return the selected pipelines. `naive_rag`, `oracle` and `tuned_baselines` select several each.
 
-        If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one, but each
-        that is also named by itself.
+        If `plain_model` maps contexts to models, `tuned_baselines` selects only the baselines that have one. A baseline
+        that is also named by itself is always selected.
         """
         selected: dict[str, str] = {}
         for name in self.names():
