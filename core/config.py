@@ -139,17 +139,23 @@ class Settings(BaseModel):
             if (value.strip() if isinstance(value, str) else value) in (None, "", [], {}):
                 yield f"`{name}` is needed" + (f": {why}" if why else "")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _at_home(cls, value: Any) -> Any:
+        """Expand a leading `~/`, before the checks of types that look for the path."""
+        return [_expanded(item) for item in value] if isinstance(value, list) else _expanded(value)
+
     @field_validator("*")
     @classmethod
     def _plain(cls, value: Any) -> Any:
-        """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold; expand a leading `~/`."""
+        """Refuse numbers that JSON doesn't hold exactly, and texts that no file can hold."""
         for item in _leaves(value):
             if isinstance(item, (int, float)) and abs(item) > LARGEST_NUMBER:
                 digits = f"{item:g}" if isinstance(item, float) else f"a number of {item.bit_length()} bits"
                 raise ValueError(f"must be between -{LARGEST_NUMBER:,} and {LARGEST_NUMBER:,}, found {digits}")
             if isinstance(item, str) and ("\0" in item or any("\ud800" <= c <= "\udfff" for c in item)):
                 raise ValueError("holds a zero byte or half of a surrogate pair, which no file can hold")
-        return [_expanded(item) for item in value] if isinstance(value, list) else _expanded(value)
+        return value
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

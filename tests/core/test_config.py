@@ -1,6 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import ValidationError
@@ -15,7 +15,7 @@ from reflectune.core.config import (
     union,
 )
 from reflectune.core.errors import UserError
-from reflectune.core.values import Seed, Share
+from reflectune.core.values import InputFile, Seed, Share, output_of
 
 
 class Plain(Settings):
@@ -143,6 +143,22 @@ def test_a_leading_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/ann")
     read = parse_config(Plain, write(tmp_path, 'name: ~/a\nnames: [~/b, "c~/d"]'))
     assert (read.name, read.names) == ("/home/ann/a", ["/home/ann/b", "c~/d"])
+
+
+class Files(Settings):
+    """Settings that name files."""
+
+    read: InputFile = setting("", "a file")
+    written: Annotated[str, output_of("made.json")] = setting("", "a folder")
+
+
+def test_a_file_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "kb.json").write_text("{}")
+    assert find_problems(Files, {"read": "~/kb.json", "written": "~/new"}) == []
+    assert make_config(Files, read="~/kb.json").read == str(tmp_path / "kb.json")
+    (problem,) = find_problems(Files, {"written": "~/"})
+    assert "holds a knowledge base already" in problem
 
 
 def test_a_line_that_is_not_yaml_is_named_and_not_quoted(tmp_path: Path) -> None:
