@@ -179,7 +179,7 @@ class ExampleBuilder:
         """Build the examples of knowledge-based questions, with one call of the annotator."""
         built = BuiltExamples()
         answerable = list(self._readable(questions, built))
-        articles = [(q, article) for q in answerable if (article := self._try(q, self._article, built)) is not None]
+        articles = [(q, article) for q in answerable if (article := self._known_article(q, built)) is not None]
         cases_by_question = [[(question, p) for p in candidates(question, article)] for question, article in articles]
         judgements = iter(self._annotate(list(itertools.chain.from_iterable(cases_by_question))))
         for (question, article), cases in zip(articles, cases_by_question, strict=True):
@@ -235,6 +235,12 @@ class ExampleBuilder:
 
     def _is_blank(self, path: str) -> bool:
         return self._settings.without_image == "blank" and path == self._blank
+
+    def _known_article(self, question: Question, built: BuiltExamples) -> list[Passage] | None:
+        """Return the article of a question, or None if its entry is missing: a bad row. A damaged file is an error."""
+        if all(entry_id in self._dataset.knowledge for entry_id in question.entity_ids):
+            return self._article(question)
+        return self._try(question, self._article, built)
 
     def _article(self, question: Question) -> list[Passage]:
         return [passage for entry_id in dict.fromkeys(question.entity_ids) for passage in self._passages(entry_id)]

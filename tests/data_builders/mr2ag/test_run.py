@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -173,6 +174,17 @@ def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message
     numbers = numbers_of(config())
     assert [row["id"] for row in numbers["bad_rows"]] == ["k0"]
     assert numbers["with_retrieval"] == 29
+
+
+def test_a_damaged_knowledge_base_is_no_bad_row(config, folder: Path) -> None:
+    (shard,) = (folder / "knowledge").glob("*.parquet")
+    with pq.ParquetFile(shard) as file:
+        texts = next(c for i in range(99) if "text" in (c := file.metadata.row_group(0).column(i)).path_in_schema)
+    content = bytearray(shard.read_bytes())
+    content[(texts.dictionary_page_offset or texts.data_page_offset) + texts.total_compressed_size - 3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^{shard} is not a readable Parquet file"):
+        build(config(on_error="skip"))
 
 
 class Picky(Neighbours):
