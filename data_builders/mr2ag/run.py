@@ -158,8 +158,8 @@ def _fingerprint(config: BuildConfig, dataset: Dataset) -> str:
     visual = config.open_visual() or dataset
     prompt_hash = PROMPT_HASH if config.annotator == "llm" else ""
     splits = dict.fromkeys([(dataset, config.split), (visual, config.visual_split or config.split)])
-    # rows are logged by position, so those of edited questions would be taken twice or lost
-    questions = [source.split_fingerprint(split) for source, split in splits]
+    # rows are logged by position, so those of edited questions would be taken twice or lost; images may be moved
+    questions = [[source.split_fingerprint(split), source.manifest.get("image_root", "")] for source, split in splits]
     return fingerprint([config.hashed(), dataset.fingerprint, index, visual.fingerprint, prompt_hash, questions])
 
 

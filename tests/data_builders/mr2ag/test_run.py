@@ -129,6 +129,14 @@ def test_edited_questions_are_built_again_and_no_logged_row_of_the_others_is_tak
     assert build(config())[0].question == "In which year was it founded?"
 
 
+def test_images_that_were_moved_are_named_anew(config, folder: Path) -> None:
+    build(config())
+    (folder / "elsewhere").mkdir()
+    (folder / "images").rename(folder / "elsewhere" / "images")
+    write_json(folder / "dataset.json", {"name": "towers", "fingerprint": "f1", "image_root": "elsewhere"})
+    assert {Path(example.image).parts[0] for example in build(config())} == {"elsewhere"}
+
+
 def test_a_build_that_is_killed_before_its_manifest_is_not_taken_for_the_earlier_one(config, monkeypatch) -> None:
     build(config())
     with monkeypatch.context() as patch:
