@@ -115,6 +115,7 @@ def build_split(
     built.extend(visual_built)
     missing = visual_count - len(visual_built.examples)  # bad rows
     built.extend(builder.build_visual(visual[visual_count:], missing))
+    _refuse_skipped(built, config, f".{split}.{key}")
     numbers = statistics(built, knowledge, visual_count) | {"annotator": _annotator_record(config, annotate)}
     if not built.examples:
         raise UserError(f"no question of split {split} of {dataset.root} has an example: {_reasons(numbers)}")
@@ -205,6 +206,16 @@ def _build_logged(
             built.extend(from_row(BuiltExamples, row))
     processes.wait()  # the first process deletes the logs, which the others still scan
     return built, count
+
+
+def _refuse_skipped(built: BuiltExamples, config: BuildConfig, logs: str) -> None:
+    """With `stop`, refuse the bad rows that an interrupted run with `skip` left out."""
+    bad = [row for row in built.rejected if row.bad]
+    if bad and config.on_error == "stop":
+        raise UserError(
+            f"question {bad[0].id}: {bad[0].reason}; this and {len(bad) - 1:,} more bad rows were left out before this "
+            f"build was interrupted: set `on_error: skip` again, or fix them and delete {Path(config.output, logs)}.*"
+        )
 
 
 def _reasons(numbers: dict[str, Any]) -> str:

@@ -184,6 +184,18 @@ def test_a_bad_row_stops_the_build_or_is_listed(config, folder, changes, message
     assert numbers["with_retrieval"] == 29
 
 
+def test_a_build_that_goes_on_with_stop_loses_no_row(config, folder: Path, monkeypatch) -> None:
+    rewrite(folder, image="images/gone.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(reflection_run, "write_examples", None)  # cut off after its log is whole
+        with pytest.raises(TypeError):
+            build(config(on_error="skip"))
+    with pytest.raises(UserError, match=r"question k0: image not found: (.|\n)*set `on_error: skip` again"):
+        build(config())
+    build(config(on_error="skip"))
+    assert [row["id"] for row in numbers_of(config())["bad_rows"]] == ["k0"]
+
+
 def test_a_damaged_knowledge_base_is_no_bad_row(config, folder: Path) -> None:
     (shard,) = (folder / "knowledge").glob("*.parquet")
     with pq.ParquetFile(shard) as file:
