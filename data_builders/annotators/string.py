@@ -2,8 +2,9 @@
 
 `string`: a passage is evidence if an accepted answer occurs in its text (mR²AG, section 3.3). It is also the paper's
 strict filter: "ensuring answers appear only in evidence paragraphs". Answer and text are compared by tokens, with
-numbers and dates normalised. InfoSeek accepts country codes (`in`, `IN`, `us`, `USA`): a short alias must occur in the
-same case, and needs a capital. Answers "yes" and "no" are not searched, since these words occur anywhere.
+numbers and dates normalised. InfoSeek accepts country codes (`in`, `IN`, `us`, `USA`): an alias of at most three
+letters must occur in the same case, and needs a capital. Answers "yes" and "no" are not searched, since these words
+occur anywhere.
 
 `gold`: a passage is evidence if its section is among the evidence that the data set names. Encyclopedic-VQA names
 evidence sections, Natural Questions has long answers, InfoSeek has neither.
