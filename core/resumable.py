@@ -31,11 +31,13 @@ class Logs:
         folder: Their folder.
         pattern: Their file name; `*` stands for a process's number.
         fingerprint: Hash of everything that determines a row.
+        is_failed: Returns True for a row that is computed again.
     """
 
     folder: Path
     pattern: str
     fingerprint: str
+    is_failed: Callable[[Row], bool] = lambda row: False
 
     def open(self, process: int = 0) -> RowLog:
         """Open the log of a process, to append to."""
@@ -46,14 +48,22 @@ class Logs:
         return sorted(self.folder.glob(self.pattern))
 
     def positions(self) -> dict[str, RowPosition]:
-        """Return the log of each finished row and its first byte, by the row's id.
+        """Return the log of each row and its first byte, by the row's id; of several rows, one that did not fail.
 
         Raises:
             UserError: A log was written under another fingerprint.
         """
-        return {
-            row["id"]: (path, begin) for path in self.paths() for begin, _, row in scan_rows(path, self.fingerprint)
-        }
+        positions: dict[str, RowPosition] = {}
+        for path in self.paths():
+            for begin, _, row in scan_rows(path, self.fingerprint):
+                if row["id"] not in positions or not self.is_failed(row):
+                    positions[row["id"]] = path, begin
+        return positions
+
+    def finished(self) -> set[str]:
+        """Return the ids of the rows that did not fail."""
+        rows = (row for path in self.paths() for _, _, row in scan_rows(path, self.fingerprint))
+        return {row["id"] for row in rows if not self.is_failed(row)}
 
     def rows(self, ids: Iterable[str]) -> Iterator[Row]:
         """Return the rows of these ids, in this order. Memory holds only their positions."""
@@ -160,15 +170,15 @@ def run_to_file(
         UserError: Two items share an id, or the file or a log is of other settings.
     """
     ids = unique_ids(items)
-    logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint)
-    merged, logged = _read(path, fingerprint), _logged(logs, is_failed)
+    logs = Logs(path.parent / "parts", f"{path.stem}.*.jsonl", fingerprint, is_failed)
+    merged, logged = _read(path, fingerprint), _logged(logs)
     done = {row_id for row_id, row in (*merged.items(), *logged.items()) if not is_failed(row)}
     left = sum(row_id not in done for row_id in ids)
     if not logged and not left:
         return merged, 0
 
     def merge() -> None:
-        rows = {**_read(path, fingerprint), **_logged(logs, is_failed)}
+        rows = {**_read(path, fingerprint), **_logged(logs)}
         if missing := [row_id for row_id in ids if row_id not in rows]:
             raise RuntimeError(f"{path}: no row of {len(missing)} items, the first being {missing[0]}")
         write_rows(path, fingerprint, [rows[row_id] for row_id in sorted(rows)])
@@ -228,12 +238,12 @@ def run_chunks(
     return logs.rows(map(str, starts))
 
 
-def _logged(logs: Logs, is_failed: Callable[[Row], bool]) -> dict[str, Row]:
-    """Return the rows of logs by id; where processes logged several, one that did not fail."""
+def _logged(logs: Logs) -> dict[str, Row]:
+    """Return the rows of logs by id; of several, one that did not fail."""
     rows: dict[str, Row] = {}
     for path in logs.paths():
         for _, _, row in scan_rows(path, logs.fingerprint):
-            if row["id"] not in rows or not is_failed(row):
+            if row["id"] not in rows or not logs.is_failed(row):
                 rows[row["id"]] = row
     return rows
 

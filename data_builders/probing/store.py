@@ -60,12 +60,12 @@ def begin(folder: str | Path, settings: Mapping[str, Any]) -> Logs:
 def answered(folder: str | Path) -> set[str]:
     """Return the ids of the questions with a probe in a folder, sealed or in a log.
 
-    Sealed questions that couldn't be asked are left out, so that they are tried again.
+    Questions that couldn't be asked are left out, so that they are tried again.
 
     Raises:
         UserError: A file is missing or damaged.
     """
-    return {*_sealed_ids(Path(folder)), *_logs(Path(folder)).positions()}
+    return _sealed_ids(Path(folder)) | _logs(Path(folder)).finished()
 
 
 def seal(folder: str | Path, about: Mapping[str, Any] | None = None, shard_size: int = _SHARD) -> int:
@@ -156,7 +156,8 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _logs(folder: Path) -> Logs:
-    return Logs(folder, "log-*.jsonl", fingerprint(read_json(folder / SETTINGS, "the settings of the probes")))
+    key = fingerprint(read_json(folder / SETTINGS, "the settings of the probes"))
+    return Logs(folder, "log-*.jsonl", key, is_failed=lambda row: bool(row["problem"]))
 
 
 def _sealed_ids(folder: Path) -> set[str]:

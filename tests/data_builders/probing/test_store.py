@@ -50,11 +50,13 @@ def test_order_processes_and_interruptions_leave_the_same_files(tmp_path_factory
     assert [stored.question_id for stored in stream_probes(other)] == [f"q{number:03d}" for number in range(9)]
 
 
-def test_a_question_that_could_not_be_asked_is_asked_again(tmp_path: Path) -> None:
-    with begin(tmp_path, SETTINGS).open(0) as log:
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_question_that_could_not_be_asked_is_asked_again(tmp_path: Path, is_sealed: bool) -> None:
+    with begin(tmp_path, SETTINGS).open(1) as log:
         log.append("q001", to_row(Probe("q001", problem="no image")))
         log.append("q002", to_row(probe(2)))
-    seal(tmp_path)
+    if is_sealed:
+        seal(tmp_path)
     assert answered(tmp_path) == {"q002"}
     fill(tmp_path, [1, 2])
     assert seal(tmp_path) == 2
