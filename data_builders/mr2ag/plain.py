@@ -70,7 +70,8 @@ def run(config: PlainConfig) -> None:
         return
     index = config.finder_fingerprint() if retriever else ""
     reranker_hash = reranker.fingerprint if reranker else ""
-    key = fingerprint([config.hashed(), dataset.fingerprint, index, file_fingerprint(path), reranker_hash])
+    held_out_by = dataset.split_fingerprint(config.split) if config.hold_out else ""
+    key = fingerprint([config.hashed(), dataset.fingerprint, held_out_by, index, file_fingerprint(path), reranker_hash])
     folders = (*source.image_folders, str(Path(config.reflection).resolve()))  # the latter may have a black image
     manifest, output = Manifest(PLAIN.name, dataset.root, {}, folders), Path(config.output)
     plain = build_split(

@@ -79,7 +79,7 @@ def run(
     key = fingerprint(
         {
             "settings": decisive,
-            "dataset": dataset.fingerprint,
+            "dataset": [dataset.fingerprint, dataset.split_fingerprint(split), dataset.manifest.get("image_root", "")],
             "index": retriever.finder_fingerprint(),
             "text_index": texts.texts_fingerprint(),
             "model": writer.renderer.fingerprint,

@@ -177,6 +177,9 @@ def test_questions_of_held_out_entities_are_left_out(config: Make, tmp_path: Pat
     assert len(held_out) == 1
     build.run(made)
     assert {example.id for example in examples_of(tmp_path)} == {"k0", "v0", "k3"} - held_out
+    write_questions(made.dataset, "train", [question for question in asked if question.id not in held_out])
+    build.run(made)
+    assert {example.id for example in examples_of(tmp_path)} == {"k0", "v0", "k3"}
 
 
 def test_a_built_split_is_not_built_again(config, tmp_path, capsys) -> None:
