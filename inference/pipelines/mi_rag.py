@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from reflectune.core.config import cross_check, setting
+from reflectune.core.errors import UserError
 from reflectune.core.types import Passage, Question
 from reflectune.inference.operators.budget import BudgetSpent
 from reflectune.inference.operators.pair_images import PairImageSettings, images_of
@@ -120,12 +121,21 @@ class RecordSettings(
     )
 
     def budgets(self, parts: PipelineParts) -> Budgets:
-        """Return the maximum number of passages of an iteration, by knowledge base."""
+        """Return the maximum number of passages of an iteration, by knowledge base.
+
+        Raises:
+            UserError: No knowledge base would be searched.
+        """
         most = {
             "texts": self.text_passages if parts.texts is not None else 0,
             "pairs": self.pair_passages if parts.retriever is not None else 0,
         }
-        return {base: number for base, number in most.items() if number}
+        if budgets := {base: number for base, number in most.items() if number}:
+            return budgets
+        raise UserError(
+            "MI-RAG and PMSR would search nothing: set `text_passages` above 0 and give a `text_index`, or "
+            "`pair_passages` and an `index`"
+        )
 
     @cross_check
     def form_problems(self) -> Iterator[str]:

@@ -69,16 +69,16 @@ def _lacking(sentence: str, *keys: str) -> Callable[[Any, str], Iterable[str]]:
     return lambda config, names: () if any(getattr(config, key) for key in keys) else (sentence.format(names),)
 
 
-def _no_index(config: Any, names: str) -> Iterable[str]:
+def _no_index(config: Any, names: str, needed: str = "`index`") -> Iterable[str]:
     if config.ranked_entities:
-        yield f"`index` is needed by {names}: ranked entities can't be searched with texts"
+        yield f"{needed} is needed by {names}: ranked entities can't be searched with texts"
     elif not config.index:
-        yield f"`index` is needed by {names}"
+        yield f"{needed} is needed by {names}"
 
 
 def _nothing_to_search(config: Any, names: str) -> Iterable[str]:
     if not config.text_index:
-        yield from _no_index(config, names)
+        yield from _no_index(config, names, "`index` or `text_index`")
 
 
 def _no_lists(config: Any, names: str) -> Iterable[str]:

@@ -97,7 +97,8 @@ def test_what_searches_with_texts_refuses_ranked_entities(name: str, world: Path
     config = settings(world, base_model="base", pipelines=[name], output=str(tmp_path / "out"))
     problem, *others = config.problems()
     assert all(name == "pmsr_web" and "`text_index` is needed" in other for other in others)
-    assert problem == f"`index` is needed by {name}: ranked entities can't be searched with texts"
+    assert problem.startswith("`index`")
+    assert problem.endswith(f" is needed by {name}: ranked entities can't be searched with texts")
     dataset = Dataset(world)
     retriever = open_entries(RetrieverConfig.of(config), dataset, "cpu")
     parts = PipelineParts(dataset.knowledge, retriever=retriever, reranker=WordReranker())

@@ -214,4 +214,4 @@ def test_an_index_of_entries_is_needed_without_a_text_index(hotpotqa: dict[str, 
 
     assert issues("mi_rag", "pmsr", "pmsr_fixed") == []
     assert issues("pmsr", "pmsr_web") == ["`index` is needed by pmsr_web"]
-    assert issues("pmsr", text_index="") == ["`index` is needed by pmsr"]
+    assert issues("pmsr", text_index="") == ["`index` or `text_index` is needed by pmsr"]

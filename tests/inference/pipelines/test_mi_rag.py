@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from reflectune.core.errors import UserError
 from reflectune.core.types import Question
 from reflectune.inference.operators.trajectory import TrajectoryPipeline
 from reflectune.inference.operators.trajectory_state import REMINDER
 from reflectune.inference.pipelines.mi_rag import MiRag, MiRagSettings
+from reflectune.inference.pipelines.recipe import PipelineParts
 from reflectune.inference.running.config import PipelinesConfig
 from reflectune.inference.scoring.scores import TraceScorer
 from reflectune.inference.scoring.trajectories import answers_right
@@ -84,6 +86,13 @@ def test_algorithm_1_step_by_step(script: Any) -> None:
     )
     assert (trace.answer, trace.ended) == ("Ann Kirk", "after 1 iterations")
     assert trace.tokens["searches"] == 1 + 3
+
+
+def test_a_run_that_would_search_nothing_is_refused() -> None:
+    parts = PipelineParts(None, retriever=object())  # no index of passages
+    assert MiRagSettings().budgets(parts) == {"pairs": 10}
+    with pytest.raises(UserError, match="would search nothing"):
+        MiRagSettings(pair_passages=0).budgets(parts)
 
 
 def test_a_reply_without_questions_leaves_the_whole_budget_to_the_expanded_query(scripting: type[Any]) -> None:
