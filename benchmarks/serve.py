@@ -80,7 +80,10 @@ def measure(run: Path, device: str, seconds: float) -> dict[str, Any]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
-            port = next(int(line.rpartition(":")[2]) for line in server.stdout if line.startswith("serving on"))
+            ready = next((line for line in server.stdout if line.startswith("serving on")), None)
+            if ready is None:
+                raise SystemExit("the server has ended; its error stands above")
+            port = int(ready.rpartition(":")[2])
             requests = bodies(run, 64)
             rate(port, requests, 16, seconds / 4)
             figures = {str(clients): rate(port, requests, clients, seconds) for clients in CLIENTS}

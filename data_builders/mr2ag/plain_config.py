@@ -67,6 +67,12 @@ class PlainConfig(SplitKey, EvidenceSettings, RerankerConfig, RetrieverConfig):
     dry_run: bool = setting(False, "describe the build, show one example, and stop", hashed=False)
 
     @cross_check
+    def index_problems(self) -> Iterator[str]:
+        """Yield the index's problems, if it is read."""
+        if self.needs_retrieval:
+            yield from RetrieverConfig.of(self).index_problems()
+
+    @cross_check
     def plain_problems(self) -> Iterator[str]:
         """Yield the problems of keys that must fit each other, and of files that they name."""
         if self.reflection and not Path(self.reflection, MANIFEST).is_file():

@@ -211,6 +211,12 @@ def test_a_bad_config_is_refused(config: Make, changes: dict[str, Any], message:
     assert any(message in problem for problem in problems)
 
 
+def test_a_missing_index_matters_only_if_it_is_read(config: Make) -> None:
+    values = config().model_dump() | {"index": "missing"}
+    assert "`index`: missing has no manifest.json" in find_problems(PlainConfig, values)[0]
+    assert not find_problems(PlainConfig, values | {"evidence": ["none", "gold", "article"]})
+
+
 def test_a_folder_of_other_data_is_not_written_over(config: Make, tmp_path: Path) -> None:
     file = tmp_path / "reflection" / "train.parquet"
     before = file.read_bytes()
