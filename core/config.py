@@ -143,7 +143,7 @@ class Settings(BaseModel):
     @classmethod
     def _at_home(cls, value: Any) -> Any:
         """Expand a leading `~/`, before the checks of types that look for the path."""
-        return [_expanded(item) for item in value] if isinstance(value, list) else _expanded(value)
+        return _expanded(value)
 
     @field_validator("*")
     @classmethod
@@ -184,7 +184,11 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _expanded(value: Any) -> Any:
-    """Expand a leading `~/` as the shell does."""
+    """Expand a leading `~/` as the shell does, also in lists and mappings."""
+    if isinstance(value, list):
+        return [_expanded(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _expanded(item) for key, item in value.items()}
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 

@@ -141,8 +141,9 @@ def test_a_bad_file_is_a_user_error(tmp_path: Path, text: str, problem: str) -> 
 
 def test_a_leading_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
-    read = parse_config(Plain, write(tmp_path, 'name: ~/a\nnames: [~/b, "c~/d"]'))
+    read = parse_config(Plain, write(tmp_path, 'name: ~/a\nnames: [~/b, "c~/d"]\nfiles: {train: ~/e}'))
     assert (read.name, read.names) == ("/home/ann/a", ["/home/ann/b", "c~/d"])
+    assert read.files == {"train": "/home/ann/e"}
 
 
 class Files(Settings):
